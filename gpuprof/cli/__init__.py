@@ -1,0 +1,1 @@
+"""The command line: one file a verb, each parsing, calling the library and rendering."""

@@ -1,0 +1,98 @@
+"""Assembles the verbs, and turns errors into one line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+import typer
+
+from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError
+
+#: verb → module of gpuprof.cli that defines it as a function of the same name, or as a typer app called ``app``.
+VERBS = {
+    "profile": "profile",
+    "estimate": "estimate",
+    "place": "place",
+    "serve": "serve",
+    "load": "load",
+    "check": "check",
+    "zoo": "zoo",
+    "db": "db",
+    "doctor": "doctor",
+}
+
+
+def build_app() -> typer.Typer:
+    """Return the typer app with every verb; heavy imports happen inside the verbs."""
+    app = typer.Typer(
+        name="gpuprof",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Measure what ONNX models need from a GPU, predict it, pack many models onto few GPUs, and serve them.",
+    )
+    app.callback()(_root)
+    for verb, module_name in VERBS.items():
+        module = importlib.import_module(f"gpuprof.cli.{module_name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=verb)
+        else:
+            app.command(verb)(getattr(module, verb))
+    return app
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run gpuprof and return the exit code; see `gpuprof.errors` for what each means."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words or bool(os.environ.get("GPUPROF_DEBUG"))
+    try:
+        result = typer.main.get_command(build_app()).main(
+            [word for word in words if word != "--debug"], prog_name="gpuprof", standalone_mode=False
+        )
+        return result if isinstance(result, int) else 0
+    except GpuprofError as error:
+        if debug:
+            raise
+        return _fail(str(error), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(error.format_message() + "\n")
+        return InputError.exit_code
+    except click.ClickException as error:
+        return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has gone: nothing more is to be written
+        return 0
+    except Exception as error:  # the border of the program: whatever escapes is a bug and is said to be one
+        if debug:
+            raise
+        return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)
+
+
+def console_script() -> None:
+    """Entry point of the ``gpuprof`` command."""
+    sys.exit(main())
+
+
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True)) -> None:
+    if version:
+        from gpuprof import __version__
+
+        sys.stdout.write(f"gpuprof {__version__}\n")
+        raise typer.Exit
+
+
+def _verb(words: Sequence[str]) -> str:
+    return f"{words[0]} " if words and words[0] in VERBS else ""
+
+
+def _fail(message: str, exit_code: int) -> int:
+    sys.stderr.write(f"gpuprof: {' '.join(message.split())}\n")
+    return exit_code

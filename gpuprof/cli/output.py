@@ -1,0 +1,161 @@
+"""Renders rows as a table for people, or as JSON or CSV for programs; progress goes to stderr."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the key in each row, its heading, and how a value is shown to people.
+
+    Programs get every key of the row, unrounded, whatever the columns are.
+    """
+
+    key: str
+    heading: str
+    show: Callable[[object], str] = str
+    right: bool = True
+
+
+def chosen_format(as_json: bool, as_csv: bool) -> Format:
+    """Return the format that the two flags ask for.
+
+    Raises
+    ------
+    InputError
+        When both are set.
+    """
+    if as_json and as_csv:
+        raise InputError("--json and --csv exclude each other")
+    return Format.JSON if as_json else Format.CSV if as_csv else Format.TABLE
+
+
+def print_rows(
+    rows: Sequence[Mapping[str, object]], columns: Sequence[Column], chosen: Format, title: str = ""
+) -> None:
+    """Print ``rows`` on stdout: a table of ``columns``, a JSON array of objects, or CSV with a header."""
+    if chosen is Format.JSON:
+        print_json(list(rows))
+    elif chosen is Format.CSV:
+        _print_csv(rows, [column.key for column in columns])
+    else:
+        _print_table(rows, columns, title)
+
+
+def print_json(document: object) -> None:
+    """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
+    sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=False) + "\n")
+
+
+def say(message: str) -> None:
+    """Print a line for people on stderr."""
+    sys.stderr.write(message + "\n")
+
+
+def progress() -> Progress:
+    """Return a progress bar on stderr, with the time left; it vanishes when done and is silent in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def number(digits: int = 3) -> Callable[[object], str]:
+    """Return a formatter to ``digits`` significant digits; None shows as a dash."""
+
+    def show(value: object) -> str:
+        if value is None:
+            return "–"
+        if not isinstance(value, int | float):
+            return str(value)
+        if math.isinf(value) or math.isnan(value):
+            return "∞" if value == math.inf else "–"
+        if value == 0:
+            return "0"
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        return f"{value:,.{decimals}f}"
+
+    return show
+
+
+def mebibytes(value: object) -> str:
+    """Show bytes as MiB; None as a dash."""
+    return f"{value / 2**20:,.1f}" if isinstance(value, int | float) else "–"
+
+
+def percent(value: object) -> str:
+    """Show a fraction as a signed percentage; None as a dash."""
+    return f"{100 * value:+.1f}%" if isinstance(value, int | float) else "–"
+
+
+def _print_csv(rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> None:
+    names = list(dict.fromkeys([*keys, *(name for row in rows for name in row)]))
+    writer = csv.DictWriter(sys.stdout, names, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _flat(row.get(name)) for name in names})
+
+
+def _flat(value: object) -> object:
+    return json.dumps(value) if isinstance(value, dict | list | tuple) else value
+
+
+def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column], title: str) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text("–" if row.get(c.key) is None else c.show(row.get(c.key))) for c in columns))
+    console = Console()
+    # In a pipe nothing is cut to a terminal's width that is not there.
+    console.print(table, width=None if console.is_terminal else 200)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,144 @@
+"""What users ask for: rates and latency objectives, and slo.csv, the file that says so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+_REQUIRED = ("model", "rate_rps", "slo_ms")
+_OPTIONAL = ("percentile", "min_goodput_rps", "priority", "max_replicas")
+_MAX_FILE_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """A latency objective: ``percentile`` percent of the requests within ``latency_ms``."""
+
+    latency_ms: float
+    percentile: float = 99.0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is asked for one model.
+
+    Attributes
+    ----------
+    model : str
+        A name in the kernel database, or the path of an ONNX file.
+    rate_rps : float
+        Requests per second.
+    slo : Slo
+    min_goodput_rps : float or None
+        Below this the demand counts as not met at all on a fixed fleet; None: no such floor.
+    priority : int
+        Higher is served first where not everything can be.
+    max_replicas : int or None
+    """
+
+    model: str
+    rate_rps: float
+    slo: Slo
+    min_goodput_rps: float | None = None
+    priority: int = 0
+    max_replicas: int | None = None
+
+
+def read_demands(path: Path) -> tuple[Demand, ...]:
+    """Read slo.csv: header ``model,rate_rps,slo_ms`` and optionally the other fields of `Demand`.
+
+    Raises
+    ------
+    InputError
+        With the line number: a column that is missing or unknown, a number that is none, is not finite or
+        has the wrong sign, the same model twice, no demand at all.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no SLO file is")
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    demands = tuple(_parse(text, str(path)))
+    if not demands:
+        raise InputError(f"{path} holds no demands", "add a line such as resnet50,100,50")
+    return demands
+
+
+def _parse(text: str, where: str) -> Iterator[Demand]:
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    header: Sequence[str] | None = None
+    seen: dict[str, int] = {}
+    try:
+        for row in rows:
+            if not any(cell.strip() for cell in row) or row[0].lstrip().startswith("#"):
+                continue
+            line = rows.line_num
+            if header is None:
+                header = _check_header([cell.strip() for cell in row], where, line)
+                continue
+            if len(row) != len(header):
+                raise InputError(f"{where}:{line}: {len(row)} fields where the header has {len(header)}")
+            demand = _demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
+            if demand.model in seen:
+                raise InputError(f"{where}:{line}: {demand.model!r} was already asked for in line {seen[demand.model]}")
+            seen[demand.model] = line
+            yield demand
+    except csv.Error as error:
+        raise InputError(f"{where}:{rows.line_num}: not CSV: {error}") from None
+
+
+def _check_header(header: list[str], where: str, line: int) -> list[str]:
+    if missing := [name for name in _REQUIRED if name not in header]:
+        raise InputError(f"{where}:{line}: the header lacks {', '.join(missing)}", "it must be model,rate_rps,slo_ms")
+    if unknown := [name for name in header if name not in _REQUIRED + _OPTIONAL]:
+        raise InputError(
+            f"{where}:{line}: unknown column {', '.join(repr(name) for name in unknown)}",
+            f"known: {', '.join(_REQUIRED + _OPTIONAL)}",
+        )
+    if len(set(header)) != len(header):
+        raise InputError(f"{where}:{line}: a column stands twice in the header")
+    return header
+
+
+def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
+    def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
+        text = fields[name]
+        try:
+            value = float(text)
+        except ValueError:
+            raise InputError(f"{where}:{line}: {name} must be a number but got {text!r}") from None
+        if not math.isfinite(value) or value > high or value < low or (value == low and not closed):
+            bounds = f"{'at least' if closed else 'above'} {low:g}" + (
+                "" if high == math.inf else f", at most {high:g}"
+            )
+            raise InputError(f"{where}:{line}: {name} must be {bounds} but got {text}")
+        return value
+
+    def whole(name: str, low: int) -> int:
+        value = number(name, low, closed=True)
+        if value != int(value):
+            raise InputError(f"{where}:{line}: {name} must be a whole number but got {fields[name]}")
+        return int(value)
+
+    if not fields["model"]:
+        raise InputError(f"{where}:{line}: model is empty")
+    given = {name for name in _OPTIONAL if fields.get(name)}
+    rate = number("rate_rps", 0.0)
+    percentile = number("percentile", 0.0, 99.999) if "percentile" in given else 99.0
+    return Demand(
+        model=fields["model"],
+        rate_rps=rate,
+        slo=Slo(number("slo_ms", 0.0), percentile),
+        min_goodput_rps=number("min_goodput_rps", 0.0, rate, closed=True) if "min_goodput_rps" in given else None,
+        priority=whole("priority", -1_000_000) if "priority" in given else 0,
+        max_replicas=whole("max_replicas", 1) if "max_replicas" in given else None,
+    )

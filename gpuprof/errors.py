@@ -1,0 +1,66 @@
+"""Errors that a user can cause or mend, and the exit code of each.
+
+    GpuprofError              1   cannot be done
+    ├── InputError            3   a file, option or name that is wrong
+    ├── UnstableError         2   a result that cannot be trusted (noisy machine)
+    ├── InfeasibleError       1   no placement meets the demands
+    └── UnavailableError      1   a tool, device or permission that this machine lacks
+
+A message names the rule, the value that broke it and, in ``fix``, what to do. Anything else that escapes
+is a bug: exit code 99.
+"""
+
+from __future__ import annotations
+
+BUG_EXIT_CODE = 99
+
+
+class GpuprofError(Exception):
+    """An expected failure.
+
+    Parameters
+    ----------
+    message : str
+        The rule and the value that broke it, one line.
+    fix : str
+        What the user can do about it, one line; empty when there is nothing to do.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.fix})" if self.fix else self.message
+
+
+class InputError(GpuprofError):
+    """A file, an option or a name that the user gave is wrong."""
+
+    exit_code = 3
+
+
+class UnstableError(GpuprofError):
+    """The result was obtained but cannot be trusted."""
+
+    exit_code = 2
+
+
+class InfeasibleError(GpuprofError):
+    """What was asked cannot be met by any placement."""
+
+
+class UnavailableError(GpuprofError):
+    """This machine lacks a tool, a device or a permission."""
+
+
+def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
+    """Return the error for a name that is not known, naming the nearest known ones."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.4)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
+    return InputError(f"unknown {kind} {name!r}", fix)

@@ -1,0 +1,155 @@
+"""A model as a graph of ops with shapes, FLOPs and bytes at one batch size."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+_DTYPE_BYTES = {
+    "float64": 8.0, "int64": 8.0, "uint64": 8.0, "complex64": 8.0, "complex128": 16.0,
+    "float32": 4.0, "int32": 4.0, "uint32": 4.0,
+    "float16": 2.0, "bfloat16": 2.0, "int16": 2.0, "uint16": 2.0,
+    "int8": 1.0, "uint8": 1.0, "bool": 1.0, "string": 16.0,
+    "float8e4m3fn": 1.0, "float8e4m3fnuz": 1.0, "float8e5m2": 1.0, "float8e5m2fnuz": 1.0, "float8e8m0": 1.0,
+    "int4": 0.5, "uint4": 0.5, "float4e2m1": 0.5, "int2": 0.25, "uint2": 0.25,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A value of the graph: an input, an output, a weight or an activation.
+
+    Attributes
+    ----------
+    name : str
+    dtype : str
+        ONNX element type in lower case, ``"float32"``.
+    shape : tuple of int
+        With the batch bound; every dimension known.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        """Size in memory, rounded up to whole bytes."""
+        return int(-(-self.elements * _DTYPE_BYTES[self.dtype] // 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A node of the ONNX graph.
+
+    Attributes
+    ----------
+    name : str
+        Unique within its graph; made from type and position where the file gives none.
+    op_type, domain : str
+        ``"Conv"``, ``""`` for ONNX's own domain.
+    inputs, outputs : tuple of Tensor
+        Absent optional inputs are left out.
+    weights : tuple of Tensor
+        The inputs that are constants of the model.
+    attributes : mapping of str to object
+        Plain Python values; subgraphs and tensors by the hash of their bytes.
+    flops : int or None
+        Floating-point operations, a multiply-add counting two; None where no formula is known.
+    bytes_read, bytes_written : int
+        Compulsory traffic: each input read once, each output written once; 0 for views.
+    """
+
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+    attributes: Mapping[str, object]
+    flops: int | None
+    bytes_read: int
+    bytes_written: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the op's constant inputs."""
+        return sum(weight.bytes for weight in self.weights)
+
+    @property
+    def signature(self) -> str:
+        """Hash of everything that decides what the op costs: type, attributes, shapes and types.
+
+        Equal signatures are measured once, across models. 32 hexadecimal digits.
+        """
+        constant = {weight.name for weight in self.weights}
+        said = [
+            self.domain,
+            self.op_type,
+            sorted((name, repr(value)) for name, value in self.attributes.items()),
+            [(t.dtype, t.shape, t.name in constant) for t in self.inputs],
+            [(t.dtype, t.shape) for t in self.outputs],
+        ]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class ModelGraph:
+    """A model at one batch size.
+
+    Attributes
+    ----------
+    name : str
+        The file's stem, or what the user called it.
+    batch : int
+    ops : tuple of Op
+        In topological order.
+    inputs, outputs : tuple of Tensor
+        Of the graph, without its weights.
+    weights : tuple of Tensor
+    opset : int
+    path, sha256 : str
+        The file it was read from and the hash of its content (external data included).
+    """
+
+    name: str
+    batch: int
+    ops: tuple[Op, ...]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    weights: tuple[Tensor, ...]
+    opset: int
+    path: str
+    sha256: str
+
+    @cached_property
+    def flops(self) -> int:
+        """FLOPs of one inference at this batch, ops without a formula counted as 0."""
+        return sum(op.flops or 0 for op in self.ops)
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.bytes for weight in self.weights)
+
+    @cached_property
+    def uncounted_ops(self) -> tuple[str, ...]:
+        """Op types present for which no FLOP formula is known, sorted."""
+        return tuple(sorted({op.op_type for op in self.ops if op.flops is None}))
+
+    def edges(self) -> Iterator[tuple[int, int]]:
+        """Yield (producer, consumer) positions in ``ops`` for every tensor that flows between two ops."""
+        producer = {tensor.name: i for i, op in enumerate(self.ops) for tensor in op.outputs}
+        for i, op in enumerate(self.ops):
+            for tensor in op.inputs:
+                if tensor.name in producer:
+                    yield producer[tensor.name], i

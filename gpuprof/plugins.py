@@ -1,0 +1,59 @@
+"""Finds a plug-in by name: built in, installed under an entry point, or ``pkg.module:Class``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import Any
+
+from gpuprof.errors import InputError, unknown_name
+
+
+def load_plugin(kind: str, name: str, builtin: Mapping[str, str]) -> Any:
+    """Return the class or function that ``name`` stands for.
+
+    Parameters
+    ----------
+    kind : str
+        ``"collector"``, ``"estimator"`` or ``"policy"``; entry points are looked up under ``gpuprof.<kind>s``.
+    name : str
+        A key of ``builtin``, the name of an entry point, or ``"package.module:Class"``.
+    builtin : mapping of str to str
+        name → ``"package.module:Class"``; nothing is imported before it is asked for.
+
+    Raises
+    ------
+    InputError
+        When there is no such name, or what it stands for cannot be imported.
+    """
+    target = builtin.get(name)
+    if target is None and ":" in name:
+        target = name
+    if target is not None:
+        return _import(kind, target)
+    group = {entry.name: entry for entry in entry_points(group=f"gpuprof.{_plural(kind)}")}
+    if name not in group:
+        raise unknown_name(kind, name, sorted({*builtin, *group}))
+    return _import(kind, group[name].value)
+
+
+def plugin_names(kind: str, builtin: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the names of all plug-ins of this kind, built in and installed, sorted."""
+    return tuple(sorted({*builtin, *(entry.name for entry in entry_points(group=f"gpuprof.{_plural(kind)}"))}))
+
+
+def _plural(kind: str) -> str:
+    return "policies" if kind == "policy" else f"{kind}s"
+
+
+def _import(kind: str, target: str) -> Any:
+    module_name, _, attribute = target.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"cannot import the {kind} {target!r}: {error}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise InputError(f"{module_name} has no {attribute!r}", f"name a {kind} as package.module:Class") from None

@@ -1,0 +1,78 @@
+"""The part of a device that a replica may use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuprof.errors import InputError
+
+_CORES = re.compile(r"(?P<count>\d+(?:\.\d+)?)\s*cores?")
+_PERCENT = re.compile(r"(?P<pct>\d+(?:\.\d+)?)\s*%?")
+_MIG = re.compile(r"(?P<profile>\d+g\.\d+gb(?:\+me)?)(?::(?P<pct>\d+(?:\.\d+)?)%?)?")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Share:
+    """A percentage of the compute units of a device, or of one of its MIG instances.
+
+    Attributes
+    ----------
+    sm_pct : float
+        Percent, in (0, 100]. On a GPU the MPS active thread percentage; on a CPU its cores.
+    mig : str or None
+        MIG profile (``"3g.40gb"``) of which ``sm_pct`` is a part; None means the whole device.
+
+    Raises
+    ------
+    InputError
+        When ``sm_pct`` is not in (0, 100].
+    """
+
+    sm_pct: float = 100.0
+    mig: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.sm_pct <= 100.0:
+            raise InputError(f"a share must be above 0 and at most 100 percent but got {self.sm_pct:g}")
+
+    def __str__(self) -> str:
+        percent = f"{self.sm_pct:g}%"
+        if self.mig is None:
+            return percent
+        return self.mig if self.sm_pct == 100.0 else f"{self.mig}:{percent}"
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this is the whole device."""
+        return self.mig is None and self.sm_pct == 100.0
+
+
+def parse_share(text: str, compute_units: int) -> Share:
+    """Read ``"50"``, ``"50%"``, ``"1core"``, ``"0.5cores"``, ``"3g.40gb"`` or ``"3g.40gb:50"``.
+
+    Parameters
+    ----------
+    text : str
+        As given to ``--share``.
+    compute_units : int
+        Of the device; a number of cores becomes a percentage of them.
+
+    Raises
+    ------
+    InputError
+        When the text has none of these forms or lies outside (0, 100] percent.
+    """
+    stripped = text.strip().lower()
+    if match := _CORES.fullmatch(stripped):
+        cores = float(match["count"])
+        if not 0.0 < cores <= compute_units:
+            raise InputError(f"a share of {cores:g} cores does not fit a device of {compute_units}")
+        return Share(100.0 * cores / compute_units)
+    if match := _MIG.fullmatch(stripped):
+        return Share(float(match["pct"] or 100.0), match["profile"])
+    if match := _PERCENT.fullmatch(stripped):
+        return Share(float(match["pct"]))
+    raise InputError(
+        f"cannot read the share {text!r}", "write a percentage (50), cores (1core) or a MIG profile (3g.40gb)"
+    )

@@ -1,0 +1,100 @@
+"""Time that a request spends in a replica: waiting for its batch, queueing, being served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """A stream of requests: mean rate and squared coefficient of variation of the gaps (Poisson: 1)."""
+
+    rate_rps: float
+    scv: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchServer:
+    """One replica: a queue in front of ``processes`` identical servers that take batches.
+
+    The rule, the same in the router, the simulator and here: when a process is free and requests wait, it takes
+    the oldest ``batch`` of them at once if there are so many; fewer only when the oldest has waited
+    ``max_wait_ms``. A batch of n takes ``latency_ms[n - 1]`` on average, with ``latency_cv`` around it.
+
+    Attributes
+    ----------
+    latency_ms : tuple of float, length ``batch``
+    latency_cv : float
+    batch : int
+    max_wait_ms : float
+    processes : int
+    overhead_ms : float
+        Added to every request outside the server: network, parsing, routing.
+    """
+
+    latency_ms: tuple[float, ...]
+    batch: int
+    max_wait_ms: float
+    processes: int = 1
+    latency_cv: float = 0.0
+    overhead_ms: float = 0.0
+
+    @property
+    def capacity_rps(self) -> float:
+        """Requests per second when every batch is full."""
+        return 1000.0 * self.batch * self.processes / self.latency_ms[self.batch - 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Sojourn:
+    """Distribution of the time from a request's arrival to its answer.
+
+    Attributes
+    ----------
+    utilization : float
+        Fraction of time that a process is busy; 1.0 or more means that the queue grows without bound and every
+        time below is infinite.
+    mean_batch : float
+        Mean number of requests in a batch.
+    quantiles_ms : tuple of (float, float)
+        (probability, milliseconds), increasing, dense enough to interpolate in; starts at 0.0, ends at or above
+        0.9999.
+    """
+
+    utilization: float
+    mean_batch: float
+    mean_ms: float
+    quantiles_ms: tuple[tuple[float, float], ...]
+
+    def percentile(self, percent: float) -> float:
+        """Return the time in milliseconds within which ``percent`` of the requests are answered."""
+        wanted = percent / 100.0
+        below_p, below_ms = self.quantiles_ms[0]
+        for p, ms in self.quantiles_ms:
+            if p >= wanted:
+                span = p - below_p
+                if span <= 0 or ms == float("inf"):
+                    return ms
+                return below_ms + (ms - below_ms) * (wanted - below_p) / span
+            below_p, below_ms = p, ms
+        return below_ms
+
+    def fraction_within(self, limit_ms: float) -> float:
+        """Return the fraction of requests answered within ``limit_ms``."""
+        below_p, below_ms = 0.0, 0.0
+        for p, ms in self.quantiles_ms:
+            if ms > limit_ms:
+                if ms == float("inf") or ms <= below_ms:
+                    return below_p
+                return max(0.0, below_p + (p - below_p) * (limit_ms - below_ms) / (ms - below_ms))
+            below_p, below_ms = p, ms
+        return 1.0
+
+
+class QueueModel(Protocol):
+    """Predicts the sojourn time of a replica under a stream of requests."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return the distribution of the time in the system."""
+        ...

@@ -1,0 +1,74 @@
+"""The house's import directions, and what ``import gpuprof`` may cost."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+
+PACKAGE = Path(gpuprof.__file__).parent
+ALLOWED = {
+    "core": set[str](),
+    "zoo": {"core"},
+    "kernel_db": {"core"},
+    "profiling": {"core", "kernel_db"},
+    "estimators": {"core", "kernel_db"},
+    "placement": {"core"},
+    "merging": {"core"},
+    "simulator": {"core"},
+    "serving": {"core"},
+}
+FACADES = {"__init__", "__main__"}
+HEAVY = ("torch", "onnxruntime", "sklearn", "pyarrow", "onnx", "duckdb", "pandas", "scipy")
+
+
+def _part(dotted: str) -> str:
+    words = dotted.split(".")
+    return words[1] if len(words) > 1 and (PACKAGE / words[1]).is_dir() else "core"
+
+
+def _imports(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path} imports relatively"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name for name in found if name.split(".")[0] == "gpuprof"}
+
+
+def _sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
+    part = _part("gpuprof." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    if part == "cli" or (part == "core" and path.stem in FACADES):
+        return
+    parts = {_part(name) for name in _imports(path)} - {part}
+    assert parts <= ALLOWED[part], f"{part} may not import {sorted(parts - ALLOWED[part])}"
+
+
+def test_every_part_has_its_rule() -> None:
+    parts = {path.name for path in PACKAGE.iterdir() if path.is_dir() and (path / "__init__.py").exists()}
+    assert parts - {"cli"} <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("code", ["import gpuprof", "from gpuprof.cli.main import main; main(['--help'])"])
+def test_the_front_door_loads_no_heavy_library(code: str) -> None:
+    check = f"{code}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stderr.strip().splitlines()[-1] == "[]"
+
+
+def test_the_public_names_are_all_there() -> None:
+    for name in gpuprof.__all__:
+        assert getattr(gpuprof, name) is not None
+    assert set(dir(gpuprof)) == set(gpuprof.__all__)
