@@ -1,0 +1,44 @@
+# make demo   zoo → profile → estimate → place → serve → load on this machine, with nothing but git and Python
+# make test   everything that must hold: format, lint, types, tests, wheel
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: demo test lint types check clean constraints
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m bench.demo
+
+test: $(VENV)/.test lint types check
+
+lint:
+	$(BIN)/ruff format --check gpuprof tests bench
+	$(BIN)/ruff check gpuprof tests bench
+
+types:
+	$(BIN)/mypy
+
+check:
+	$(BIN)/pytest
+
+# Each environment is rebuilt when what it is made from changes.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuprof needs Python 3.11 or newer: make PYTHON=python3.12 …")'
+	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m pip --version >/dev/null && test -x $@ || \
+	  { echo "cannot make a virtual environment: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve]'
+	touch $@
+
+$(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,learn,dev]'
+	touch $@
+
+# Pins what the environment holds now; run it after an upgrade that passed the tests.
+constraints:
+	$(PIP) freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
