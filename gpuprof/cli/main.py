@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 
-import click
 import typer
 
 from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError
+
+INTERRUPTED_EXIT_CODE = 130
 
 #: verb → module of gpuprof.cli that defines it as a function of the same name, or as a typer app called ``app``.
 VERBS = {
@@ -51,30 +52,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run gpuprof and return the exit code; see `gpuprof.errors` for what each means."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("GPUPROF_DEBUG"))
-    wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
     try:
-        result = typer.main.get_command(build_app(wanted)).main(
-            [word for word in words if word != "--debug"], prog_name="gpuprof", standalone_mode=False
-        )
-        return result if isinstance(result, int) else 0
+        return _run([word for word in words if word != "--debug"])
     except GpuprofError as error:
         if debug:
             raise
         return _fail(str(error), error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stderr.write(error.format_message() + "\n")
-        return InputError.exit_code
-    except click.ClickException as error:
-        return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
-    except (click.Abort, KeyboardInterrupt):
-        return _fail("interrupted", 130)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has gone: nothing more is to be written
         return 0
     except Exception as error:  # the border of the program: whatever escapes is a bug and is said to be one
+        # Typer carries its own copy of click from 0.26 on and uses the installed one before: known by what they have.
+        if hasattr(error, "format_message"):
+            return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
         if debug:
             raise
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)
+
+
+def _run(words: Sequence[str]) -> int:
+    wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
+    try:
+        result = typer.main.get_command(build_app(wanted)).main(words, prog_name="gpuprof", standalone_mode=False)
+    except (typer.Abort, KeyboardInterrupt):
+        result = INTERRUPTED_EXIT_CODE
+    if result == INTERRUPTED_EXIT_CODE:
+        return _fail("interrupted", INTERRUPTED_EXIT_CODE)
+    return result if isinstance(result, int) else 0
 
 
 def console_script() -> None:
@@ -82,12 +86,21 @@ def console_script() -> None:
     sys.exit(main())
 
 
-def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.", is_eager=True)) -> None:
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from gpuprof import __version__
 
         sys.stdout.write(f"gpuprof {__version__}\n")
         raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+    ),
+    debug: bool = typer.Option(False, "--debug", help="Show where an error came from; may stand anywhere."),
+) -> None:
+    pass  # both options act before a verb is chosen
 
 
 def _verb(words: Sequence[str]) -> str:

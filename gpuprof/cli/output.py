@@ -141,7 +141,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title or None, title_justify="left")
     for column in columns:
         table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold")
     for row in rows:

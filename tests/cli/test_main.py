@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from gpuprof.cli import main as cli
+from gpuprof.errors import InfeasibleError, InputError, UnstableError
+
+
+def _run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
+    def build(verbs: object) -> typer.Typer:
+        app = typer.Typer(pretty_exceptions_enable=False)
+
+        @app.callback()
+        def root() -> None:
+            """Fail."""
+
+        @app.command()
+        def fail() -> None:
+            raise error
+
+        return app
+
+    monkeypatch.setattr(cli, "build_app", build)
+    return cli.main(["fail"])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("a share must be above 0 but got -1"), 3),
+        (UnstableError("the machine is too noisy"), 2),
+        (InfeasibleError("no GPU is fast enough"), 1),
+        (ZeroDivisionError("oops"), 99),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_kind_of_failure_has_its_exit_code_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    assert _run_failing(monkeypatch, error) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith("gpuprof: ")
+
+
+def test_debug_shows_where_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUPROF_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        _run_failing(monkeypatch, ZeroDivisionError("oops"))
+
+
+@pytest.mark.parametrize("words", [["prfile"], ["estimate", "--bathc", "3"], ["place", "--slo-file"]])
+def test_a_wrong_word_on_the_command_line_is_bad_input(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 3
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", sorted(cli.VERBS))
+def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([verb, "--help"]) == 0
+    assert "Usage: gpuprof" in capsys.readouterr().out
+
+
+def test_the_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in cli.VERBS)
+
+
+def test_the_module_can_be_run() -> None:
+    done = subprocess.run([sys.executable, "-m", "gpuprof", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("gpuprof ")
+
+
+def test_a_verb_may_return_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _run_failing(monkeypatch, typer.Exit(1)) == 1

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, number, percent, print_json, print_rows
+from gpuprof.errors import InputError
+
+ROWS: list[dict[str, object]] = [
+    {"model": "resnet50", "latency_ms": 12.3456, "note": ["a"]},
+    {"model": "[bold]", "latency_ms": None, "note": []},
+]
+COLUMNS = [Column("model", "model", right=False), Column("latency_ms", "latency ms", number(3))]
+
+
+def test_people_get_rounded_figures_and_a_dash_for_what_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(ROWS, COLUMNS, Format.TABLE, "Models")
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()] == [
+        "Models",
+        "model      latency ms",
+        "─────────────────────",
+        "resnet50         12.3",
+        "[bold]              –",
+    ]
+
+
+def test_programs_get_every_field_unrounded(capsys: pytest.CaptureFixture[str]) -> None:
+    print_rows(ROWS, COLUMNS, Format.JSON)
+    assert json.loads(capsys.readouterr().out) == ROWS
+    print_rows(ROWS, COLUMNS, Format.CSV)
+    assert capsys.readouterr().out == 'model,latency_ms,note\nresnet50,12.3456,"[""a""]"\n[bold],,[]\n'
+
+
+def test_json_has_null_where_a_number_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": float("nan"), "b": [float("inf"), 1.5], "c": (1,)})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": [1]}
+
+
+def test_two_formats_at_once_are_refused() -> None:
+    assert chosen_format(True, False) is Format.JSON
+    with pytest.raises(InputError):
+        chosen_format(True, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (1234.5, "1,234"), (0.012345, "0.0123"), (None, "–"), (float("inf"), "∞"), (99.96, "100.0"), ("x", "x")],
+)
+def test_numbers_are_shown_to_three_significant_digits(value: object, shown: str) -> None:
+    assert number(3)(value) == shown
+
+
+def test_bytes_and_fractions_have_their_own_way() -> None:
+    assert mebibytes(3 * 2**20) == "3.0"
+    assert percent(-0.0312) == "-3.1%"

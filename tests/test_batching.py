@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuprof.batching import batch_size_now
+
+
+@pytest.mark.parametrize(
+    ("waiting", "oldest_wait_ms", "taken"),
+    [(0, 0.0, 0), (3, 1.9, 0), (3, 2.0, 3), (4, 0.0, 4), (9, 0.0, 4)],
+)
+def test_a_full_batch_goes_at_once_and_a_part_of_one_after_the_longest_wait(
+    waiting: int, oldest_wait_ms: float, taken: int
+) -> None:
+    assert batch_size_now(waiting, 4, oldest_wait_ms, 2.0) == taken
+
+
+def test_without_a_wait_whatever_is_there_goes() -> None:
+    assert batch_size_now(1, 8, 0.0, 0.0) == 1
