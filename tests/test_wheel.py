@@ -1,0 +1,60 @@
+"""The wheel holds exactly what the tree holds, and runs where the tree is not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = out.glob("*.whl")
+    return built
+
+
+def _in_tree() -> set[str]:
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", "gpuprof"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return {name for name in listed if (ROOT / name).is_file()}
+
+
+def test_the_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
+    assert names == _in_tree()
+
+
+def test_its_only_top_level_name_is_gpuprof(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuprof"}
+
+
+def test_it_runs_installed_elsewhere(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+
+    def run(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert Path(run("-c", "import gpuprof; print(gpuprof.__file__)").strip()).is_relative_to(site)
+    assert run("-m", "gpuprof", "--version").startswith("gpuprof ")
+    run("-m", "gpuprof", "zoo", "build", "squeezenet", "-o", "squeezenet.onnx")
+    estimate = run("-m", "gpuprof", "estimate", "squeezenet.onnx", "--batch", "8", "--device", "a100-80", "--json")
+    assert '"roofline, uncalibrated"' in estimate
