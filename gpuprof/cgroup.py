@@ -1,0 +1,131 @@
+"""A quota on CPU time through Linux control groups, version 1 and 2."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.errors import UnavailableError
+
+_ROOT = Path("/sys/fs/cgroup")
+_PREFIX = "gpuprof-"
+# A short period keeps batches even: under half a core and the kernel's 100 ms, a batch of 5 ms would run at full
+# speed ten times and then stand still for 50 ms.
+_PERIOD_US = 10_000
+_MIN_QUOTA_US = 1_000
+_MAX_PERIOD_US = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class CpuQuota:
+    """A control group of this process's own that caps its CPU time.
+
+    Attributes
+    ----------
+    path : Path
+        Directory of the group.
+    version : int
+        1 or 2.
+    """
+
+    path: Path
+    version: int
+
+    @classmethod
+    @contextmanager
+    def enter(cls, name: str, cores: float) -> Iterator[CpuQuota]:
+        """Put this process into the group ``name`` with ``cores`` cores' worth of time, and back when done.
+
+        Processes that enter the same name share the quota. The last to leave removes the group.
+
+        Raises
+        ------
+        UnavailableError
+            When no group can be made here.
+        """
+        parent, version = quota_parent()
+        group = cls(parent / f"{_PREFIX}{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}", version)
+        try:
+            group.path.mkdir(exist_ok=True)
+            group._limit(cores)
+            (group.path / "cgroup.procs").write_text(str(os.getpid()))
+        except OSError as error:
+            group._remove()
+            raise _unavailable(f"{group.path}: {error.strerror}") from error
+        try:
+            yield group
+        finally:
+            with suppress(OSError):
+                (parent / "cgroup.procs").write_text(str(os.getpid()))
+            group._remove()
+
+    def _limit(self, cores: float) -> None:
+        period = min(_MAX_PERIOD_US, max(_PERIOD_US, round(_MIN_QUOTA_US / cores)))
+        quota = max(_MIN_QUOTA_US, round(cores * period))
+        if self.version == 2:
+            (self.path / "cpu.max").write_text(f"{quota} {period}")
+        else:
+            (self.path / "cpu.cfs_period_us").write_text(str(period))
+            (self.path / "cpu.cfs_quota_us").write_text(str(quota))
+
+    def _remove(self) -> None:
+        with suppress(OSError):  # others are still in it, or it never came to be
+            self.path.rmdir()
+
+
+def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
+    """Return the control group under which quotas can be made, and its version.
+
+    Raises
+    ------
+    UnavailableError
+        When there is none that this process may write to.
+    """
+    candidates = [(path, version) for path, version in _cpu_groups(root, own) if path.is_dir()]
+    for path, version in candidates:
+        if os.access(path, os.W_OK) and (version == 1 or _hands_on_cpu(path)):
+            return path, version
+    tried = ", ".join(str(path) for path, _ in candidates) or "no cpu controller is mounted"
+    raise _unavailable(tried)
+
+
+def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if "cpu" in controllers.split(","):
+            for mount in ("cpu", "cpu,cpuacct", controllers):
+                if (root / mount / "cpu.cfs_quota_us").exists() or (root / mount / "cgroup.procs").exists():
+                    yield root / mount / path.lstrip("/"), 1
+                    yield root / mount, 1
+        elif not controllers and (root / "cgroup.controllers").exists():
+            group = root / path.lstrip("/")
+            # A group with processes in it cannot hand the controller on; its parent often can.
+            yield from ((place, 2) for place in (group, *group.parents) if place == root or root in place.parents)
+
+
+def _hands_on_cpu(path: Path) -> bool:
+    control = path / "cgroup.subtree_control"
+    try:
+        if "cpu" in control.read_text().split():
+            return True
+        if "cpu" not in (path / "cgroup.controllers").read_text().split():
+            return False
+        control.write_text("+cpu")
+    except OSError:
+        return False
+    return True
+
+
+def _unavailable(tried: str) -> UnavailableError:
+    return UnavailableError(
+        f"cannot hold a fraction of a core: no writable control group for CPU time (tried {tried})",
+        "use shares that are whole cores, or run where cgroups can be written",
+    )

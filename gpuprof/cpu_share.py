@@ -1,0 +1,147 @@
+"""Holds processes to their share of a CPU: whole cores by affinity, fractions of one by a cgroup's quota."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from gpuprof.cgroup import CpuQuota
+from gpuprof.errors import InputError, UnavailableError
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSlice:
+    """Part of a CPU that a group of processes may use.
+
+    Attributes
+    ----------
+    cores : tuple of int
+        Cores on which they may run.
+    quota_cores : float or None
+        CPU seconds a second that they may take together; None: as much as the cores give.
+    """
+
+    cores: tuple[int, ...]
+    quota_cores: float | None = None
+
+    @property
+    def amount_cores(self) -> float:
+        """Cores' worth of time that the slice is."""
+        return float(len(self.cores)) if self.quota_cores is None else self.quota_cores
+
+    @property
+    def threads(self) -> int:
+        """Threads that keep the slice busy: ONNX Runtime's intra-op threads in each of its processes."""
+        return max(1, math.ceil(self.amount_cores - _EPSILON))
+
+
+def own_cores() -> tuple[int, ...]:
+    """Return the cores on which this process may run, sorted."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
+    """Cut ``cores`` into a slice for each share: whole cores are nobody else's, fractions get a quota.
+
+    A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into
+    what is left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is
+    spread over several cores, with its quota.
+
+    Parameters
+    ----------
+    shares_pct : sequence of float
+        Each in (0, 100], adding up to at most 100.
+    cores : sequence of int
+
+    Returns
+    -------
+    tuple of CpuSlice
+        In the order of ``shares_pct``.
+
+    Raises
+    ------
+    InputError
+        When a share is out of range or all together are more than the CPU.
+    """
+    _check(shares_pct)
+    amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
+    whole = [math.floor(amount + _EPSILON) for amount in amounts]
+    free = list(cores)
+    taken: list[list[int]] = []
+    for count in whole:
+        taken.append(free[:count])
+        del free[:count]
+    left = dict.fromkeys(free, 1.0)
+    parts = [max(0.0, amount - count) for amount, count in zip(amounts, whole, strict=True)]
+    for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
+        if parts[index] > _EPSILON:
+            taken[index] += _fit(parts[index], left)
+    return tuple(
+        CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
+        for own, part, amount in zip(taken, parts, amounts, strict=True)
+    )
+
+
+@contextmanager
+def confine(part: CpuSlice, name: str) -> Iterator[None]:
+    """Hold this process, and the threads that it starts inside, to ``part``.
+
+    Parameters
+    ----------
+    part : CpuSlice
+    name : str
+        Names the cgroup of a quota: processes that give the same name share the quota.
+
+    Raises
+    ------
+    UnavailableError
+        When a core is not this process's to use, or no cgroup can hold a quota here.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, part.cores)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot run on cores {','.join(map(str, part.cores))}: {error.strerror}",
+            f"this process may use {','.join(map(str, sorted(before)))}",
+        ) from error
+    try:
+        if part.quota_cores is None:
+            yield
+        else:
+            with CpuQuota.enter(name, part.quota_cores):
+                yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _check(shares_pct: Sequence[float]) -> None:
+    for share in shares_pct:
+        if not 0.0 < share <= 100.0 + _EPSILON:
+            raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
+    if sum(shares_pct) > 100.0 + 1e-4:
+        raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
+
+
+def _fit(part: float, left: dict[int, float]) -> list[int]:
+    """Take ``part`` of a core from the fullest core that holds it, or from several; return which."""
+    holding = [core for core, room in left.items() if room >= part - _EPSILON]
+    if holding:
+        core = min(holding, key=lambda c: left[c])
+        left[core] -= part
+        return [core]
+    used = []
+    for core in sorted(left, key=lambda c: -left[c]):
+        if part <= _EPSILON:
+            break
+        if left[core] > _EPSILON:
+            taken = min(part, left[core])
+            left[core] -= taken
+            part -= taken
+            used.append(core)
+    return used

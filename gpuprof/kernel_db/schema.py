@@ -1,0 +1,400 @@
+"""Tables of the kernel database: one dataclass a table, from which its Arrow schema is derived.
+
+Every row hangs on a run by ``run_id``. Units are in the names of columns. None (null) means not measured, zero
+means measured as zero. A batch has ``batch`` requests; a share is ``sm_share_pct`` percent of the device, or of
+its MIG instance ``mig_profile``.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+
+#: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
+SCHEMA_VERSION = 1
+VERSION_KEY = b"gpuprof.kernel_db"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """Provenance of one run: one workload measured once, by one collector, under one set of conditions.
+
+    Attributes
+    ----------
+    run_id : str
+        Sorts by time of start.
+    started_at : datetime
+        With a time zone.
+    duration_s : float or None
+        Wall-clock time that measuring took.
+    device, host, driver : str
+        Device by its name in the catalogue (a CPU: by `gpuprof.local_device`), host's name, driver's version.
+    clocks_policy : str or None
+        How the clocks were held: ``"locked:1410"``, ``"base"``, ``"none"``.
+    runtime, runtime_version, provider, precision : str
+        ``"onnxruntime"``, its version, execution provider, type of the arithmetic (``"float32"``).
+    model, model_sha256, model_path : str
+    batch, sm_share_pct, mig_profile, processes
+        The workload.
+    beside : str or None
+        What ran beside it, as `gpuprof.kernel_db.schema.workload_label` writes it, joined by ``" + "``.
+    collector, collector_version, gpuprof_version : str
+    command : str
+        The command line that asked for it.
+    settings : str or None
+        JSON object of what else decides the figures: session options, threads, arena.
+    source, source_sha256 : str or None
+        File and its hash, for a run that was imported; None: measured by gpuprof itself.
+    notes : str or None
+        What a reader must know of these figures: nodes that could not be tied, rows that did not match.
+    """
+
+    run_id: str
+    started_at: datetime
+    device: str
+    collector: str
+    model: str
+    model_sha256: str | None = None
+    model_path: str | None = None
+    batch: int | None = None
+    sm_share_pct: float | None = None
+    mig_profile: str | None = None
+    processes: int | None = None
+    beside: str | None = None
+    duration_s: float | None = None
+    host: str | None = None
+    driver: str | None = None
+    clocks_policy: str | None = None
+    runtime: str | None = None
+    runtime_version: str | None = None
+    provider: str | None = None
+    precision: str | None = None
+    collector_version: str | None = None
+    gpuprof_version: str | None = None
+    command: str | None = None
+    settings: str | None = None
+    source: str | None = None
+    source_sha256: str | None = None
+    notes: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """A device as a run saw it: its numbers, for a CPU the ceilings measured under a share of it.
+
+    Attributes
+    ----------
+    sm_share_pct : float
+        Share under which the ceilings were measured; 100: the whole device.
+    float32_flops_per_s and its like : float or None
+        Peak rate by type of arithmetic.
+    measured : bool
+        Whether the rates are measured, or read from a data sheet.
+    source : str or None
+        How they were measured, or where they were read.
+    """
+
+    run_id: str
+    device: str
+    kind: str
+    compute_units: int | None = None
+    sm_share_pct: float = 100.0
+    clock_mhz: float | None = None
+    float32_flops_per_s: float | None = None
+    tfloat32_flops_per_s: float | None = None
+    float16_flops_per_s: float | None = None
+    bfloat16_flops_per_s: float | None = None
+    int8_flops_per_s: float | None = None
+    float64_flops_per_s: float | None = None
+    dram_bytes: int | None = None
+    dram_bytes_per_s: float | None = None
+    l2_bytes: int | None = None
+    compute_capability: str | None = None
+    max_power_w: float | None = None
+    idle_power_w: float | None = None
+    pcie_bytes_per_s: float | None = None
+    measured: bool = False
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRow:
+    """A model at one batch size under one share of one device: what a client of it sees, and what it takes.
+
+    Attributes
+    ----------
+    processes : int
+        Copies that ran at once in the share; latencies are of one of them, ``throughput_rps`` of all.
+    stable : bool or None
+        Whether the confidence interval of the median latency is within 2%; None: not known (imported).
+    repeats : int or None
+        Batches timed.
+    latency_mean_ms and its like : float or None
+        Time of one batch, alone in its process, without queueing.
+    memory_peak_bytes : int or None
+        Peak memory of one process above an idle one with the runtime loaded (Mreq).
+    weight_bytes : int or None
+        Weights of the model, part of the above.
+    cpu_utilization_pct : float or None
+        CPU time taken, percent of the share's cores, while batches ran back to back.
+    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
+        The three metrics of Creq: maximum achieved occupancy, its time-weighted average (WAO), time-weighted SM
+        utilisation (WSM); thesis section 5.3.
+    l2_pct, dram_pct : float or None
+        Mean use of the L2 cache's and the DRAM's bandwidth, percent of peak.
+    h2d_bytes, d2h_bytes : int or None
+        Copied to and from the device for one batch.
+    dispatch_ms : float or None
+        Part of one batch's time in which the device waits for launches (iGniter's scheduling delay).
+    error : str or None
+        Why the figures are missing; the attempt is remembered.
+    """
+
+    run_id: str
+    model: str
+    device: str
+    batch: int
+    sm_share_pct: float = 100.0
+    mig_profile: str | None = None
+    processes: int = 1
+    model_sha256: str | None = None
+    model_path: str | None = None
+    stable: bool | None = None
+    repeats: int | None = None
+    latency_mean_ms: float | None = None
+    latency_std_ms: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p95_ms: float | None = None
+    latency_p99_ms: float | None = None
+    latency_p50_low_ms: float | None = None
+    latency_p50_high_ms: float | None = None
+    throughput_rps: float | None = None
+    memory_peak_bytes: int | None = None
+    weight_bytes: int | None = None
+    flops: int | None = None
+    cpu_utilization_pct: float | None = None
+    power_w: float | None = None
+    idle_power_w: float | None = None
+    clock_mhz: float | None = None
+    max_occupancy_pct: float | None = None
+    wavg_occupancy_pct: float | None = None
+    wavg_sm_util_pct: float | None = None
+    l2_pct: float | None = None
+    dram_pct: float | None = None
+    h2d_bytes: int | None = None
+    d2h_bytes: int | None = None
+    kernel_count: int | None = None
+    dispatch_ms: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpRow:
+    """A node of a model and its time under the run's conditions.
+
+    Attributes
+    ----------
+    position : int
+        In the topological order of the model's graph; 0 in a per-op run.
+    signature : str
+        `gpuprof.model.Op.signature`: equal signatures cost the same.
+    shapes : str
+        ``"1x3x224x224,64x3x7x7->1x64x112x112"``.
+    attributes : str or None
+        JSON object of the node's attributes.
+    fused : int
+        Nodes of the model that the runtime ran as this one; the time is of all, and stands at the first.
+    duration_mean_ns, duration_p50_ns, duration_min_ns : int or None
+        Of one execution; None: the runtime did not execute a node that could be tied to this one.
+    note : str or None
+        Which other nodes were fused into it, or where this one went.
+    """
+
+    run_id: str
+    model: str
+    device: str
+    batch: int
+    position: int
+    name: str
+    op_type: str
+    signature: str
+    sm_share_pct: float = 100.0
+    mig_profile: str | None = None
+    model_sha256: str | None = None
+    shapes: str | None = None
+    dtype: str | None = None
+    attributes: str | None = None
+    flops: int | None = None
+    bytes_read: int | None = None
+    bytes_written: int | None = None
+    weight_bytes: int | None = None
+    fused: int = 1
+    duration_mean_ns: int | None = None
+    duration_p50_ns: int | None = None
+    duration_min_ns: int | None = None
+    repeats: int | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelRow:
+    """One execution of one kernel; on a CPU a kernel is the execution of a node by the runtime.
+
+    Attributes
+    ----------
+    name : str
+        Demangled, as the tool gave it.
+    position : int
+        Order of launch within one repeat.
+    repeat : int
+        Which execution of the model it belongs to.
+    op_signature, op_type, op_name : str or None
+        The node that caused it; None: it could not be tied to one.
+    start_ns : int or None
+        Since the first kernel of the run.
+    achieved_occupancy_pct, theoretical_occupancy_pct : float or None
+    sm_throughput_pct, sm_active_pct, dram_throughput_pct, l2_hit_pct : float or None
+        Counters, percent of peak.
+    joined : str or None
+        Where a timeline and counters were joined: ``"both"``, ``"timeline"`` or ``"counters"`` for a kernel that
+        only one of them has.
+    """
+
+    run_id: str
+    model: str
+    device: str
+    batch: int
+    name: str
+    position: int
+    repeat: int = 0
+    sm_share_pct: float = 100.0
+    mig_profile: str | None = None
+    op_signature: str | None = None
+    op_type: str | None = None
+    op_name: str | None = None
+    start_ns: int | None = None
+    duration_ns: int | None = None
+    process_id: int | None = None
+    stream: int | None = None
+    grid_x: int | None = None
+    grid_y: int | None = None
+    grid_z: int | None = None
+    block_x: int | None = None
+    block_y: int | None = None
+    block_z: int | None = None
+    registers_per_thread: int | None = None
+    static_shared_bytes: int | None = None
+    dynamic_shared_bytes: int | None = None
+    achieved_occupancy_pct: float | None = None
+    theoretical_occupancy_pct: float | None = None
+    waves_per_sm: float | None = None
+    sm_throughput_pct: float | None = None
+    sm_active_pct: float | None = None
+    dram_throughput_pct: float | None = None
+    l2_hit_pct: float | None = None
+    dram_read_bytes: int | None = None
+    dram_write_bytes: int | None = None
+    instructions: int | None = None
+    joined: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColocationRow:
+    """One of several workloads that ran at once on one device; all rows of the group have its ``run_id``.
+
+    Attributes
+    ----------
+    group : int
+        Which group of the run.
+    member : int
+        Position in the group; the first is the one that was asked about.
+    beside : str
+        The others, as `workload_label` writes them, joined by ``" + "``.
+    solo_latency_mean_ms : float or None
+        The same workload's mean latency alone, where it was measured in the same run.
+    """
+
+    run_id: str
+    device: str
+    group: int
+    member: int
+    model: str
+    batch: int
+    beside: str
+    sm_share_pct: float = 100.0
+    mig_profile: str | None = None
+    processes: int = 1
+    model_sha256: str | None = None
+    stable: bool | None = None
+    repeats: int | None = None
+    latency_mean_ms: float | None = None
+    latency_std_ms: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p95_ms: float | None = None
+    latency_p99_ms: float | None = None
+    throughput_rps: float | None = None
+    solo_latency_mean_ms: float | None = None
+    power_w: float | None = None
+    clock_mhz: float | None = None
+    l2_pct: float | None = None
+    dram_pct: float | None = None
+    dispatch_ms: float | None = None
+    error: str | None = None
+
+
+Row = RunRow | DeviceRow | ModelRow | OpRow | KernelRow | ColocationRow
+
+#: Table → the dataclass of its rows.
+TABLES: Mapping[str, type[Row]] = types.MappingProxyType(
+    {
+        "runs": RunRow,
+        "devices": DeviceRow,
+        "models": ModelRow,
+        "ops": OpRow,
+        "kernels": KernelRow,
+        "colocations": ColocationRow,
+    }
+)
+
+_ARROW = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_(), datetime: pa.timestamp("us", "UTC")}
+
+
+@cache
+def arrow_schema(table: str) -> pa.Schema:
+    """Return the Arrow schema of ``table``: a column for each field of its dataclass, and the version."""
+    row_type = TABLES[table]
+    hints = get_type_hints(row_type)
+    columns = [_arrow_field(field.name, hints[field.name]) for field in fields(row_type)]
+    return pa.schema(columns, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def to_arrow(table: str, rows: Iterable[Row]) -> pa.Table:
+    """Return ``rows`` as an Arrow table with the schema of ``table``."""
+    schema = arrow_schema(table)
+    return pa.Table.from_pylist([asdict(row) for row in rows], schema=schema)
+
+
+def from_arrow(table: str, content: pa.Table) -> list[Row]:
+    """Return the rows of an Arrow table of ``table`` as dataclasses; columns unknown to them are left out."""
+    row_type = TABLES[table]
+    known = [name for name in content.column_names if name in {field.name for field in fields(row_type)}]
+    return [row_type(**row) for row in content.select(known).to_pylist()]
+
+
+def workload_label(model: str, batch: int, sm_share_pct: float, mig_profile: str | None, processes: int) -> str:
+    """Return ``"resnet50:8:50%"``, with ``"x2"`` behind it for two processes, as ``beside`` columns hold it."""
+    share = f"{sm_share_pct:g}%" if mig_profile is None else f"{mig_profile}/{sm_share_pct:g}%"
+    return f"{model}:{batch}:{share}" + (f"x{processes}" if processes > 1 else "")
+
+
+def _arrow_field(name: str, hint: Any) -> pa.Field:
+    if get_origin(hint) in (types.UnionType, Union):
+        kind = next(part for part in get_args(hint) if part is not type(None))
+        return pa.field(name, _ARROW[kind])
+    return pa.field(name, _ARROW[hint], nullable=False)

@@ -1,0 +1,118 @@
+"""Opens an ONNX Runtime session with the one set of options that profiling and serving share.
+
+What was profiled is what is served only if both run the same session; whoever needs one opens it here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+#: Session options beyond the number of threads, as ONNX Runtime names them. Idle threads do not spin: a worker
+#: that spins burns the share of its neighbours, and a quota on its own.
+SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+
+_ERRORS_ONLY = 3
+
+
+def session_settings(threads: int, provider: str = "CPUExecutionProvider") -> dict[str, object]:
+    """Return everything that decides how a session runs, for the provenance of a measurement."""
+    return {
+        "provider": provider,
+        "intra_op_threads": threads,
+        "inter_op_threads": 1,
+        "execution_mode": "sequential",
+        "graph_optimization_level": "all",
+        "memory_arena": True,
+        **SESSION_CONFIG,
+    }
+
+
+def open_session(
+    path: Path, *, threads: int, provider: str = "CPUExecutionProvider", profile_prefix: str | None = None
+) -> onnxruntime.InferenceSession:
+    """Open ``path`` with ``threads`` threads of which the caller's is one.
+
+    Parameters
+    ----------
+    path : Path
+        An ONNX file.
+    threads : int
+        Threads within an operator.
+    provider : str
+        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session.
+    profile_prefix : str or None
+        Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
+
+    Raises
+    ------
+    InputError
+        When the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
+        runtime lacks.
+    UnavailableError
+        When the runtime or the provider is not installed.
+    """
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        raise UnavailableError("onnxruntime is not installed", "pip install 'gpuprof[cpu]' or 'gpuprof[gpu]'") from None
+    if provider not in ort.get_available_providers():
+        raise UnavailableError(
+            f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
+        )
+    try:
+        return ort.InferenceSession(str(path), _options(threads, profile_prefix), providers=_providers(provider))
+    except runtime_errors() as error:
+        raise translated(error, path) from error
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that ONNX Runtime raises for a model that it cannot load or run."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*own, RuntimeError, ValueError)
+
+
+def translated(error: Exception, path: Path) -> InputError:
+    """Return what ONNX Runtime says of ``path`` as one line."""
+    kind = type(error).__name__
+    detail = " ".join(str(error).split("\n")[0].split())
+    detail = detail.removeprefix("[ONNXRuntimeError] : ").split(" : ", 2)[-1]
+    if kind == "InvalidProtobuf":
+        return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
+    if kind == "NoSuchFile":
+        return InputError(f"cannot read {path}: no such file")
+    if kind == "NotImplemented":
+        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clipped(detail)}")
+    return InputError(f"ONNX Runtime refuses {path}: {_clipped(detail)}")
+
+
+def _clipped(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _options(threads: int, profile_prefix: str | None) -> onnxruntime.SessionOptions:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = _ERRORS_ONLY
+    for key, value in SESSION_CONFIG.items():
+        options.add_session_config_entry(key, value)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    return options
+
+
+def _providers(provider: str) -> list[str]:
+    return [provider] if provider == "CPUExecutionProvider" else [provider, "CPUExecutionProvider"]
