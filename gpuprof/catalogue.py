@@ -13,6 +13,8 @@ from typing import Any
 from gpuprof.device import Device, MigProfile, SmLimits
 from gpuprof.errors import unknown_name
 
+_MIB = 2**20
+
 
 def datasets() -> Traversable:
     """Return the directory of the data that ships with gpuprof."""
@@ -43,17 +45,26 @@ def device(name: str) -> Device:
 
 
 def _device(name: str, table: dict[str, Any]) -> Device:
-    table = dict(table)
-    limits = table.pop("sm")
-    profiles = table.pop("mig_profiles", [])
+    # The file has the units of datasheets; here is the border where they become the package's.
     return Device(
         name=name,
         kind="gpu",
-        sm=SmLimits(**limits),
-        mig_profiles=tuple(
-            MigProfile(**{**profile, "start_slots": tuple(profile["start_slots"])}) for profile in profiles
-        ),
-        flops_per_s=MappingProxyType(table.pop("flops_per_s")),
-        sources=MappingProxyType(table.pop("sources", {})),
-        **table,
+        compute_units=table["compute_units"],
+        clock_mhz=float(table["clock_mhz"]),
+        flops_per_s=MappingProxyType({dtype: float(round(rate * 1e12)) for dtype, rate in table["tflops"].items()}),
+        dram_bytes=int(table["dram_mib"] * _MIB),
+        dram_bytes_per_s=table["dram_gb_per_s"] * 1e9,
+        l2_bytes=int(table["l2_mib"] * _MIB),
+        compute_capability=table["compute_capability"],
+        sm=SmLimits(**table["sm"]),
+        max_power_w=float(table["max_power_w"]),
+        price_per_hour=table.get("price_per_hour"),
+        mig_slices=table.get("mig_slices", 0),
+        mig_profiles=tuple(_mig_profile(profile) for profile in table.get("mig_profiles", ())),
+        sources=MappingProxyType({"name": table["full_name"], **table["sources"]}),
     )
+
+
+def _mig_profile(table: dict[str, Any]) -> MigProfile:
+    rest = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
+    return MigProfile(**rest, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))
