@@ -17,7 +17,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pyarrow as pa
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"gpuprof.kernel_db"
 
 
@@ -281,7 +281,7 @@ class KernelRow:
     start_ns: int | None = None
     duration_ns: int | None = None
     process_id: int | None = None
-    stream: int | None = None
+    stream_id: int | None = None
     grid_x: int | None = None
     grid_y: int | None = None
     grid_z: int | None = None
@@ -300,7 +300,7 @@ class KernelRow:
     l2_hit_pct: float | None = None
     dram_read_bytes: int | None = None
     dram_write_bytes: int | None = None
-    instructions: int | None = None
+    instruction_count: int | None = None
     joined: str | None = None
 
 

@@ -1,0 +1,92 @@
+"""Merges many small segments into one, without a moment at which a row is missing or there twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.segment import remove_segment, write_segment
+from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id
+
+_COMPACT_LOCK = ".compact.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """What a compaction did: segments and bytes before and after."""
+
+    segments_before: int
+    segments_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+def compact(database: KernelDb) -> Compaction:
+    """Put the rows of all segments into one, sorted so that queries by device, op and batch read little.
+
+    The new segment names those that it replaces, and readers pass over these from the moment it appears; only
+    then are they removed. Killed before that moment, everything is as it was; killed after it, the next
+    compaction or `gpuprof db verify --repair` removes the rest.
+
+    Raises
+    ------
+    InputError
+        When a segment is damaged, the directory cannot be written to, or another compaction is at work.
+    """
+    with (database.path / _COMPACT_LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another compaction of {database.path} is at work", "wait for it") from None
+        remove_replaced(database)
+        before = database.segments()
+        bytes_before = sum(map(_bytes, before))
+        if len(before) > 1:
+            _merge(database, before)
+            remove_replaced(database)
+        after = database.segments()
+    return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
+
+
+def replaced_segments(database: KernelDb) -> list[Path]:
+    """Return segments whose rows are in a compacted one and that a killed compaction did not get to remove."""
+    live = {segment.name for segment in database.segments()}
+    return [path for path in sorted(database.path.iterdir()) if _visible(path) and path.name not in live]
+
+
+def remove_replaced(database: KernelDb) -> None:
+    """Remove what `replaced_segments` names.
+
+    In the order of their names, that is compacted ones last: one that went before those that it replaces would
+    bring their rows back.
+    """
+    with database.writing():
+        for path in replaced_segments(database):
+            remove_segment(path)
+
+
+def _merge(database: KernelDb, old: list[Path]) -> None:
+    tables = {}
+    for table in TABLES:
+        rows = database.read(table, segments=old)
+        keys = [
+            key for key in ("device", "op_type", "batch", "model", "run_id", "position") if key in rows.column_names
+        ]
+        tables[table] = rows.sort_by([(key, "ascending") for key in keys]) if table in ("kernels", "ops") else rows
+    names = json.dumps([path.name for path in old]).encode()
+    name = f"{COMPACTED_PREFIX}{new_run_id(datetime.now(UTC))}"
+    with database.writing():
+        write_segment(database.path, name, tables, {REPLACES: names})
+
+
+def _visible(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def _bytes(segment: Path) -> int:
+    return sum(file.stat().st_size for file in segment.iterdir())

@@ -1,0 +1,270 @@
+"""The database as a whole: opening, appending runs, reading tables."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.migration import migrated, version_of
+from gpuprof.kernel_db.schema import (
+    SCHEMA_VERSION,
+    TABLES,
+    ColocationRow,
+    DeviceRow,
+    KernelRow,
+    ModelRow,
+    OpRow,
+    RunRow,
+    arrow_schema,
+    to_arrow,
+)
+from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, write_segment
+
+#: In a segment that compaction made: the names of the segments whose rows it holds.
+REPLACES = "replaces.json"
+#: Names of segments that compaction made begin with this, so that they sort behind those of runs.
+COMPACTED_PREFIX = "compacted-"
+_LOCK = ".lock"
+_READ_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Everything that one run adds to the database."""
+
+    run: RunRow
+    devices: Sequence[DeviceRow] = ()
+    models: Sequence[ModelRow] = ()
+    ops: Sequence[OpRow] = ()
+    kernels: Sequence[KernelRow] = ()
+    colocations: Sequence[ColocationRow] = ()
+
+    def tables(self) -> dict[str, pa.Table]:
+        """Return the rows as Arrow tables."""
+        return {
+            "runs": to_arrow("runs", [self.run]),
+            **{table: to_arrow(table, getattr(self, table)) for table in TABLES if table != "runs"},
+        }
+
+
+def new_run_id(started_at: datetime) -> str:
+    """Return an id that sorts by time and that nobody else has."""
+    return f"{started_at:%Y%m%d-%H%M%S-%f}-{secrets.token_hex(4)}"
+
+
+class KernelDb:
+    """A directory with one sub-directory a run, each written whole; safe for many writers and readers at once.
+
+    Parameters
+    ----------
+    path : Path
+        An existing database.
+
+    Raises
+    ------
+    InputError
+        When there is none at ``path``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_dir():
+            state = "is not a directory" if path.exists() else "does not exist"
+            raise InputError(f"the kernel database {path} {state}", "gpuprof profile MODEL.onnx makes one")
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> KernelDb:
+        """Open the database at ``path``, making it where there is none, and clear away what dead writers left.
+
+        Raises
+        ------
+        InputError
+            When the directory cannot be made or written to.
+        """
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise PermissionError(13, "permission denied")
+            database = cls(path)
+            database.clear_leftovers()
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        return database
+
+    def append(self, run: Run) -> None:
+        """Add a run: after this returns it is on the disk, whole; before, nothing of it is there.
+
+        Raises
+        ------
+        InputError
+            When the directory cannot be written to or the disk is full.
+        """
+        try:
+            with self.writing():
+                write_segment(self.path, run.run.run_id, run.tables())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str] | None = None,
+        where: Mapping[str, object] | None = None,
+        segments: Sequence[Path] | None = None,
+    ) -> pa.Table:
+        """Return rows of ``table``; ``run_id`` sorts them by the time at which their runs started.
+
+        Parameters
+        ----------
+        table : str
+            A key of `gpuprof.kernel_db.schema.TABLES`.
+        columns : sequence of str, optional
+            Only these.
+        where : mapping of str to object, optional
+            Column → the value that it must have, or a list, tuple or set of values, or None for null.
+        segments : sequence of Path, optional
+            Only of these; by default of `segments`, all.
+
+        Returns
+        -------
+        pyarrow.Table
+            With the schema of the table, or the part of it that was asked for.
+
+        Raises
+        ------
+        InputError
+            When a file is damaged or of a newer gpuprof, naming it.
+        """
+        for attempt in range(_READ_ATTEMPTS):
+            try:
+                return _read(table, segments or self.segments(), columns, _expression(where or {}))
+            except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
+                if attempt == _READ_ATTEMPTS - 1:
+                    raise
+        raise AssertionError("unreachable")
+
+    def segments(self) -> list[Path]:
+        """Return the directories that hold the rows, oldest first; each row is in exactly one of them."""
+        found, again = _listing(self.path), _listing(self.path)
+        while found.keys() != again.keys():  # a listing is no snapshot: a compaction may pass through it
+            found, again = again, _listing(self.path)
+        replaced: set[str] = set()
+        for path in found.values():
+            with suppress(FileNotFoundError):
+                replaced.update(_replaced_by(path))
+        return [found[name] for name in sorted(found) if name not in replaced]
+
+    def clear_leftovers(self) -> list[str]:
+        """Remove what killed writers left behind, unless a writer is at work; return the names of what went."""
+        gone: list[str] = []
+        with (self.path / _LOCK).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return gone
+            for path in self.path.glob(f"{TEMPORARY_PREFIX}*"):
+                shutil.rmtree(path, ignore_errors=True)
+                gone.append(path.name)
+        return gone
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Tell others that a writer is at work; the system ends this when the process dies."""
+        with (self.path / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            yield
+
+
+def _read(
+    table: str, segments: Sequence[Path], columns: Sequence[str] | None, condition: pc.Expression | None
+) -> pa.Table:
+    schema = arrow_schema(table)
+    files = [file for segment in segments if (file := segment / f"{table}.parquet").exists()]
+    if not files:
+        return schema.empty_table().select(list(columns) if columns is not None else schema.names)
+    try:
+        return pa.concat_tables([part.to_table(columns=columns, filter=condition) for part in _parts(table, files)])
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowInvalid, OSError) as error:
+        raise _damaged(files, error) from error
+
+
+def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
+    """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
+    schema = arrow_schema(table)
+    dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+    current: list[ds.Fragment] = []
+    parts: list[ds.Dataset] = []
+    for fragment in dataset.get_fragments():
+        fragment.ensure_complete_metadata()
+        if version_of(fragment.physical_schema, fragment.path) == SCHEMA_VERSION:
+            current.append(fragment)
+            continue
+        parts.append(ds.FileSystemDataset(current, schema, ds.ParquetFileFormat()))
+        current = []
+        old = fragment.to_table(schema=fragment.physical_schema)
+        parts.append(ds.dataset(migrated(table, old, fragment.path)))
+    parts.append(ds.FileSystemDataset(current, schema, ds.ParquetFileFormat()))
+    return parts
+
+
+def _listing(database: Path) -> dict[str, Path]:
+    with os.scandir(database) as entries:
+        return {entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()}
+
+
+def _replaced_by(segment: Path) -> list[str]:
+    listing = segment / REPLACES
+    if not segment.name.startswith(COMPACTED_PREFIX):
+        return []
+    try:
+        return [str(name) for name in json.loads(listing.read_text())]
+    except ValueError as error:
+        raise InputError(f"{listing} is damaged", "restore it from a copy") from error
+
+
+def _expression(where: Mapping[str, object]) -> pc.Expression | None:
+    condition: pc.Expression | None = None
+    for name, value in where.items():
+        term = _term(pc.field(name), value)
+        condition = term if condition is None else condition & term
+    return condition
+
+
+def _term(column: Any, value: object) -> pc.Expression:
+    if value is None:
+        return column.is_null()
+    if isinstance(value, Collection) and not isinstance(value, str):
+        return column.isin(list(value))
+    return column == value
+
+
+def _damaged(files: Sequence[Path], error: Exception) -> InputError:
+    """Find which file it is that cannot be read."""
+    for file in files:
+        try:
+            ds.dataset(str(file), format="parquet").to_table()
+        except (pa.ArrowInvalid, OSError) as culprit:
+            detail = str(culprit).split("\n")[0].replace(str(file), "").strip(" ':")
+            return InputError(f"{file} is damaged: {detail}", f"remove {file.parent} and profile again")
+    return InputError(f"cannot read the kernel database: {error}")
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    reason = (error.strerror or str(error)).lower()
+    return InputError(f"cannot write to the kernel database {path}: {reason}", "choose another with --db")
