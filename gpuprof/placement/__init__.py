@@ -1,0 +1,1 @@
+"""Decides which replicas run where: the problem, the policies that solve it, and the check that none of them wrote."""

@@ -1,0 +1,97 @@
+"""A device while it is being filled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from gpuprof.device import Device, MigProfile
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.segment import Segments
+
+#: CUDA MPS clients that one device takes (CUDA up to 13.0).
+MPS_CLIENTS = 48
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Bin:
+    """A device and the partitions that were put on it: MIG instances, or the whole device shared by percentage.
+
+    Attributes
+    ----------
+    device : Device
+    partitions : list of PlacedPartition
+    """
+
+    device: Device
+    partitions: list[PlacedPartition] = field(default_factory=list)
+
+    def add(self, replica: PlacedReplica, segments: Segments) -> bool:
+        """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; say whether they did."""
+        if replica.share.mig is None:
+            return self._add_shared(replica, segments)
+        return self._add_instance(replica)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing stands here."""
+        return not self.partitions
+
+    def placed(self) -> PlacedGpu:
+        """Return what stands here, instances in the order of their slots."""
+        return PlacedGpu(self.device.name, tuple(sorted(self.partitions, key=lambda p: p.start or 0)))
+
+    def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
+        if any(partition.mig is not None for partition in self.partitions):
+            return False
+        present = self.partitions[0].replicas if self.partitions else ()
+        together = (*present, replica)
+        if sum(one.share.sm_pct for one in together) > 100.0 + _EPSILON:
+            return False
+        if len(together) > 1 and sum(one.processes for one in together) > MPS_CLIENTS:
+            return False
+        if sum(one.memory_bytes or 0 for one in together) > self.device.dram_bytes:
+            return False
+        partition = PlacedPartition(together)
+        if not segments.holds(self.device, partition):
+            return False
+        self.partitions = [partition]
+        return True
+
+    def _add_instance(self, replica: PlacedReplica) -> bool:
+        if replica.share.sm_pct != 100.0 or any(partition.mig is None for partition in self.partitions):
+            return False
+        profile = self.device.mig_profile(str(replica.share.mig))
+        start = self.free_start(profile)
+        if start is None:
+            return False
+        self.partitions.append(PlacedPartition((replica,), profile.name, start))
+        return True
+
+    def free_start(self, profile: MigProfile) -> int | None:
+        """Return the slot where an instance of ``profile`` stands least in the way of others, None if all are taken."""
+        present = [self.device.mig_profile(str(partition.mig)) for partition in self.partitions]
+        if sum(one.name == profile.name for one in present) >= profile.max_count:
+            return None
+        taken = {
+            slot
+            for partition, one in zip(self.partitions, present, strict=True)
+            for slot in range(partition.start or 0, (partition.start or 0) + one.memory_slices)
+        }
+        free = [start for start in profile.start_slots if not taken & set(range(start, start + profile.memory_slices))]
+        return min(free, key=lambda start: (self._blocked(taken, start, profile), -start), default=None)
+
+    def _blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
+        """Count the placements of all profiles that are possible now and would not be any more."""
+        ours = set(range(start, start + profile.memory_slices))
+        count = 0
+        for other in self.device.mig_profiles:
+            for slot in other.start_slots:
+                theirs = set(range(slot, slot + other.memory_slices))
+                count += not theirs & taken and bool(theirs & ours)
+        return count
+
+
+def with_rate(replica: PlacedReplica, rate_rps: float) -> PlacedReplica:
+    """Return ``replica`` planned for another rate."""
+    return replace(replica, rate_rps=rate_rps)

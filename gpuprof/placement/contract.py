@@ -1,0 +1,226 @@
+"""What every policy must do, as tests that a plug-in's own test suite subclasses.
+
+    class TestMyPolicy(PolicyContract):
+        def policy(self) -> Policy:
+            return MyPolicy()
+
+The models of latency in here are simple enough to be worked out by hand; nothing in them is measured.
+"""
+
+# ruff: noqa: D102 - the name of a test is its documentation
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.demand import Demand, Slo
+from gpuprof.deployment import DeploymentMap
+from gpuprof.device import Device, MigProfile
+from gpuprof.errors import InputError
+from gpuprof.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import Evidence, check
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Options, Problem
+from gpuprof.share import Share
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class LinearEstimator:
+    """A batch of n under a fraction f of the device takes (start + n · each) / f milliseconds.
+
+    Attributes
+    ----------
+    start_ms, each_ms : float
+    memory_bytes : int
+        Of one process, at any batch.
+    slowdown : float
+        Factor added for every workload beside it.
+    models : tuple of str
+        Empty: any model is known.
+    sizes, percents : tuple
+        Batch sizes and shares that are known; on a device with MIG also every profile.
+    interval : float
+        Half width of the 90% interval, relative.
+    """
+
+    start_ms: float = 2.0
+    each_ms: float = 1.0
+    memory_bytes: int = _GIB
+    slowdown: float = 0.0
+    models: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = (1, 2, 4, 8)
+    percents: tuple[float, ...] = (25.0, 50.0, 100.0)
+    interval: float = 0.1
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time of the formula; several processes take turns."""
+        if self.models and model not in self.models:
+            raise InputError(f"unknown model {model!r}")
+        alone = (self.start_ms + batch * self.each_ms) / device.fraction(share) * processes
+        time = alone * (1.0 + self.slowdown * len(beside))
+        return Estimate(
+            workload=Workload(model, batch, share, processes),
+            device=device.name,
+            latency_ms=Figure(time, MEASURED, time * (1 - self.interval), time * (1 + self.interval)),
+            memory_bytes=Figure(float(self.memory_bytes), MEASURED),
+            creq_pct=(("max_occupancy", Figure(min(100.0, 12.0 * batch), MEASURED)),),
+        )
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the sizes that are known."""
+        return self.sizes
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the percentages, and the MIG profiles of the device."""
+        mig = [Share(100.0, profile.name) for profile in device.mig_profiles]
+        return tuple(sorted([*mig, *map(Share, self.percents)], key=lambda share: (device.fraction(share), str(share))))
+
+
+@dataclass(frozen=True, slots=True)
+class ExponentialQueue:
+    """A request takes the time of a batch, and waits for an exponential time that grows as M/M/1's does."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        """Return mean wait = utilization / (1 − utilization) × time of one batch."""
+        load = arrivals.rate_rps / server.capacity_rps
+        service = server.latency_ms[0] + (server.latency_ms[-1] - server.latency_ms[0]) * min(1.0, load)
+        service += server.max_wait_ms + server.overhead_ms
+        if load >= 1.0:
+            return Sojourn(load, float(server.batch), math.inf, ((0.0, math.inf), (0.9999, math.inf)))
+        mean_wait = service * load / (1.0 - load)
+        at = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999, 0.99999)
+        quantiles = tuple((p, service - mean_wait * math.log(1.0 - p)) for p in at)
+        return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
+
+
+def plain_device(name: str = "plain", price: float | None = 1.0) -> Device:
+    """Return a device of 100 compute units and 16 GiB without MIG."""
+    return Device(name, "gpu", 100, 1000.0, {"float32": 1e12}, 16 * _GIB, 1e11, 2**20, price_per_hour=price)
+
+
+def sliced_device(name: str = "sliced", price: float | None = 4.0) -> Device:
+    """Return a device with the MIG geometry of an A100 (NVIDIA's MIG user guide)."""
+    geometry = [
+        ("1g.10gb", 14, 10, 1, 1, (0, 1, 2, 3, 4, 5, 6), 7),
+        ("2g.20gb", 28, 20, 2, 2, (0, 2, 4), 3),
+        ("3g.40gb", 42, 40, 4, 3, (0, 4), 2),
+        ("4g.40gb", 56, 40, 4, 4, (0,), 1),
+        ("7g.80gb", 98, 80, 8, 7, (0,), 1),
+    ]
+    profiles = tuple(
+        MigProfile(label, sms, gib * _GIB, memory, compute, starts, most)
+        for label, sms, gib, memory, compute, starts, most in geometry
+    )
+    return replace(
+        plain_device(name, price), compute_units=108, dram_bytes=80 * _GIB, mig_slices=8, mig_profiles=profiles
+    )
+
+
+def demand(model: str = "m", rate_rps: float = 50.0, slo_ms: float = 100.0) -> Demand:
+    """Return a demand at percentile 99."""
+    return Demand(model, rate_rps, Slo(slo_ms))
+
+
+def problem(
+    demands: Sequence[Demand],
+    fleet: Sequence[tuple[Device, int | None]] | None = None,
+    estimator: LinearEstimator | None = None,
+    options: Options | None = None,
+) -> Problem:
+    """Return a problem; without a fleet, plain devices, as many as needed."""
+    entries = [(plain_device(), None)] if fleet is None else fleet
+    return Problem(
+        demands=tuple(demands),
+        fleet=Fleet(tuple(FleetEntry(device, count) for device, count in entries)),
+        estimator=estimator or LinearEstimator(),
+        queueing=ExponentialQueue(),
+        options=options or Options(),
+    )
+
+
+def evidence(given: Problem) -> Evidence:
+    """Return what a map for this problem is checked against."""
+    return Evidence(
+        devices={entry.device.name: entry.device for entry in given.fleet.entries},
+        queueing=given.queueing,
+        estimator=given.estimator,
+        confidence=given.options.confidence,
+        latency_budget=given.options.latency_budget,
+        overhead_ms=given.options.overhead_ms,
+        counts={entry.device.name: entry.count for entry in given.fleet.entries},
+    )
+
+
+def solved(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
+    """Return the policy's placement and its map, which must be sound and leave no demand unnamed."""
+    placement = policy.place(given)
+    deployment = to_map(given, placement)
+    assert check(deployment, evidence(given)) == ()
+    for wanted in given.demands:
+        missing = sum(one.rate_rps for one in placement.unplaced if one.model == wanted.model)
+        assert math.isclose(placement.rate_rps(wanted.model) + missing, wanted.rate_rps, rel_tol=1e-6), wanted.model
+    assert all(one.reason and one.rate_rps > 0 for one in placement.unplaced)
+    return placement, deployment
+
+
+class PolicyContract:
+    """Tests that a policy passes; subclass it, return the policy, and set what it is meant for."""
+
+    fleet: tuple[tuple[Device, int | None], ...] = ((plain_device(), None),)
+    options = Options()
+
+    def policy(self) -> Policy:
+        """Return a new policy."""
+        raise NotImplementedError("the subclass makes the policy")
+
+    def made(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
+        """Return a problem on the contract's fleet; ``count`` makes it fixed."""
+        fleet = [(device, count) for device, _ in self.fleet]
+        return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
+
+    def test_demands_that_can_be_met_are_met(self) -> None:
+        given = self.made([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
+        placement, _ = solved(self.policy(), given)
+        assert placement.unplaced == ()
+
+    def test_a_rate_beyond_one_device_is_split_over_several(self) -> None:
+        placement, _ = solved(self.policy(), self.made([demand("a", 3000.0)]))
+        assert placement.unplaced == ()
+        assert len(placement.gpus) >= 3
+
+    def test_an_slo_below_the_models_own_time_is_named_and_the_rest_is_placed(self) -> None:
+        placement, _ = solved(self.policy(), self.made([demand("fast", 10.0, 1.0), demand("easy", 10.0)]))
+        assert [one.model for one in placement.unplaced] == ["fast"]
+        assert placement.rate_rps("easy") > 0
+
+    def test_a_model_larger_than_every_memory_is_named(self) -> None:
+        placement, _ = solved(self.policy(), self.made([demand("big")], memory_bytes=500 * _GIB))
+        assert [one.model for one in placement.unplaced] == ["big"]
+        assert placement.gpus == ()
+
+    def test_a_fixed_fleet_is_never_overfilled(self) -> None:
+        placement, _ = solved(self.policy(), self.made([demand("a", 5000.0), demand("b", 5000.0)], count=2))
+        assert len(placement.gpus) <= 2 * len(self.fleet)
+        assert placement.unplaced
+
+    def test_a_hundred_equal_demands_are_all_placed(self) -> None:
+        given = self.made([demand(f"m{i}", 5.0) for i in range(100)])
+        placement, _ = solved(self.policy(), given)
+        assert placement.unplaced == ()
+
+    def test_the_same_problem_gives_the_same_bytes(self) -> None:
+        given = self.made([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
+        first, second = (solved(self.policy(), given)[1].to_json() for _ in range(2))
+        assert first == second
+
+    def test_neighbours_that_slow_each_other_down_still_keep_their_slos(self) -> None:
+        solved(self.policy(), self.made([demand(f"m{i}", 8.0, 60.0) for i in range(6)], slowdown=0.3))

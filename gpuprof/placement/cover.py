@@ -1,0 +1,75 @@
+"""Splits a demand into segments that serve it together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpuprof.demand import Demand
+from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment
+
+Cost = Callable[[Segment], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cover:
+    """Segments of one demand and the rate that each of them is to serve.
+
+    Attributes
+    ----------
+    parts : tuple of (Segment, float)
+    missing_rps : float
+        What they cannot serve.
+    """
+
+    parts: tuple[tuple[Segment, float], ...]
+    missing_rps: float = 0.0
+
+    def replicas(self) -> tuple[tuple[str, PlacedReplica], ...]:
+        """Return (device, replica) for each part."""
+        return tuple((segment.device, segment.replica(rate)) for segment, rate in self.parts)
+
+
+def cost_of(problem: Problem) -> Cost:
+    """Return the price per hour of the part of a device that a segment takes."""
+    prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
+    return lambda segment: prices[segment.device] * segment.fraction
+
+
+def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> Cover:
+    """Return the cover of least cost that is made of one kind of segment and a smaller last one.
+
+    The rate is shared out in proportion to the capacities, so that no replica stands at its limit while another
+    has room.
+    """
+    limit = demand.max_replicas or math.inf
+    covers = [_filled(demand, segment, segments, cost) for segment in segments]
+    allowed = [parts for parts in covers if len(parts) <= limit]
+    if allowed:
+        chosen = min(allowed, key=lambda parts: (sum(map(cost, parts)), len(parts)))
+        return shared_out(demand.rate_rps, chosen)
+    if not segments:
+        return Cover((), demand.rate_rps)
+    widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
+    return shared_out(demand.rate_rps, [widest] * int(limit))
+
+
+def shared_out(rate_rps: float, segments: Sequence[Segment]) -> Cover:
+    """Return the cover in which each segment serves in proportion to its capacity, never above it."""
+    total = sum(segment.capacity_rps for segment in segments)
+    served = min(rate_rps, total)
+    parts = tuple((segment, served * segment.capacity_rps / total) for segment in segments)
+    return Cover(parts, rate_rps - served if rate_rps > total * (1 + 1e-9) else 0.0)
+
+
+def _filled(demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost) -> list[Segment]:
+    count = int(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
+    rest = demand.rate_rps - count * main.capacity_rps
+    if rest <= demand.rate_rps * 1e-9:
+        return [main] * count
+    enough = [segment for segment in segments if segment.capacity_rps >= rest]
+    last = min(enough or [main], key=lambda segment: (cost(segment), segment.capacity_rps))
+    return [main] * count + [last]

@@ -1,0 +1,319 @@
+"""Checks a deployment map without knowing who made it: geometry, shares, memory, rates and SLOs.
+
+Shares no code with any policy, so that a mistake in one is not made here again: it starts from the map alone, asks
+the estimator and the queueing model anew, and reads the geometry off the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from gpuprof.demand import Demand, Slo
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica, share_of
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+
+_TOLERANCE = 1e-6
+_MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that a map breaks.
+
+    Attributes
+    ----------
+    rule : str
+        ``"geometry"``, ``"share"``, ``"memory"``, ``"rate"``, ``"slo"``, ``"fleet"`` or ``"figures"``.
+    where : str
+        ``"node0 gpu 1"``, or a model.
+    message : str
+        The rule and the value that breaks it.
+    """
+
+    rule: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a map is checked against.
+
+    Attributes
+    ----------
+    devices : mapping of str to Device
+        By name.
+    estimator : Estimator or None
+        None: the times written in the map are believed.
+    queueing : QueueModel
+    confidence, latency_budget : float or None
+        As in `gpuprof.placement.problem.Options`.
+    overhead_ms : float
+    demands : tuple of Demand or None
+        None: what the map itself says was asked for.
+    counts : mapping of str to int or None
+        Devices that there are, by name; None or absent: as many as needed.
+    """
+
+    devices: Mapping[str, Device]
+    queueing: QueueModel
+    estimator: Estimator | None = None
+    confidence: float | None = None
+    latency_budget: float | None = None
+    overhead_ms: float = 0.0
+    demands: tuple[Demand, ...] | None = None
+    counts: Mapping[str, int | None] | None = None
+
+
+def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
+    """Return every rule that the map breaks, in the order of the map; empty when it is sound."""
+    structure = (*_names(deployment), *_devices(deployment, evidence))
+    if structure:
+        return structure  # nothing below can be said of devices and models that do not exist
+    return (
+        *(violation for _, where, gpu in _gpus(deployment) for violation in _gpu(where, gpu, evidence)),
+        *_rates(deployment, evidence),
+        *_slos(deployment, evidence),
+        *_figures(deployment),
+    )
+
+
+def _gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
+    for node in deployment.nodes:
+        for gpu in node.gpus:
+            yield node, f"{node.name} gpu {gpu.index}", gpu
+
+
+def _names(deployment: DeploymentMap) -> Iterator[Violation]:
+    for name, count in Counter(node.name for node in deployment.nodes).items():
+        if count > 1:
+            yield Violation("geometry", name, f"{count} nodes have this name")
+    for where, count in Counter(where for _, where, _ in _gpus(deployment)).items():
+        if count > 1:
+            yield Violation("geometry", where, f"{count} devices have this index")
+    for node, gpu, _, replica in deployment.places():
+        if replica.model not in deployment.models:
+            yield Violation("rate", f"{node.name} gpu {gpu.index}", f"{replica.model!r} is not among the map's models")
+
+
+def _devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    for _, where, gpu in _gpus(deployment):
+        if gpu.device not in evidence.devices:
+            yield Violation("geometry", where, f"unknown device {gpu.device!r}")
+    used = Counter(gpu.device for _, _, gpu in _gpus(deployment))
+    for name, count in used.items():
+        there = (evidence.counts or {}).get(name)
+        if there is not None and count > there:
+            yield Violation("fleet", name, f"{count} devices are used and the fleet has {there}")
+
+
+def _gpu(where: str, gpu: Gpu, evidence: Evidence) -> Iterator[Violation]:
+    device = evidence.devices[gpu.device]
+    instances = [partition for partition in gpu.partitions if partition.mig is not None]
+    if instances and len(instances) < len(gpu.partitions):
+        yield Violation("geometry", where, "the device is both cut into MIG instances and used whole")
+    elif len(gpu.partitions) > 1 and not instances:
+        yield Violation("geometry", where, f"the whole device stands {len(gpu.partitions)} times")
+    yield from _instances(where, instances, device)
+    for partition in gpu.partitions:
+        if partition.mig is None or any(p.name == partition.mig.profile for p in device.mig_profiles):
+            yield from _partition(where, partition, device, evidence)
+
+
+def _instances(where: str, partitions: Sequence[Partition], device: Device) -> Iterator[Violation]:
+    taken: dict[int, str] = {}
+    profiles = {profile.name: profile for profile in device.mig_profiles}
+    counts: Counter[str] = Counter()
+    compute = 0
+    for place in (partition.mig for partition in partitions if partition.mig is not None):
+        profile = profiles.get(place.profile)
+        if profile is None:
+            yield Violation("geometry", where, f"{device.name} has no MIG profile {place.profile!r}")
+            continue
+        counts[profile.name] += 1
+        compute += profile.compute_slices
+        if place.start not in profile.start_slots:
+            legal = ", ".join(map(str, profile.start_slots))
+            yield Violation("geometry", where, f"{profile.name} cannot start at slot {place.start}, only at {legal}")
+        for slot in range(place.start, place.start + profile.memory_slices):
+            if slot in taken:
+                yield Violation("geometry", where, f"{taken[slot]} and {profile.name} overlap in slot {slot}")
+                break
+            taken[slot] = profile.name
+    for name, count in counts.items():
+        if count > profiles[name].max_count:
+            yield Violation("geometry", where, f"{count} {name} where the driver allows {profiles[name].max_count}")
+    most = max((profile.compute_slices for profile in profiles.values()), default=0)
+    if compute > most:
+        yield Violation("geometry", where, f"{compute} compute slices of {most} are taken")
+
+
+def _partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
+    shares = math.fsum(replica.sm_share_pct for replica in partition.replicas)
+    if shares > 100.0 + _TOLERANCE:
+        yield Violation("share", where, f"the replicas' shares add up to {shares:g}%")
+    clients = sum(replica.processes for replica in partition.replicas)
+    if device.kind == "gpu" and clients > _MOST_CLIENTS:
+        yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
+    room = _room(partition, device)
+    held = sum(_held(partition, replica, device, evidence) for replica in partition.replicas)
+    if held > room:
+        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {room / 2**30:.3g} GiB")
+
+
+def _room(partition: Partition, device: Device) -> int:
+    if partition.mig is None:
+        return device.dram_bytes
+    return next(p.memory_bytes for p in device.mig_profiles if p.name == partition.mig.profile)
+
+
+def _held(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
+    """Return the larger of what the map allows the replica and what the estimator says that it needs."""
+    allowed = replica.memory_limit_bytes or 0
+    if evidence.estimator is None:
+        return allowed
+    try:
+        needed = _ask(evidence.estimator, device, _workload(partition, replica, replica.batch), ()).memory_bytes
+    except InputError:
+        return allowed
+    return max(allowed, 0 if needed is None else math.floor(needed.value) * replica.processes)
+
+
+def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    planned: defaultdict[str, float] = defaultdict(float)
+    replicas: Counter[str] = Counter()
+    for *_, replica in deployment.places():
+        planned[replica.model] += replica.rate_rps
+        replicas[replica.model] += 1
+    named: defaultdict[str, float] = defaultdict(float)
+    for unplaced in deployment.unplaced:
+        named[unplaced.model] += unplaced.rate_rps
+    for demand in _demands(deployment, evidence):
+        served = planned[demand.model] + (0.0 if evidence.demands is not None else named[demand.model])
+        if served < demand.rate_rps * (1.0 - _TOLERANCE):
+            yield Violation("rate", demand.model, f"{served:g} of {demand.rate_rps:g} requests/s are served")
+        if demand.max_replicas is not None and replicas[demand.model] > demand.max_replicas:
+            yield Violation("rate", demand.model, f"{replicas[demand.model]} replicas of {demand.max_replicas} allowed")
+
+
+def _demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
+    if evidence.demands is not None:
+        return evidence.demands
+    return [Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()]
+
+
+def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    asked = {demand.model: demand for demand in _demands(deployment, evidence)}
+    streams: dict[str, list[tuple[float, Sojourn]]] = {}
+    for node, gpu, partition, replica in deployment.places():
+        demand = asked.get(replica.model)
+        if demand is None:
+            continue
+        where = f"{node.name} gpu {gpu.index}"
+        server = _server(partition, replica, evidence.devices[gpu.device], evidence)
+        if isinstance(server, str):
+            yield Violation("slo", where, server)
+        elif evidence.latency_budget is not None:
+            yield from _within_budget(where, replica, server, demand, evidence.latency_budget)
+        elif replica.rate_rps >= server.capacity_rps:
+            yield Violation("rate", where, _too_fast(replica, server))
+        else:
+            sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
+            streams.setdefault(replica.model, []).append((replica.rate_rps, sojourn))
+    for model, parts in streams.items():
+        yield from _percentile(asked[model], parts)
+
+
+def _within_budget(
+    where: str, replica: Replica, server: BatchServer, demand: Demand, budget: float
+) -> Iterator[Violation]:
+    latency, allowed = server.latency_ms[-1], budget * demand.slo.latency_ms
+    if latency >= allowed * (1.0 + _TOLERANCE):
+        yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
+    if replica.rate_rps > server.capacity_rps * (1.0 + _TOLERANCE):
+        yield Violation("rate", where, _too_fast(replica, server))
+
+
+def _too_fast(replica: Replica, server: BatchServer) -> str:
+    return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {server.capacity_rps:.4g}"
+
+
+def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
+    total = math.fsum(rate for rate, _ in streams)
+    limit = demand.slo.latency_ms * (1.0 + _TOLERANCE)
+    within = math.fsum(rate * sojourn.fraction_within(limit) for rate, sojourn in streams)
+    if total and within / total < demand.slo.percentile / 100.0 - _TOLERANCE:
+        yield Violation(
+            "slo",
+            demand.model,
+            f"{100.0 * within / total:.4g}% of the requests are within {demand.slo.latency_ms:g} ms, "
+            f"{demand.slo.percentile:g}% must be",
+        )
+
+
+def _server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
+    """Return the replica as a queue, or why nothing can be said of it."""
+    if evidence.estimator is None:
+        if not replica.predicted.latency_ms:
+            return f"the map predicts no time for a batch of {replica.model}"
+        times = replica.batch_latency_ms or (replica.predicted.latency_ms,) * replica.batch
+        if len(times) != replica.batch or min(times) <= 0.0:
+            return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
+        return _queue(replica, times, replica.predicted.latency_cv, evidence)
+    beside = tuple(_workload(partition, other, other.batch) for other in partition.replicas if other is not replica)
+    sizes = [replica.batch] if evidence.latency_budget is not None else range(1, replica.batch + 1)
+    try:
+        estimates = [_ask(evidence.estimator, device, _workload(partition, replica, n), beside) for n in sizes]
+    except InputError as error:
+        return str(error)
+    times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
+    return _queue(replica, times * (replica.batch // len(times)), estimates[-1].latency_cv, evidence)
+
+
+def _queue(replica: Replica, times: tuple[float, ...], latency_cv: float, evidence: Evidence) -> BatchServer:
+    return BatchServer(
+        latency_ms=times,
+        batch=replica.batch,
+        max_wait_ms=replica.max_wait_ms,
+        processes=replica.processes,
+        latency_cv=latency_cv,
+        overhead_ms=evidence.overhead_ms,
+    )
+
+
+def _workload(partition: Partition, replica: Replica, batch: int) -> Workload:
+    return Workload(replica.model, batch, share_of(partition, replica), replica.processes)
+
+
+def _ask(estimator: Estimator, device: Device, workload: Workload, beside: Sequence[Workload]) -> Estimate:
+    return estimator.estimate(
+        workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
+    )
+
+
+def _upper(latency: Figure, confidence: float | None) -> float:
+    """Return the time that holds at ``confidence``; a figure's own interval holds at 90%."""
+    if confidence is None or latency.high is None:
+        return latency.value
+    quantile = NormalDist().inv_cdf
+    return latency.value + (latency.high - latency.value) * quantile(0.5 + confidence / 2.0) / quantile(0.95)
+
+
+def _figures(deployment: DeploymentMap) -> Iterator[Violation]:
+    used = sum(any(partition.replicas for partition in gpu.partitions) for _, _, gpu in _gpus(deployment))
+    if deployment.predicted.gpus != used:
+        said = deployment.predicted.gpus
+        yield Violation("figures", "predicted", f"gpus says {said} and replicas stand on {used}")
+    bound = deployment.predicted.lower_bound_gpus
+    if bound is not None and not deployment.unplaced and bound > used:
+        yield Violation("figures", "predicted", f"the lower bound of {bound} GPUs is above the {used} used")

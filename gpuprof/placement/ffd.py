@@ -1,0 +1,80 @@
+"""First-fit decreasing over shares and batch sizes: quick, always applicable, the yardstick for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.demand import Demand
+from gpuprof.deployment import Unplaced
+from gpuprof.placement.cover import Cost, cheapest_cover, cost_of
+from gpuprof.placement.fleet_bins import FleetBins
+from gpuprof.placement.placement import PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.whynot import why_not, why_not_all
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFitDecreasing:
+    """Chooses for each demand the cheapest segments that serve it, then packs the largest first.
+
+    The shares, batch sizes and numbers of processes are those that the estimator has something to say about. A
+    replica goes to the first device that has room for it and where it and everybody there keep their SLOs, beside
+    one another. On a fixed fleet, what does not fit is tried again in smaller segments, demands of high priority
+    first, so that as much as possible is served.
+    """
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement; see `gpuprof.placement.policies.Policy`."""
+        segments = Segments(problem)
+        cost = cost_of(problem)
+        choices = {demand.model: _choices(problem, segments, demand) for demand in problem.demands}
+        bins = FleetBins(problem, segments)
+        missing = _pack(problem, choices, cost, bins)
+        unplaced = []
+        for demand in problem.by_priority():
+            left = missing[demand.model]
+            if left > demand.rate_rps * 1e-9:
+                left = _squeeze(demand, left, choices[demand.model], bins)
+            if left > demand.rate_rps * 1e-9:
+                unplaced.append(_unplaced(problem, segments, demand, left))
+        return Placement("ffd", bins.placed(), tuple(unplaced))
+
+
+def _choices(problem: Problem, segments: Segments, demand: Demand) -> tuple[Segment, ...]:
+    return tuple(segment for entry in problem.fleet.entries for segment in segments.best(demand, entry.device))
+
+
+def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost, bins: FleetBins) -> dict[str, float]:
+    """Place the cheapest covers, largest replica first; return the rate of each model that found no place."""
+    missing = {}
+    items: list[tuple[int, float, int, str, PlacedReplica]] = []
+    for position, demand in enumerate(problem.demands):
+        cover = cheapest_cover(demand, choices[demand.model], cost)
+        missing[demand.model] = cover.missing_rps
+        for (segment, _), (device, replica) in zip(cover.parts, cover.replicas(), strict=True):
+            items.append((-demand.priority, -segment.fraction, position, device, replica))
+    for _, _, _, device, replica in sorted(items, key=lambda item: item[:3]):
+        if not bins.first_fit(device, replica):
+            missing[replica.model] += replica.rate_rps
+    return missing
+
+
+def _squeeze(demand: Demand, left: float, segments: Sequence[Segment], bins: FleetBins) -> float:
+    """Fill what room is left with the segments that serve most; return the rate that still has no place."""
+    placed = bins.count(demand.model)
+    for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, left), s.fraction)):
+        while left > demand.rate_rps * 1e-9 and placed < (demand.max_replicas or placed + 1):
+            rate = min(left, segment.capacity_rps)
+            if not bins.first_fit(segment.device, segment.replica(rate)):
+                break
+            left -= rate
+            placed += 1
+    return max(0.0, left)
+
+
+def _unplaced(problem: Problem, segments: Segments, demand: Demand, left: float) -> Unplaced:
+    if left < demand.rate_rps * (1.0 - 1e-9):
+        return Unplaced(model=demand.model, rate_rps=left, reason=why_not_all(problem, demand, demand.rate_rps - left))
+    return Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=why_not(problem, segments, demand))

@@ -1,0 +1,51 @@
+"""The devices of a fleet while a policy fills them."""
+
+from __future__ import annotations
+
+from gpuprof.placement.bin import Bin
+from gpuprof.placement.placement import PlacedGpu, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+
+class FleetBins:
+    """Opens devices as they are needed, never more of a kind than the fleet has."""
+
+    def __init__(self, problem: Problem, segments: Segments) -> None:
+        self._segments = segments
+        self._devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
+        self._left = {entry.device.name: entry.count for entry in problem.fleet.entries}
+        self.bins: list[Bin] = []
+
+    def first_fit(self, device: str, replica: PlacedReplica) -> bool:
+        """Put ``replica`` on the first device of this kind that takes it, opening one if there is one left."""
+        if any(one.device.name == device and one.add(replica, self._segments) for one in self.bins):
+            return True
+        if self._left[device] == 0:
+            return False
+        fresh = Bin(self._devices[device])
+        if not fresh.add(replica, self._segments):
+            return False
+        self._open(fresh)
+        return True
+
+    def placed(self) -> tuple[PlacedGpu, ...]:
+        """Return the devices that hold something, kinds in the fleet's order."""
+        order = list(self._devices)
+        used = [one for one in self.bins if not one.is_empty]
+        return tuple(one.placed() for one in sorted(used, key=lambda one: order.index(one.device.name)))
+
+    def count(self, model: str) -> int:
+        """Return how many replicas of ``model`` stand on all devices."""
+        return sum(
+            replica.model == model
+            for one in self.bins
+            for partition in one.partitions
+            for replica in partition.replicas
+        )
+
+    def _open(self, fresh: Bin) -> None:
+        left = self._left[fresh.device.name]
+        if left is not None:
+            self._left[fresh.device.name] = left - 1
+        self.bins.append(fresh)

@@ -1,0 +1,100 @@
+"""Figures by which placements are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuprof.deployment import DeploymentMap, Replica, share_of
+from gpuprof.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Figures of a deployment map.
+
+    Attributes
+    ----------
+    gpus : int
+        Devices that hold something.
+    cost_per_hour : float
+    goodput_rps : float
+        Requests per second predicted to be answered within their SLOs.
+    internal_slack : float
+        1 − Σ SMᵢ·Aᵢ / Σ SMᵢ over the replicas (ParvaGPU, SC'24, equation 3). The activity Aᵢ is the fraction of time
+        that the replica is busy; on GPUs whose profile knows the SMs' activity while busy, times that.
+    external_fragmentation : float
+        1 − Σ SMᵢ / (G·S): compute units of the devices used that belong to no replica. ParvaGPU's equation 4 prints
+        the ratio without "1 −", its Figure 7 and its text speak of what is left over; the latter is meant.
+    compute_utilization, memory_utilization : float
+        USHER's Cuti and Muti (OSDI'24 §2): compute busy and memory held, as fractions of the devices used.
+        Memory of replicas whose need is not known counts as none.
+    fairness : float
+        Jain's index of the fractions of their demands that the models get, 1.0 when all get the same.
+    """
+
+    gpus: int
+    cost_per_hour: float
+    goodput_rps: float
+    internal_slack: float
+    external_fragmentation: float
+    compute_utilization: float
+    memory_utilization: float
+    fairness: float
+
+
+def measure(
+    deployment: DeploymentMap, devices: Mapping[str, Device], activity: Callable[[str, Replica], float] | None = None
+) -> Objective:
+    """Return the figures of a map.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    devices : mapping of str to Device
+        By name; prices are taken from here, a device without one counts 1.0.
+    activity : callable, optional
+        (device, replica) → fraction of its compute units active while it is busy; 1.0 where not given.
+    """
+    used = [gpu for node in deployment.nodes for gpu in node.gpus if any(p.replicas for p in gpu.partitions)]
+    units = busy = memory = 0.0
+    for _, gpu, partition, replica in deployment.places():
+        device = devices[gpu.device]
+        own = device.fraction(share_of(partition, replica)) * device.compute_units
+        units += own
+        busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
+        memory += replica.memory_limit_bytes or 0
+    all_units = sum(devices[gpu.device].compute_units for gpu in used)
+    all_memory = sum(devices[gpu.device].dram_bytes for gpu in used)
+    return Objective(
+        gpus=len(used),
+        cost_per_hour=sum(1.0 if (p := devices[g.device].price_per_hour) is None else p for g in used),
+        goodput_rps=sum(replica.predicted.goodput_rps for *_, replica in deployment.places()),
+        internal_slack=1.0 - busy / units if units else 0.0,
+        external_fragmentation=max(0.0, 1.0 - units / all_units) if all_units else 0.0,
+        compute_utilization=busy / all_units if all_units else 0.0,
+        memory_utilization=memory / all_memory if all_memory else 0.0,
+        fairness=jain(_satisfaction(deployment)),
+    )
+
+
+def jain(values: Iterable[float]) -> float:
+    """Return Jain's fairness index (Σx)² / (n·Σx²), in [1/n, 1]; 1.0 when all are zero."""
+    numbers = list(values)
+    squares = sum(value * value for value in numbers)
+    return sum(numbers) ** 2 / (len(numbers) * squares) if squares else 1.0
+
+
+def _busy(replica: Replica) -> float:
+    if replica.predicted.utilization is not None:
+        return min(1.0, replica.predicted.utilization)
+    if not replica.predicted.throughput_rps:
+        return 0.0
+    return min(1.0, replica.rate_rps / replica.predicted.throughput_rps)
+
+
+def _satisfaction(deployment: DeploymentMap) -> list[float]:
+    goodput = dict.fromkeys(deployment.models, 0.0)
+    for *_, replica in deployment.places():
+        goodput[replica.model] = goodput.get(replica.model, 0.0) + replica.predicted.goodput_rps
+    return [goodput[name] / model.rate_rps for name, model in deployment.models.items()]

@@ -1,0 +1,96 @@
+"""What a policy decides: replicas in partitions on devices, and what found no place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gpuprof.deployment import Unplaced
+from gpuprof.estimate import Workload
+from gpuprof.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedReplica:
+    """One server of a model.
+
+    Attributes
+    ----------
+    model : str
+    batch, processes : int
+    share : Share
+        Of all its processes together; its ``mig`` is that of the partition.
+    rate_rps : float
+        The part of the demand that it is planned to serve.
+    max_wait_ms : float
+        How long a request waits for its batch to fill.
+    memory_bytes : int or None
+        Of all its processes together; None where nothing is known of it.
+    """
+
+    model: str
+    batch: int
+    processes: int
+    share: Share
+    rate_rps: float
+    max_wait_ms: float = 0.0
+    memory_bytes: int | None = None
+
+    @property
+    def workload(self) -> Workload:
+        """What runs, in the words of an estimator."""
+        return Workload(self.model, self.batch, self.share, self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedPartition:
+    """A MIG instance (``mig`` and the memory slice it starts at) or, with both None, the whole device."""
+
+    replicas: tuple[PlacedReplica, ...]
+    mig: str | None = None
+    start: int | None = None
+
+    def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
+        """Return what runs in this partition besides ``replica``; instances do not disturb one another."""
+        return tuple(other.workload for other in self.replicas if other is not replica)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedGpu:
+    """One device and what stands on it."""
+
+    device: str
+    partitions: tuple[PlacedPartition, ...]
+
+    def replicas(self) -> Iterator[PlacedReplica]:
+        """Yield the replicas on this device."""
+        for partition in self.partitions:
+            yield from partition.replicas
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The answer of a policy.
+
+    Attributes
+    ----------
+    policy : str
+    gpus : tuple of PlacedGpu
+        Only devices that hold something.
+    unplaced : tuple of Unplaced
+        Every demand, or part of one, that is not served, with the reason.
+    lower_bound_gpus : int or None
+        No placement that meets as much of the demands has fewer devices; None where the policy proves nothing.
+    lower_bound_cost_per_hour : float or None
+        Likewise for the cost.
+    """
+
+    policy: str
+    gpus: tuple[PlacedGpu, ...]
+    unplaced: tuple[Unplaced, ...] = ()
+    lower_bound_gpus: int | None = None
+    lower_bound_cost_per_hour: float | None = None
+
+    def rate_rps(self, model: str) -> float:
+        """Return the rate that the replicas of ``model`` are planned for together."""
+        return sum(replica.rate_rps for gpu in self.gpus for replica in gpu.replicas() if replica.model == model)

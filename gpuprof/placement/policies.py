@@ -1,0 +1,89 @@
+"""The policies by name, and what each of them must be."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.plugins import load_plugin, plugin_names
+
+#: name → "module:Class"; nothing is imported before it is asked for.
+BUILTIN: dict[str, str] = {
+    "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
+}
+
+DEFAULT = "ffd"
+
+
+class Policy(Protocol):
+    """Decides a placement; plug-ins of the group ``gpuprof.policies`` implement it.
+
+    A policy is made with its own options as keyword arguments and no state is kept between problems.
+    """
+
+    def place(self, problem: Problem) -> Placement:
+        """Return a placement in which every demand is served or named as unplaced.
+
+        The same problem gives the same placement. What comes back passes `gpuprof.placement.feasibility`.
+        """
+        ...
+
+
+def policy_names() -> tuple[str, ...]:
+    """Return the names of all policies, built in and installed, sorted."""
+    return plugin_names("policy", BUILTIN)
+
+
+def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
+    """Return the policy called ``name``, made with ``options``.
+
+    Parameters
+    ----------
+    name : str
+        A built-in or installed name, or ``"package.module:Class"``.
+    options : mapping of str to str
+        The policy's own options as text, read by the types of its fields.
+
+    Raises
+    ------
+    InputError
+        For a policy or an option that does not exist, or a value that is none of its type.
+    """
+    made = load_plugin("policy", name, BUILTIN)
+    policy: Policy = made(**_read(name, made, options or {}))
+    return policy
+
+
+def _read(policy: str, made: Any, options: Mapping[str, str]) -> dict[str, object]:
+    types = typing.get_type_hints(made) if dataclasses.is_dataclass(made) else {}
+    known = {field.name: types[field.name] for field in dataclasses.fields(made)} if types else {}
+    values = {}
+    for key, text in options.items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise unknown_name(f"option of the policy {policy}", key, sorted(known))
+        values[name] = _value(key, text, known[name])
+    return values
+
+
+def _value(key: str, text: str, wanted: Any) -> object:
+    choices = typing.get_args(wanted) if typing.get_origin(wanted) is typing.Literal else None
+    if choices is not None:
+        if text not in choices:
+            raise InputError(f"{key} must be one of {', '.join(choices)} but got {text!r}")
+        return text
+    if wanted is bool:
+        if text.lower() not in {"", "true", "false", "yes", "no", "1", "0"}:
+            raise InputError(f"{key} must be true or false but got {text!r}")
+        return text.lower() in {"", "true", "yes", "1"}
+    if wanted in (int, float):
+        try:
+            return wanted(text)
+        except ValueError:
+            raise InputError(f"{key} must be a number but got {text!r}") from None
+    return text

@@ -1,0 +1,130 @@
+"""What a placement is asked to do: demands, devices, and the models of latency that it must believe."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimator
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.sojourn import QueueModel
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How carefully to plan; every policy obeys all of it.
+
+    Attributes
+    ----------
+    confidence : float or None
+        Plan on the upper end of the interval that holds the true time with this probability; None: on the mean.
+    latency_budget : float or None
+        None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must
+        keep its SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO
+        and the replicas' throughput must cover the rate (ParvaGPU, iGniter and USHER say one half).
+    max_batch, max_processes : int
+        Largest batch and most processes of one replica that are considered.
+    overhead_ms : float
+        Spent by every request outside the replica.
+    gpus_per_node : int
+        How the devices of an elastic fleet are grouped into machines.
+    time_limit_s : float or None
+        For policies that search: stop then with the best found.
+    seed : int
+    """
+
+    confidence: float | None = None
+    latency_budget: float | None = None
+    max_batch: int = 256
+    max_processes: int = 1
+    overhead_ms: float = 0.0
+    gpus_per_node: int = 8
+    time_limit_s: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require("confidence", self.confidence, 0.0, 1.0)
+        _require("latency budget", self.latency_budget, 0.0, 1.0)
+        _require("time limit", self.time_limit_s, 0.0, 1e9)
+        for name, value in (("max batch", self.max_batch), ("max processes", self.max_processes)):
+            if value < 1:
+                raise InputError(f"{name} must be at least 1 but got {value}")
+        if not 0.0 <= self.overhead_ms < 1e9:
+            raise InputError(f"overhead must be at least 0 ms but got {self.overhead_ms:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """Where a model's file is and what it held when it was profiled."""
+
+    path: str | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Demands to be placed on a fleet.
+
+    Attributes
+    ----------
+    demands : tuple of Demand
+        Each model once.
+    fleet : Fleet
+    estimator : Estimator
+        Time of a batch; interference comes through its ``beside``.
+    queueing : QueueModel
+        Time in a replica beyond that.
+    options : Options
+    files : mapping of str to ModelFile
+        By model; what the map says of the files to serve.
+    inputs : mapping of str to str
+        Hashes and settings that the map records.
+    """
+
+    demands: tuple[Demand, ...]
+    fleet: Fleet
+    estimator: Estimator
+    queueing: QueueModel
+    options: Options = field(default_factory=Options)
+    files: Mapping[str, ModelFile] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        names = [demand.model for demand in self.demands]
+        if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
+            raise InputError(f"{twice[0]!r} is asked for twice", "add the rates up, or name the models apart")
+        if not names:
+            raise InputError("there are no demands to place")
+
+    def device(self, name: str) -> Device:
+        """Return the device of the fleet called ``name``."""
+        return self.entry(name).device
+
+    def entry(self, name: str) -> FleetEntry:
+        """Return the fleet's entry for the device called ``name``.
+
+        Raises
+        ------
+        InputError
+            When the fleet has no such device.
+        """
+        for entry in self.fleet.entries:
+            if entry.device.name == name:
+                return entry
+        raise InputError(f"the fleet has no {name}", f"it has {', '.join(e.device.name for e in self.fleet.entries)}")
+
+    def demand(self, model: str) -> Demand:
+        """Return the demand for ``model``."""
+        return next(demand for demand in self.demands if demand.model == model)
+
+    def by_priority(self) -> Sequence[Demand]:
+        """Return the demands, highest priority first, else in the order given."""
+        return sorted(self.demands, key=lambda demand: -demand.priority)
+
+
+def _require(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None and not low < value < high:
+        raise InputError(f"{name} must be above {low:g} and below {high:g} but got {value:g}")

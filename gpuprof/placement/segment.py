@@ -1,0 +1,242 @@
+"""What one replica of a model can do under a share: the pieces that every policy chooses from and packs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimate, Figure, Workload
+from gpuprof.placement.placement import PlacedPartition, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.share import Share
+from gpuprof.sojourn import Arrivals, BatchServer
+
+#: Of the rates that a replica can serve, the search for the largest one stops this close to it.
+RATE_PRECISION = 1e-3
+#: A rate so small that a request practically never meets another.
+_LONELY = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A replica that could be: a share of a device with a batch size and a number of processes.
+
+    ParvaGPU (SC'24) §III calls a MIG instance with processes in it a segment; here a share without MIG is one too.
+
+    Attributes
+    ----------
+    model, device : str
+    share : Share
+        Of all processes together.
+    batch, processes : int
+    capacity_rps : float
+        The largest rate of Poisson arrivals that it serves within the demand's SLO.
+    fraction : float
+        Of the device's compute units.
+    memory_bytes : int or None
+        Of all processes together.
+    latency_ms : float
+        Planned mean time of a full batch.
+    """
+
+    model: str
+    device: str
+    share: Share
+    batch: int
+    processes: int
+    capacity_rps: float
+    fraction: float
+    memory_bytes: int | None
+    latency_ms: float
+
+    def replica(self, rate_rps: float) -> PlacedReplica:
+        """Return the replica that serves ``rate_rps`` in this segment."""
+        return PlacedReplica(
+            self.model, self.batch, self.processes, self.share, rate_rps, memory_bytes=self.memory_bytes
+        )
+
+
+def planned_ms(latency: Figure, confidence: float | None) -> float:
+    """Return the time to plan with: the mean, or the upper end of its interval at ``confidence``.
+
+    The figure's interval holds 90%; other confidences are read off a normal distribution through it.
+    """
+    if confidence is None or latency.high is None:
+        return latency.value
+    normal = NormalDist()
+    scale = normal.inv_cdf((1.0 + confidence) / 2.0) / normal.inv_cdf(0.95)
+    return latency.value + (latency.high - latency.value) * scale
+
+
+class Segments:
+    """Finds the segments of demands on devices; remembers what it computed.
+
+    Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
+    fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._estimates: dict[tuple[object, ...], Estimate] = {}
+        self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
+        self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
+
+    def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
+        """Return the estimator's answer, asked once for each question."""
+        key = (device.name, workload, tuple(sorted(beside)))
+        if key not in self._estimates:
+            self._estimates[key] = self.problem.estimator.estimate(
+                workload.model, device, workload.batch, workload.share, key[2], workload.processes
+            )
+        return self._estimates[key]
+
+    def latency_ms(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        """Return the planned mean time of one batch."""
+        return planned_ms(self.estimate(device, workload, beside).latency_ms, self.problem.options.confidence)
+
+    def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
+        """Return the queueing view of a replica: its times for 1, 2, … ``batch`` requests."""
+        sizes = (Workload(workload.model, n, workload.share, workload.processes) for n in range(1, workload.batch + 1))
+        return BatchServer(
+            latency_ms=tuple(self.latency_ms(device, size, beside) for size in sizes),
+            batch=workload.batch,
+            max_wait_ms=0.0,
+            processes=workload.processes,
+            latency_cv=self.estimate(device, workload, beside).latency_cv,
+            overhead_ms=self.problem.options.overhead_ms,
+        )
+
+    def meets(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> bool:
+        """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
+        budget = self.problem.options.latency_budget
+        if budget is not None:
+            latency = self.latency_ms(device, workload, beside)
+            throughput = 1000.0 * workload.batch * workload.processes / latency
+            return latency < budget * demand.slo.latency_ms and rate_rps <= throughput * (1.0 + 1e-9)
+        return self._in_time(demand, self.server(device, workload, beside), rate_rps)
+
+    def holds(self, device: Device, partition: PlacedPartition) -> bool:
+        """Whether every replica of the partition keeps its SLO at its rate beside the others."""
+        for replica in partition.replicas:
+            beside = partition.beside(replica)
+            alone = self.estimate(device, replica.workload)
+            if beside and self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
+                demand = self.problem.demand(replica.model)
+                if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
+                    return False
+        return True
+
+    def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
+        """Return for each share the segment of largest capacity, smallest share first.
+
+        Of segments within 1% of each other the one of fewest processes and smallest batch is taken, which needs less
+        memory. Shares under which nothing meets the SLO are absent.
+        """
+        key = (demand.model, device.name)
+        if key not in self._best:
+            shares = self.problem.estimator.shares(demand.model, device)
+            found = [self._best_of(demand, device, share) for share in shares]
+            self._best[key] = tuple(segment for segment in found if segment is not None)
+        return self._best[key]
+
+    def every(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
+        """Return every segment that meets the SLO at some rate, by share, processes and batch."""
+        key = (demand.model, device.name)
+        if key not in self._segments:
+            shares = self.problem.estimator.shares(demand.model, device)
+            made = (
+                self.make(demand, device, workload)
+                for share in shares
+                for workload in self.workloads(demand.model, device, share)
+            )
+            self._segments[key] = tuple(segment for segment in made if segment is not None)
+        return self._segments[key]
+
+    def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
+        """Yield what may run under ``share``: fewest processes first, then smallest batch."""
+        options = self.problem.options
+        for processes in range(1, options.max_processes + 1):
+            for batch in self.problem.estimator.batches(model, device, share):
+                if batch <= options.max_batch:
+                    yield Workload(model, batch, share, processes)
+
+    def make(self, demand: Demand, device: Device, workload: Workload) -> Segment | None:
+        """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate."""
+        try:
+            estimate = self.estimate(device, workload)
+        except InputError:
+            return None  # nothing is known of this batch or number of processes
+        memory = self.memory_bytes(estimate)
+        if memory is not None and memory > device.memory_bytes(workload.share):
+            return None
+        capacity = self._capacity_rps(demand, device, workload)
+        if capacity <= 0.0:
+            return None
+        return Segment(
+            model=demand.model,
+            device=device.name,
+            share=workload.share,
+            batch=workload.batch,
+            processes=workload.processes,
+            capacity_rps=capacity,
+            fraction=device.fraction(workload.share),
+            memory_bytes=memory,
+            latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
+        )
+
+    def memory_bytes(self, estimate: Estimate) -> int | None:
+        """Return the memory of all processes of a workload; on its upper end when planning with confidence."""
+        if estimate.memory_bytes is None:
+            return None
+        one = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
+        return math.ceil(one) * estimate.workload.processes
+
+    def _best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        best: Segment | None = None
+        for workload in sorted(self.workloads(demand.model, device, share), key=lambda w: (-w.batch, -w.processes)):
+            if best is not None and self._throughput_rps(device, workload) < best.capacity_rps * 0.99:
+                continue  # even batches that are always full could not reach the best
+            segment = self.make(demand, device, workload)
+            if segment is None:
+                continue
+            if best is None or segment.capacity_rps >= best.capacity_rps * 0.99:
+                best = segment
+        return best
+
+    def _throughput_rps(self, device: Device, workload: Workload) -> float:
+        try:
+            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload)
+        except InputError:
+            return math.inf
+
+    def _capacity_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
+        """Return the largest rate within the SLO, 0 when even a lonely request is too slow."""
+        ceiling = self._throughput_rps(device, workload)
+        if self.problem.options.latency_budget is not None:
+            return ceiling if self.meets(demand, device, workload, ceiling) else 0.0
+        server = self.server(device, workload)
+        low, high = ceiling * _LONELY, ceiling
+        if not self._in_time(demand, server, low):
+            return 0.0
+        if demand.rate_rps < ceiling and self._in_time(demand, server, demand.rate_rps):
+            low = max(low, demand.rate_rps)
+        while high - low > RATE_PRECISION * low:
+            middle = (low + high) / 2.0
+            if self._in_time(demand, server, middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
+        if rate_rps >= server.capacity_rps:
+            return False
+        sojourn = self.problem.queueing.sojourn(Arrivals(rate_rps), server)
+        return sojourn.utilization < 1.0 and sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms

@@ -1,0 +1,106 @@
+"""Says why a demand cannot be met, and the nearest thing that could be."""
+
+from __future__ import annotations
+
+import math
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.sojourn import Arrivals
+
+_GIB = 2**30
+
+
+def why_not(problem: Problem, segments: Segments, demand: Demand) -> str:
+    """Return why nothing at all of ``demand`` was placed: memory, its own latency, or a full fleet."""
+    reasons = [_device_reason(segments, demand, entry.device) for entry in problem.fleet.entries]
+    if None in reasons:
+        rooms = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
+        return f"no room is left on {rooms}; more devices, or a lower rate of the other models, would make some"
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def why_not_all(problem: Problem, demand: Demand, served_rps: float) -> str:
+    """Return why only ``served_rps`` of ``demand`` were placed."""
+    rooms = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries if e.count is not None)
+    limits = []
+    if demand.max_replicas is not None:
+        limits.append(f"max_replicas {demand.max_replicas}")
+    if rooms:
+        limits.append(f"a fleet of {rooms}")
+    return (
+        f"only {_round_down(served_rps)} of {demand.rate_rps:g} requests/s fit {' and '.join(limits)}; "
+        f"the largest rate that works is {_round_down(served_rps)} requests/s"
+    )
+
+
+def least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
+    """Return the least SLO that some batch and share of ``device`` keeps at a rate near zero, infinity if none."""
+    least = math.inf
+    for share in segments.problem.estimator.shares(demand.model, device):
+        for workload in segments.workloads(demand.model, device, share):
+            if _fits_memory(segments, device, workload):
+                least = min(least, _lonely_ms(segments, demand, device, workload))
+    return least
+
+
+def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | None:
+    """Return why this kind of device can serve none of the demand; None when it could if it were free."""
+    if segments.best(demand, device):
+        return None
+    least = least_slo_ms(segments, demand, device)
+    if math.isinf(least):
+        return _memory_reason(segments, demand, device)
+    return (
+        f"on {device.name} a lonely request already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
+        f"above the SLO of {demand.slo.latency_ms:g} ms; the least SLO that works is {_round_up(least)} ms"
+    )
+
+
+def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
+    needs = []
+    for share in segments.problem.estimator.shares(demand.model, device):
+        for workload in segments.workloads(demand.model, device, share):
+            try:
+                needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
+            except InputError:
+                continue
+    if not needs:
+        return f"nothing is known of {demand.model} on {device.name}: profile it there"
+    return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"
+
+
+def _lonely_ms(segments: Segments, demand: Demand, device: Device, workload: Workload) -> float:
+    try:
+        budget = segments.problem.options.latency_budget
+        if budget is not None:
+            return segments.latency_ms(device, workload) / budget
+        server = segments.server(device, workload)
+    except InputError:
+        return math.inf
+    sojourn = segments.problem.queueing.sojourn(Arrivals(server.capacity_rps * 1e-4), server)
+    return sojourn.percentile(demand.slo.percentile)
+
+
+def _fits_memory(segments: Segments, device: Device, workload: Workload) -> bool:
+    try:
+        memory = segments.memory_bytes(segments.estimate(device, workload))
+    except InputError:
+        return False
+    return memory is None or memory <= device.memory_bytes(workload.share)
+
+
+def _round_up(value: float) -> str:
+    """Show to three digits, never below the value."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / step * (1 + 1e-9)) * step:g}"
+
+
+def _round_down(value: float) -> str:
+    """Show to four digits, never above the value."""
+    step = 10.0 ** (math.floor(math.log10(value)) - 3)
+    return f"{math.floor(value / step * (1 + 1e-9)) * step:g}"

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
+from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.policies import Policy
+
+
+class TestFirstFitDecreasing(PolicyContract):
+    def policy(self) -> Policy:
+        return FirstFitDecreasing()
+
+
+class TestFirstFitDecreasingOnSlicedDevices(TestFirstFitDecreasing):
+    fleet = ((sliced_device(), None),)
+
+
+class TestFirstFitDecreasingOnTwoKinds(TestFirstFitDecreasing):
+    fleet = ((sliced_device(), None), (plain_device(), None))
