@@ -1,0 +1,1 @@
+"""Predicts time, memory, compute requirement, interference and queueing of models on devices."""
