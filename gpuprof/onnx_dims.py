@@ -1,0 +1,180 @@
+"""Gives every free dimension of a model's inputs a number: the batch, then sequence lengths, image sizes and so on."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from onnx import ValueInfoProto
+
+from gpuprof.errors import InputError
+from gpuprof.model import Tensor
+from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name
+
+#: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
+DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
+
+_BATCH = re.compile(r"(^|[^a-z])(batch|bs|n)([^a-z]|$)|batch", re.IGNORECASE)
+_NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
+#: A dimension: its size, its name, or None where it is free and has no name.
+Dim = int | str | None
+
+
+def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
+    """Return the dimensions that a file declares for a value, or None when it does not even declare their number.
+
+    A negative size, which some exporters write for a free dimension, is free.
+    """
+    kind = info.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in kind.shape.dim
+    )
+
+
+def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
+    """Return for each input with a free batch dimension the position of that dimension.
+
+    A dimension named like a batch is one wherever it stands; else the first one, if it is free and not named like
+    a sequence or a side. Inputs without either, and models with a fixed batch, are absent.
+    """
+    named = {
+        name: axis
+        for name, dims in inputs.items()
+        for axis, dim in reversed(list(enumerate(dims)))
+        if isinstance(dim, str) and dim.isidentifier() and _BATCH.search(dim)
+    }
+    for name, dims in inputs.items():
+        first = dims[0] if dims else 0
+        unnamed = first is None or (isinstance(first, str) and not named and not _NOT_BATCH.search(first))
+        if name not in named and unnamed:
+            named[name] = 0
+    return named
+
+
+def bind_inputs(
+    infos: Iterable[ValueInfoProto], batch: int, dims: Mapping[str, int], model: str
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the inputs with every dimension known, and what each named dimension became.
+
+    Parameters
+    ----------
+    infos : iterable of ValueInfoProto
+        The model's inputs, without its weights.
+    batch : int
+    dims : mapping of str to int
+        Sizes by the dimension's name, or by ``"input:axis"`` where it has none.
+    model : str
+        What errors call the model.
+
+    Raises
+    ------
+    InputError
+        If an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names nothing.
+    """
+    infos = list(infos)
+    declared = {info.name: _dims_of(info, model) for info in infos}
+    axes = batch_axes(declared)
+    _check_batch(declared, axes, batch, model)
+    names = {str(declared[name][axis]): batch for name, axis in axes.items() if isinstance(declared[name][axis], str)}
+    _check_known(dims, declared, names, model)
+    names |= dims
+    tensors = {}
+    for info in infos:
+        name = info.name
+        sizes = [
+            batch if axes.get(name) == axis else _size(dim, axis, declared[name], name, names)
+            for axis, dim in enumerate(declared[name])
+        ]
+        names |= {dim: size for dim, size in zip(declared[name], sizes, strict=True) if isinstance(dim, str)}
+        tensors[name] = Tensor(name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
+        if tensors[name].elements > MOST_ELEMENTS:
+            raise InputError(f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS} elements")
+    return tensors, names
+
+
+def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Return ``declared`` with its names replaced by what they were bound to; None where that is not known."""
+    return tuple(_evaluate(dim, names) if isinstance(dim, str) else dim for dim in declared)
+
+
+def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
+    if not info.type.HasField("tensor_type"):
+        kind = info.type.WhichOneof("value") or "value without a type"
+        raise InputError(f"{model}: input {info.name} is a {kind.removesuffix('_type')}, not a tensor")
+    dims = declared_dims(info)
+    if dims is None:
+        raise InputError(f"{model}: input {info.name} declares no shape", "export the model with its inputs' shapes")
+    return dims
+
+
+def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], batch: int, model: str) -> None:
+    if batch < 1:
+        raise InputError(f"the batch must be at least 1 but is {batch}")
+    if axes or not declared:
+        return
+    name, dims = next(((name, dims) for name, dims in declared.items() if dims), (None, ()))
+    if name is not None and dims[0] != batch:
+        raise InputError(
+            f"{model}: input {name} fixes the batch at {dims[0]}, but {batch} is asked",
+            "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
+        )
+
+
+def _check_known(
+    dims: Mapping[str, int], declared: Mapping[str, tuple[Dim, ...]], batch: Mapping[str, int], model: str
+) -> None:
+    free = {dim for shape in declared.values() for dim in shape if isinstance(dim, str)} - set(batch)
+    free |= {f"{name}:{axis}" for name, shape in declared.items() for axis, dim in enumerate(shape) if dim is None}
+    for name, size in dims.items():
+        if name not in free:
+            raise InputError(f"{model} has no free dimension {name!r}", f"it has: {', '.join(sorted(free)) or 'none'}")
+        if size < 1:
+            raise InputError(f"dimension {name} must be at least 1 but is {size}")
+
+
+def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    bound = names.get(f"{name}:{axis}") if dim is None else _evaluate(dim, names)
+    if bound is not None:
+        return bound
+    if len(shape) < 4:
+        return DEFAULT_DIM
+    # An image has its colours last when the last dimension alone is fixed to a small number, else second.
+    colours_last = isinstance(shape[-1], int) and shape[-1] <= 4
+    if isinstance(shape[1], int) and shape[1] > 4 and not colours_last:
+        return DEFAULT_DIM  # neither: a tensor of heads or features, such as a key cache
+    return DEFAULT_CHANNELS if axis == 1 and not colours_last else DEFAULT_SIDE
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+}
+
+
+def _evaluate(text: str, names: Mapping[str, int]) -> int | None:
+    """Return the value of a dimension such as ``past + sequence``, or None when a part of it is unknown."""
+    if text in names:
+        return names[text]
+    try:
+        return _value(ast.parse(text, mode="eval").body, names)
+    except (SyntaxError, ValueError, KeyError, RecursionError, ZeroDivisionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, names: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names))
+    raise ValueError("not arithmetic of names and numbers")

@@ -1,0 +1,109 @@
+"""Nodes of an ONNX graph: what errors call them, what their nested graphs capture, and an order to run them in."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, numpy_helper
+
+from gpuprof.errors import InputError
+
+
+def label(node: NodeProto) -> str:
+    """Return how errors speak of a node: its name and type."""
+    return f"{node.name or ', '.join(name for name in node.output if name)} ({node.op_type})"
+
+
+def captured(node: NodeProto) -> list[str]:
+    """Return the names that a node's nested graphs take from outside, in order of use."""
+    found: dict[str, None] = {}
+    for attribute in node.attribute:
+        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+            found |= dict.fromkeys(_free_names(graph))
+    return list(found)
+
+
+def used_names(graph: GraphProto) -> set[str]:
+    """Return the values of ``graph`` that a node uses or that leave it."""
+    used = {name for node in graph.node for name in (*node.input, *captured(node))}
+    return used | {info.name for info in graph.output}
+
+
+def _free_names(graph: GraphProto) -> list[str]:
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+    own |= {name for node in graph.node for name in node.output}
+    used = [name for node in graph.node for name in (*node.input, *captured(node))]
+    used += [info.name for info in graph.output]
+    return [name for name in dict.fromkeys(used) if name and name not in own]
+
+
+def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> list[NodeProto]:
+    """Return ``nodes`` so that each follows what it needs, in their own order where that already holds.
+
+    Raises
+    ------
+    InputError
+        Naming a node of the cycle, or the value that two nodes give.
+    """
+    producer: dict[str, int] = {}
+    given = set(given)
+    for i, node in enumerate(nodes):
+        for name in node.output:
+            if name and (name in producer or name in given):
+                raise InputError(f"{model}: node {label(node)} gives {name!r}, which something else gives already")
+            if name:
+                producer[name] = i
+    needs = [{producer[name] for name in (*node.input, *captured(node)) if name in producer} for node in nodes]
+    if all(not need or max(need) < i for i, need in enumerate(needs)):
+        return list(nodes)
+    return [nodes[i] for i in _order(needs, nodes, model)]
+
+
+def _order(needs: list[set[int]], nodes: Sequence[NodeProto], model: str) -> list[int]:
+    users: dict[int, list[int]] = {}
+    for i, need in enumerate(needs):
+        for j in need:
+            users.setdefault(j, []).append(i)
+    left = [len(need) for need in needs]
+    ready = [i for i, count in enumerate(left) if not count]
+    order = []
+    while ready:
+        order.append(heapq.heappop(ready))
+        for user in users.get(order[-1], ()):
+            left[user] -= 1
+            if not left[user]:
+                heapq.heappush(ready, user)
+    if len(order) < len(nodes):
+        stuck = next(i for i, count in enumerate(left) if count)
+        raise InputError(f"{model}: node {label(nodes[stuck])} is part of a cycle or waits for one")
+    return order
+
+
+def graphs_of(graph: GraphProto) -> Iterator[GraphProto]:
+    """Yield ``graph`` and every graph nested in its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.GRAPH:
+                yield from graphs_of(attribute.g)
+            elif attribute.type == AttributeProto.GRAPHS:
+                for nested in attribute.graphs:
+                    yield from graphs_of(nested)
+
+
+def constant_tensor(node: NodeProto) -> TensorProto:
+    """Return the value of a Constant node, named as its output."""
+    name, value = node.output[0], node.attribute[0]
+    if value.HasField("t"):
+        tensor: TensorProto = TensorProto.FromString(value.t.SerializeToString())
+        tensor.name = name
+        return tensor
+    plain = helper.get_attribute_value(value)
+    dtype = {"f": np.float32, "i": np.int64}.get(value.name.removeprefix("value_")[0])
+    if dtype is None:
+        return TensorProto(
+            name=name, data_type=TensorProto.STRING, dims=[] if value.name == "value_string" else [len(plain)]
+        )
+    return numpy_helper.from_array(np.array(plain, dtype), name)

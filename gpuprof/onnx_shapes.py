@@ -1,0 +1,258 @@
+"""Finds type and shape of every value of a graph whose inputs are bound, node by node.
+
+ONNX's own inference is asked for each node, with the values that `gpuprof.onnx_values` knows by then; so a shape
+that an exporter computes with a dozen ops becomes a number, and whatever stays unknown is known by the node's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from gpuprof.errors import InputError
+from gpuprof.model import Tensor
+from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name, elem_type
+from gpuprof.onnx_nodes import captured, constant_tensor, label, used_names
+from gpuprof.onnx_values import MOST_ELEMENTS as MOST_VALUES
+from gpuprof.onnx_values import Array, known_value
+
+#: Ops whose outputs are as large as the data says: their largest possible size stands for it.
+_AT_MOST = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}
+#: Ops that keep the shape and type of their first input, for which ONNX has no rule.
+_LIKE_FIRST = {
+    "BiasAdd", "BiasDropout", "BiasGelu", "BiasSplitGelu", "BiasSoftmax", "DynamicQuantizeLinear", "FastGelu",
+    "Gelu", "GroupNorm", "GroupNormalization", "Inverse", "LayerNormalization", "QuickGelu", "RotaryEmbedding",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+}  # fmt: skip
+_SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+_NEVER_FOLDED = {
+    "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+    "Bernoulli", "If", "Loop", "Scan",
+}  # fmt: skip
+
+
+class Shapes:
+    """Types, shapes and known values of a graph's tensors, filled by `add`.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Inputs and weights.
+    constants : iterable of str
+        Which of them are weights.
+    declared : mapping of str to Tensor
+        What the file says of values between ops, for ops that ONNX has no rule for.
+    opsets : mapping of str to int
+        Opset by domain.
+    used : set of str
+        The values that something uses; of others nobody needs to know the shape.
+    model : str
+        What errors call the model.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        constants: Iterable[str],
+        declared: Mapping[str, Tensor],
+        opsets: Mapping[str, int],
+        used: set[str],
+        model: str,
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.constants = set(constants)
+        self.values: dict[str, Array] = {}
+        self._declared = declared
+        self._opsets = dict(opsets)
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._used = used
+        self._model = model
+        self._protos: dict[str, TensorProto] = {}
+        self._types: dict[str, TypeProto] = {}
+
+    def add_value(self, tensor: TensorProto) -> None:
+        """Note the value of a small weight."""
+        if prod(tensor.dims) <= MOST_VALUES and tensor.data_type != TensorProto.STRING:
+            self.values[tensor.name] = numpy_helper.to_array(tensor)
+            self._protos[tensor.name] = tensor
+
+    def add(self, node: NodeProto) -> bool:
+        """Find what ``node`` gives; return whether the runtime computes it once, when it loads the model.
+
+        Raises
+        ------
+        InputError
+            Naming the node, if it contradicts its inputs or the shape of an output stays unknown.
+        """
+        for name in (*node.input, *captured(node)):
+            if name and name not in self.tensors:
+                raise InputError(f"{self._model}: node {label(node)} uses {name!r}, which nothing gives")
+        if not self._evaluate(node):
+            for name, tensor in zip(node.output, self._infer(node), strict=False):
+                if name and tensor is not None:
+                    self._keep(node, tensor)
+        folded = self._is_folded(node)
+        if folded:
+            self.constants.update(name for name in node.output if name)
+        return folded
+
+    def _is_folded(self, node: NodeProto) -> bool:
+        inputs = [name for name in node.input if name]
+        return node.op_type not in _NEVER_FOLDED and all(name in self.constants for name in inputs)
+
+    def _keep(self, node: NodeProto, tensor: Tensor) -> None:
+        if tensor.elements > MOST_ELEMENTS:
+            raise InputError(
+                f"{self._model}: node {label(node)} gives {list(tensor.shape)}, more than {MOST_ELEMENTS} elements"
+            )
+        self.tensors[tensor.name] = tensor
+
+    def _evaluate(self, node: NodeProto) -> bool:
+        """Compute the node's value if it is a small one that is already known."""
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx"):
+            return False
+        value: Array | None
+        if node.op_type == "Shape":
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            shape = self.tensors[node.input[0]].shape
+            value = np.array(shape[attributes.get("start", 0) : attributes.get("end", len(shape))], np.int64)
+        elif node.op_type == "Size":
+            value = np.array(self.tensors[node.input[0]].elements, np.int64)
+        else:
+            inputs = [self.values.get(name) if name else None for name in node.input]
+            if any(value is None for value, name in zip(inputs, node.input, strict=True) if name):
+                return False
+            value = known_value(node.op_type, inputs, _plain(node))
+        if value is None:
+            return False
+        name = node.output[0]
+        self.values[name] = value
+        self.tensors[name] = Tensor(name, dtype_name(helper.np_dtype_to_tensor_dtype(value.dtype)), value.shape)
+        return True
+
+    def _infer(self, node: NodeProto) -> list[Tensor | None]:
+        if node.op_type == "If" and node.domain == "":
+            return self._infer_if(node)
+        found = self._ask_onnx(node)
+        result: list[Tensor | None] = []
+        for name in node.output:
+            result.append(self._settle(node, name, found.get(name)) if name else None)
+        if node.op_type in _SAME_ELEMENTS and result[0] is not None:
+            source = self.tensors[node.input[0]]
+            if result[0].elements != source.elements:
+                raise InputError(
+                    f"{self._model}: node {label(node)} cannot turn {list(source.shape)} into {list(result[0].shape)}",
+                    "its target fits another batch: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
+                )
+        return result
+
+    def _ask_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
+        schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
+        if schema is None:
+            return {}
+        names = [name for name in (*node.input, *captured(node)) if name]
+        known = {name: self._proto(name) for name in node.input if name in self.values}
+        try:
+            return infer_node_outputs(
+                schema, node, {name: self._type(name) for name in names}, known, opset_imports=self._imports
+            )
+        except (InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+            said = (
+                str(error).split("): ", 1)[-1].replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "")
+            )
+            shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
+            raise InputError(
+                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(said.split())}"
+            ) from error
+
+    def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
+        """Return the larger outputs of the branches that can be taken."""
+        condition = self.values.get(node.input[0])
+        branches = {attribute.name: attribute.g for attribute in node.attribute}
+        if condition is not None:
+            branches = {
+                k: g for k, g in branches.items() if k == ("then_branch" if condition.item() else "else_branch")
+            }
+        results = [self._branch(branch) for branch in branches.values()]
+        largest = max(results, key=lambda tensors: sum(tensor.elements for tensor in tensors), default=[])
+        return [Tensor(name, tensor.dtype, tensor.shape) for name, tensor in zip(node.output, largest, strict=False)]
+
+    def _branch(self, graph: GraphProto) -> list[Tensor]:
+        own = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
+        inner = Shapes(
+            self.tensors | own, self.constants | set(own), self._declared, self._opsets, used_names(graph), self._model
+        )
+        inner.values, inner._protos = dict(self.values), dict(self._protos)
+        for tensor in graph.initializer:
+            inner.add_value(tensor)
+        for node in graph.node:
+            if node.op_type == "Constant":
+                inner.add_constant(node)
+            else:
+                inner.add(node)
+        return [inner.tensors[info.name] for info in graph.output]
+
+    def add_constant(self, node: NodeProto) -> None:
+        """Note a Constant node, which is a weight."""
+        tensor = constant_tensor(node)
+        self.tensors[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
+        self.constants.add(tensor.name)
+        self.add_value(tensor)
+
+    def _settle(self, node: NodeProto, name: str, found: TypeProto | None) -> Tensor | None:
+        """Return the tensor ``name`` from what ONNX found, what the file declares, or the largest it can be."""
+        source = self.tensors[node.input[0]] if node.input and node.input[0] else None
+        if found is not None and found.WhichOneof("value") not in (None, "tensor_type"):
+            kind = str(found.WhichOneof("value")).removesuffix("_type")
+            raise InputError(f"{self._model}: node {label(node)} gives a {kind}; only tensors can be profiled")
+        if found is not None and found.tensor_type.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
+            if node.op_type in _AT_MOST and source is not None:
+                dims = [source.elements if dim is None else dim for dim in dims]
+            if all(dim is not None and dim >= 0 for dim in dims):
+                self._types[name] = found
+                return Tensor(name, dtype_name(found.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
+        if name in self._declared:
+            return self._declared[name]
+        if node.op_type in _LIKE_FIRST and source is not None and name == node.output[0]:
+            return Tensor(name, source.dtype, source.shape)
+        if name not in self._used:
+            return None
+        domain = f" of domain {node.domain}" if node.domain else ""
+        raise InputError(
+            f"{self._model}: the shape of {name!r}, which node {label(node)}{domain} gives, cannot be inferred",
+            "export the model with the shapes of its intermediate values (value_info)",
+        )
+
+    def _proto(self, name: str) -> TensorProto:
+        if name not in self._protos:
+            self._protos[name] = numpy_helper.from_array(self.values[name], name)
+        return self._protos[name]
+
+    def _type(self, name: str) -> TypeProto:
+        if name not in self._types:
+            tensor = self.tensors[name]
+            self._types[name] = helper.make_tensor_type_proto(elem_type(tensor.dtype), tensor.shape)
+        return self._types[name]
+
+
+def _plain(node: NodeProto) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        found[attribute.name] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _schema(op_type: str, opset: int, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except (onnx.defs.SchemaError, ValueError):
+        return None
