@@ -24,9 +24,7 @@ def datasets() -> Traversable:
 @cache
 def devices() -> Mapping[str, Device]:
     """Return every device of ``datasets/devices.toml`` by name."""
-    with (datasets() / "devices.toml").open("rb") as file:
-        content = tomllib.load(file)
-    return MappingProxyType({name: _device(name, table) for name, table in content.items()})
+    return MappingProxyType({name: _device(name, table) for name, table in _tables().items()})
 
 
 def device(name: str) -> Device:
@@ -42,6 +40,20 @@ def device(name: str) -> Device:
     if found is None:
         raise unknown_name("device", name, sorted(known))
     return found
+
+
+def device_of_driver(driver_name: str) -> Device | None:
+    """Return the device that the driver calls ``driver_name`` (``"NVIDIA A100-SXM4-80GB"``), None if none is it."""
+    for name, table in _tables().items():
+        if driver_name in table["driver_names"]:
+            return devices()[name]
+    return None
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    with (datasets() / "devices.toml").open("rb") as file:
+        return tomllib.load(file)
 
 
 def _device(name: str, table: dict[str, Any]) -> Device:

@@ -1,0 +1,88 @@
+"""Reads the limits that control groups, version 1 and 2, set on this process: CPU time and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+# Version 1 says "no limit" with the largest multiple of the page size that fits into 63 bits.
+_UNLIMITED_BYTES = 2**62
+
+
+def cgroup_version(root: Path = Path("/")) -> int | None:
+    """Return 2 or 1, which of the two controls CPU time here, or None without control groups.
+
+    Parameters
+    ----------
+    root : Path
+        Root of the file system to look at.
+    """
+    mount = root / "sys/fs/cgroup"
+    if (mount / "cgroup.controllers").exists():
+        return 2
+    return 1 if next(_mounts(mount, "cpu"), None) else None
+
+
+def cpu_quota_cores(root: Path = Path("/")) -> float | None:
+    """Return the cores' worth of time that this process may take, or None where nothing caps it."""
+    quotas = [quota for group in _own_groups(root, "cpu") if (quota := _quota(group)) is not None]
+    return min(quotas, default=None)
+
+
+def memory_limit_bytes(root: Path = Path("/")) -> int | None:
+    """Return the memory that this process's groups allow, or None where nothing caps it."""
+    limits = [limit for group in _own_groups(root, "memory") if (limit := _memory(group)) is not None]
+    return min(limits, default=None)
+
+
+def _own_groups(root: Path, controller: str) -> Iterator[Path]:
+    """Yield this process's group of the controller and all groups around it, whose limits hold too."""
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            for base in _mounts(mount, controller):
+                yield from _upwards(base, path)
+        elif not controllers and (mount / "cgroup.controllers").exists():
+            yield from _upwards(mount, path)
+
+
+def _mounts(mount: Path, controller: str) -> Iterator[Path]:
+    for name in (controller, "cpu,cpuacct" if controller == "cpu" else controller):
+        if (mount / name / "cgroup.procs").exists():
+            yield mount / name
+            return
+
+
+def _upwards(base: Path, path: str) -> Iterator[Path]:
+    # A container sees its host's path but its own mount: then only the mount's root is there.
+    group = base / path.lstrip("/")
+    yield from (place for place in (group, *group.parents) if place == base or base in place.parents)
+
+
+def _quota(group: Path) -> float | None:
+    words = _read(group / "cpu.max").split()
+    if len(words) == 2:
+        quota, period = words
+    else:
+        quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return int(quota) / int(period)
+
+
+def _memory(group: Path) -> int | None:
+    text = _read(group / "memory.max").strip() or _read(group / "memory.limit_in_bytes").strip()
+    return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
+
+
+def _lines(path: Path) -> list[str]:
+    return _read(path).splitlines()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
