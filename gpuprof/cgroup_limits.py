@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def memory_limit_bytes(root: Path = Path("/")) -> int | None:
     """Return the memory that this process's groups allow, or None where nothing caps it."""
     limits = [limit for group in _own_groups(root, "memory") if (limit := _memory(group)) is not None]
     return min(limits, default=None)
+
+
+def usable_cores(processors: int, quota_cores: float | None) -> int:
+    """Return how many processors a process can keep busy that may run on ``processors`` under this quota."""
+    return processors if quota_cores is None else max(1, min(processors, math.ceil(quota_cores)))
 
 
 def _own_groups(root: Path, controller: str) -> Iterator[Path]:

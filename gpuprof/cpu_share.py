@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gpuprof.cgroup import CpuQuota
+from gpuprof.cgroup_limits import cpu_quota_cores, usable_cores
 from gpuprof.errors import InputError, UnavailableError
 
 _EPSILON = 1e-6
@@ -41,8 +42,9 @@ class CpuSlice:
 
 
 def own_cores() -> tuple[int, ...]:
-    """Return the cores on which this process may run, sorted."""
-    return tuple(sorted(os.sched_getaffinity(0)))
+    """Return the cores that this process can keep busy, sorted: of those it may run on, as many as its quota feeds."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return tuple(allowed[: usable_cores(len(allowed), cpu_quota_cores())])
 
 
 def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:

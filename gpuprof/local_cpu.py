@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.cgroup_limits import cpu_quota_cores, memory_limit_bytes
+from gpuprof.cgroup_limits import cpu_quota_cores, memory_limit_bytes, usable_cores
 from gpuprof.device import Device
 
 #: Assumed where nothing was measured: what one core of a server streams without effort, and four channels of DDR4.
@@ -93,11 +93,6 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
             "price": "none: this machine",
         },
     )
-
-
-def usable_cores(processors: int, quota_cores: float | None) -> int:
-    """Return how many processors a process can keep busy that may run on ``processors`` under this quota."""
-    return processors if quota_cores is None else max(1, min(processors, math.ceil(quota_cores)))
 
 
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
-from gpuprof.local_cpu import flops_per_cycle, local_cpu, read_cpuinfo, usable_cores
+from gpuprof.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes, usable_cores
+from gpuprof.local_cpu import flops_per_cycle, local_cpu, read_cpuinfo
 
 XEON = "fma avx avx2 avx512f avx512_vnni"
 
