@@ -1,0 +1,1 @@
+"""What if: replays arrivals against a deployment map, without a device."""

@@ -1,0 +1,226 @@
+"""Arrival processes: how requests come in, as streams of times that are generated piece by piece.
+
+A process is a description with a mean rate; `Arriving.stream` gives its times, whole nanoseconds from 0 on, as many as
+are taken: a day at any rate needs no more memory than one piece of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+NS_PER_S = 1e9
+_PROFILE_POINTS = 4096
+
+
+class Stream(Protocol):
+    """Times of requests, ascending."""
+
+    def take(self, count: int) -> Times:
+        """Return the next ``count`` times in nanoseconds; fewer, in the end none, when the stream is over."""
+        ...
+
+
+class Arriving(Protocol):
+    """An arrival process."""
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate in requests per second."""
+        ...
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return a new stream of times that draws from ``random``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """One request every ``1 / rate_rps`` seconds, the first after one gap."""
+
+    rate_rps: float
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times; nothing is random in them."""
+        return _Even(NS_PER_S / self.rate_rps)
+
+
+@dataclass(frozen=True, slots=True)
+class Gamma:
+    """Independent gaps of a gamma distribution with squared coefficient of variation ``scv``; 1 is Poisson."""
+
+    rate_rps: float
+    scv: float = 1.0
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times."""
+        gap = NS_PER_S / self.rate_rps
+        if self.scv == 1.0:
+            return _Renewal(lambda count: gap * random.standard_exponential(count))
+        return _Renewal(lambda count: gap * self.scv * random.standard_gamma(1.0 / self.scv, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """A Markov-modulated Poisson process of two states, calm and burst.
+
+    Attributes
+    ----------
+    rate_rps : float
+        Mean over both states.
+    ratio : float
+        Rate in a burst over the rate in the calm.
+    burst_s, calm_s : float
+        Mean times in the states, exponentially distributed.
+    """
+
+    rate_rps: float
+    ratio: float = 5.0
+    burst_s: float = 2.0
+    calm_s: float = 8.0
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times; the first state is drawn by how much of the time each one lasts."""
+        mean = (self.ratio * self.burst_s + self.calm_s) / (self.burst_s + self.calm_s)
+        calm = self.rate_rps / mean / NS_PER_S
+        state = int(random.random() * (self.burst_s + self.calm_s) < self.burst_s)
+        clock = _SwitchingClock(
+            random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state
+        )
+        return _Modulated(random, clock.time_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Diurnal:
+    """A Poisson process whose rate follows a sine: least at the start of each period, most in its middle.
+
+    Attributes
+    ----------
+    rate_rps : float
+        Mean over a period.
+    peak_to_trough : float
+        Highest over lowest rate.
+    period_s : float
+    """
+
+    rate_rps: float
+    peak_to_trough: float = 4.0
+    period_s: float = 86400.0
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times."""
+        swing = (self.peak_to_trough - 1.0) / (self.peak_to_trough + 1.0)
+        period = self.period_s * NS_PER_S
+        phase = np.linspace(0.0, 1.0, _PROFILE_POINTS + 1)
+        # The integral of 1 - swing·cos(2π·phase), in periods: how much of the load has come by each phase.
+        load = phase - swing * np.sin(2.0 * np.pi * phase) / (2.0 * np.pi)
+        expected = self.rate_rps * self.period_s
+
+        def time_of(events: Floats) -> Floats:
+            whole, part = np.divmod(events / expected, 1.0)
+            return np.asarray(period * (whole + np.interp(part, load, phase)))
+
+        return _Modulated(random, time_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Times that were recorded, replayed as they were: an ndarray of shape (requests,), ascending, in nanoseconds."""
+
+    times: Times
+    duration_s: float
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate over the recording."""
+        return len(self.times) / self.duration_s
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times; nothing is random in them."""
+        return _Replay(self.times)
+
+
+class _Even:
+    """Multiples of a gap; adding it up would drift."""
+
+    def __init__(self, gap: float) -> None:
+        self._gap = gap
+        self._taken = 0
+
+    def take(self, count: int) -> Times:
+        positions = np.arange(self._taken + 1, self._taken + count + 1)
+        self._taken += count
+        return np.rint(positions * self._gap).astype(np.int64)
+
+
+class _Renewal:
+    """Adds up gaps; keeps the fraction of the last nanosecond, so that rates are met exactly."""
+
+    def __init__(self, gaps: Callable[[int], Floats]) -> None:
+        self._gaps = gaps
+        self._last = 0.0
+
+    def take(self, count: int) -> Times:
+        times = self._last + np.cumsum(self._gaps(count))
+        if count:
+            self._last = float(times[-1])
+        return times.astype(np.int64)
+
+
+class _Modulated:
+    """A Poisson process of rate 1 in the number of expected events, carried over to time."""
+
+    def __init__(self, random: np.random.Generator, time_of: Callable[[Floats], Floats]) -> None:
+        self._random = random
+        self._time_of = time_of
+        self._expected = 0.0
+
+    def take(self, count: int) -> Times:
+        events = self._expected + np.cumsum(self._random.standard_exponential(count))
+        if count:
+            self._expected = float(events[-1])
+        return self._time_of(events).astype(np.int64)
+
+
+class _SwitchingClock:
+    """Turns expected events into time where the rate switches between two values at random times."""
+
+    def __init__(
+        self, random: np.random.Generator, rates: tuple[float, float], stays: tuple[float, float], state: int
+    ) -> None:
+        self._random = random
+        self._rates, self._stays, self._state = rates, stays, state
+        self._times, self._events = np.zeros(1), np.zeros(1)
+
+    def time_of(self, events: Floats) -> Floats:
+        if len(events) == 0:
+            return events
+        keep = max(0, int(np.searchsorted(self._events, events[0], side="right")) - 1)
+        times, expected = [float(t) for t in self._times[keep:]], [float(e) for e in self._events[keep:]]
+        while expected[-1] <= events[-1]:
+            stay = self._stays[self._state] * self._random.standard_exponential()
+            times.append(times[-1] + stay)
+            expected.append(expected[-1] + stay * self._rates[self._state])
+            self._state = 1 - self._state
+        self._times, self._events = np.array(times), np.array(expected)
+        return np.asarray(np.interp(events, self._events, self._times))
+
+
+class _Replay:
+    """Hands out recorded times."""
+
+    def __init__(self, times: Times) -> None:
+        self._times = times
+        self._position = 0
+
+    def take(self, count: int) -> Times:
+        piece = self._times[self._position : self._position + count]
+        self._position += len(piece)
+        return piece

@@ -1,0 +1,38 @@
+"""Lengths of time as people write them: ``90``, ``60s``, ``250ms``, ``5m``, ``2h``, ``1d``."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from gpuprof.errors import InputError
+
+_FORM = re.compile(r"(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>ms|s|m|min|h|d)?")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, None: 1.0}
+#: Times are kept as whole nanoseconds in 64 bits, which end after 292 years.
+LONGEST_S = 100 * 365 * 86400.0
+
+
+def parse_duration(text: str, what: str = "a duration") -> float:
+    """Return the seconds that ``text`` says; a number without a unit is seconds.
+
+    Raises
+    ------
+    InputError
+        When it has no such form, is zero, or is longer than a hundred years.
+    """
+    match = _FORM.fullmatch(text.strip().lower())
+    if match is None:
+        raise InputError(f"cannot read {what} from {text!r}", "write a number and ms, s, m, h or d, as in 60s")
+    seconds = float(match["number"]) * _SECONDS[match["unit"]]
+    if not 0.0 < seconds <= LONGEST_S or not math.isfinite(seconds):
+        raise InputError(f"{what} must be above 0 and at most 100 years but got {text}")
+    return seconds
+
+
+def show_duration(seconds: float) -> str:
+    """Return a short text for a length of time, in the largest unit that keeps it at 1 or more."""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"

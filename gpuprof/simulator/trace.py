@@ -1,0 +1,216 @@
+"""A trace: which model was asked when, and the CSV file that holds one.
+
+The file has the header ``time_s,model``: seconds from the start, ascending, a line a request. Without the column
+``model`` every request is for the same one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.errors import InputError
+from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Recorded, Times
+from gpuprof.simulator.duration import LONGEST_S
+
+MAX_FILE_BYTES = 16 * 2**30
+MAX_REQUESTS = 1_000_000_000
+_COLUMNS = ("time_s", "model")
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests by model.
+
+    Attributes
+    ----------
+    times : mapping of str to ndarray of shape (requests,)
+        Model → nanoseconds from the start, ascending. The name ``""`` stands for a trace that names no model.
+    duration_s : float
+        Length of the recording, at least to the last request.
+    """
+
+    times: Mapping[str, Times]
+    duration_s: float
+
+    @property
+    def requests(self) -> int:
+        """Number of requests."""
+        return sum(len(times) for times in self.times.values())
+
+    def arrivals(self) -> dict[str, Arriving]:
+        """Return each model's requests as an arrival process."""
+        return {model: Recorded(times, self.duration_s) for model, times in self.times.items() if len(times)}
+
+    def counts(self, bins: int) -> dict[str, NDArray[np.int64]]:
+        """Return the requests in each of ``bins`` equal parts of the trace, by model."""
+        edges = np.linspace(0.0, self.duration_s * NS_PER_S, bins + 1)
+        edges[-1] = np.inf  # a request at the very end belongs to the last part
+        return {model: np.histogram(times, edges)[0].astype(np.int64) for model, times in self.times.items()}
+
+    def longest_gap_s(self) -> float:
+        """Return the longest time without any request, in seconds."""
+        merged = np.sort(np.concatenate([np.zeros(1, np.int64), *self.times.values()]))
+        ends = np.append(merged, int(self.duration_s * NS_PER_S))
+        return float(np.diff(ends).max() / NS_PER_S)
+
+
+def record(processes: Mapping[str, Arriving], duration_s: float, seed: int) -> Trace:
+    """Return a trace of what the processes give in ``duration_s`` seconds; the same for the same seed.
+
+    Raises
+    ------
+    InputError
+        When more than a billion requests would be held in memory.
+    """
+    if (expected := duration_s * sum(process.rate_rps for process in processes.values())) > MAX_REQUESTS:
+        raise InputError(f"a trace of about {expected:.2g} requests is too long to hold", "ask for at most 1e9")
+    end = int(duration_s * NS_PER_S)
+    seeds = np.random.SeedSequence(seed).spawn(len(processes))
+    times = {
+        model: _until(process, end, np.random.Generator(np.random.PCG64(child)))
+        for (model, process), child in zip(processes.items(), seeds, strict=True)
+    }
+    return Trace(times, duration_s)
+
+
+def _until(process: Arriving, end: int, random: np.random.Generator) -> Times:
+    stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
+    while len(piece := stream.take(65536)):
+        pieces.append(piece[piece < end])
+        if len(pieces[-1]) < len(piece):
+            break
+    return np.concatenate(pieces)
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write the trace as CSV.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be written.
+    """
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    names = list(trace.times)
+    times = np.concatenate([np.zeros(0, np.int64), *trace.times.values()])
+    model = np.repeat(np.arange(len(names)), [len(t) for t in trace.times.values()])
+    order = np.lexsort((model, times))
+    columns = {"time_s": times[order] / NS_PER_S, "model": np.array(names, dtype=object)[model[order]]}
+    if names == [""]:
+        del columns["model"]
+    try:
+        arrow_csv.write_csv(
+            pa.table(columns), path, write_options=arrow_csv.WriteOptions(quoting_style="needed", quoting_header="none")
+        )
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace.
+
+    Raises
+    ------
+    InputError
+        With the line: a header without ``time_s``, a time that is no number, negative, earlier than the one before
+        or beyond a hundred years, a line of another length; and for a file that holds no request.
+    """
+    from pyarrow import ArrowInvalid
+    from pyarrow import csv as arrow_csv
+
+    header = _header(path)
+    types = {"time_s": "float64", "model": "string"}
+    try:
+        table = arrow_csv.read_csv(path, convert_options=arrow_csv.ConvertOptions(column_types=_arrow_types(types)))
+        seconds = table["time_s"].to_numpy()
+    except (ArrowInvalid, KeyError):
+        raise _first_fault(path) or InputError(f"{path} cannot be read as a trace") from None
+    if len(seconds) == 0:
+        raise InputError(f"{path} holds no requests", "add lines such as 0.25,resnet50")
+    if not np.isfinite(seconds).all() or seconds.min() < 0 or seconds.max() > LONGEST_S or (np.diff(seconds) < 0).any():
+        raise _first_fault(path) or InputError(f"{path}: times must be numbers that never fall")
+    times = np.rint(seconds * NS_PER_S).astype(np.int64)
+    duration_s = max(float(seconds[-1]), 1.0 / NS_PER_S)
+    if "model" not in header:
+        return Trace({"": times}, duration_s)
+    models = table["model"].combine_chunks().dictionary_encode()
+    if models.null_count or "" in models.dictionary.to_pylist():
+        raise _first_fault(path) or InputError(f"{path}: model is empty")
+    index = models.indices.to_numpy(zero_copy_only=False)
+    return Trace({str(name): times[index == i] for i, name in enumerate(models.dictionary.to_pylist())}, duration_s)
+
+
+def _arrow_types(names: Mapping[str, str]) -> dict[str, object]:
+    import pyarrow as pa
+
+    return {column: pa.type_for_alias(name) for column, name in names.items()}
+
+
+def open_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line number, fields) of a CSV file, blank lines left out.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, is not UTF-8, or is larger than any trace.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {MAX_FILE_BYTES >> 30} GiB, which no trace is")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file)
+            yield from ((reader.line_num, row) for row in reader if row)
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not a text file in UTF-8") from None
+    except csv.Error as error:
+        raise InputError(f"{path} is not CSV: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _header(path: Path) -> list[str]:
+    line, header = next(open_rows(path), (1, []))
+    if "time_s" not in header:
+        raise InputError(
+            f"{path}:{line}: the header must name time_s but is {','.join(header)!r}", "write time_s,model"
+        )
+    if unknown := [name for name in header if name not in _COLUMNS]:
+        raise InputError(f"{path}:{line}: unknown column {unknown[0]!r}", "a trace has time_s and model")
+    if len(set(header)) < len(header):
+        raise InputError(f"{path}:{line}: a column stands twice in the header")
+    return header
+
+
+def _first_fault(path: Path) -> InputError | None:
+    """Return the error of the first line that is wrong; slow, and so only asked when one is."""
+    rows = open_rows(path)
+    _, header = next(rows)
+    before = 0.0
+    for line, row in rows:
+        where = f"{path}:{line}"
+        if len(row) != len(header):
+            return InputError(f"{where}: expected {len(header)} fields but got {len(row)}")
+        fields = dict(zip(header, row, strict=True))
+        try:
+            seconds = float(fields["time_s"])
+        except ValueError:
+            return InputError(f"{where}: time_s must be a number but got {fields['time_s']!r}")
+        if not math.isfinite(seconds) or not 0.0 <= seconds <= LONGEST_S:
+            return InputError(f"{where}: time_s must be at least 0 and at most 100 years but got {fields['time_s']}")
+        if seconds < before:
+            return InputError(
+                f"{where}: time_s {seconds:g} is earlier than {before:g} before it", "sort the trace by time"
+            )
+        if fields.get("model") == "":
+            return InputError(f"{where}: model is empty")
+        before = seconds
+    return None

@@ -1,0 +1,118 @@
+"""Traces: recording, writing, reading, and the formats of Azure Functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.simulator.arrivals import Constant, Gamma
+from gpuprof.simulator.azure import read_azure
+from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path) -> None:
+    trace = record({"a": Gamma(50.0, 3.0), "b,c": Constant(10.0)}, 20.0, seed=4)
+    write_trace(trace, tmp_path / "trace.csv")
+    again = read_trace(tmp_path / "trace.csv")
+    assert set(again.times) == {"a", "b,c"}
+    for model, times in trace.times.items():
+        assert (again.times[model] == times).all()
+
+
+def test_recording_ends_at_the_duration() -> None:
+    trace = record({"a": Constant(10.0)}, 2.05, seed=0)
+    assert trace.times["a"].tolist() == [i * 100_000_000 for i in range(1, 21)]
+
+
+def test_a_trace_may_name_no_model(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "time_s\n0\n0.5\n0.5\n"))
+    assert trace.times[""].tolist() == [0, 500_000_000, 500_000_000]
+
+
+def test_gaps_and_counts() -> None:
+    trace = Trace({"a": np.array([0, 1_000_000_000]), "b": np.array([7_000_000_000])}, 8.0)
+    assert trace.longest_gap_s() == 6.0
+    assert trace.counts(4)["a"].tolist() == [2, 0, 0, 0]
+    assert trace.counts(4)["b"].tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", ":1: the header must name time_s but is ''"),
+        ("when,model\n1,a\n", ":1: the header must name time_s but is 'when,model'"),
+        ("time_s,modle\n1,a\n", ":1: unknown column 'modle'"),
+        ("time_s,time_s\n1,1\n", ":1: a column stands twice"),
+        ("time_s,model\n", "holds no requests"),
+        ("time_s,model\n1,a\nx,a\n", ":3: time_s must be a number but got 'x'"),
+        ("time_s,model\n1,a\n\n,a\n", ":4: time_s must be a number but got ''"),
+        ("time_s,model\n-1,a\n", ":2: time_s must be at least 0 and at most 100 years but got -1"),
+        ("time_s,model\nnan,a\n", ":2: time_s must be at least 0 and at most 100 years but got nan"),
+        ("time_s,model\n1e300,a\n", ":2: time_s must be at least 0 and at most 100 years but got 1e300"),
+        ("time_s,model\n2,a\n\n1,a\n", ":4: time_s 1 is earlier than 2 before it"),
+        ("time_s,model\n2,a\n3\n", ":3: expected 2 fields but got 1"),
+        ("time_s,model\n2,a\n3,\n", ":3: model is empty"),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_trace(written(tmp_path, text))
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="cannot read"):
+        read_trace(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00time")
+    with pytest.raises(InputError, match="not a text file"):
+        read_trace(tmp_path / "bytes.csv")
+
+
+AZURE_2019 = "HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f,http,1,0,2\no,a,g,timer,5,5,5\no,a,h,queue,0,0,0\n"
+
+
+def test_counts_of_minutes_become_that_many_requests_in_each(tmp_path: Path) -> None:
+    trace = read_azure(written(tmp_path, AZURE_2019), busiest=2, seed=1)
+    assert list(trace.times) == ["o/a/g", "o/a/f"]
+    assert trace.duration_s == 180.0
+    assert trace.counts(3)["o/a/f"].tolist() == [1, 0, 2]
+    assert trace.counts(3)["o/a/g"].tolist() == [5, 5, 5]
+
+
+def test_an_invocation_begins_its_duration_before_its_end(tmp_path: Path) -> None:
+    text = "app,func,end_timestamp,duration\na,f,10.5,0.5\na,g,10.25,1.25\na,f,12,0\n"
+    trace = read_azure(written(tmp_path, text), busiest=9)
+    assert trace.times["a/g"].tolist() == [0]
+    assert trace.times["a/f"].tolist() == [1_000_000_000, 3_000_000_000]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b,c,d\n", "neither Azure Functions format"),
+        (AZURE_2019.replace(",2,3\n", ",3,4\n", 1), ":1: minute 2 is missing: column 6 is '3'"),
+        (AZURE_2019.replace("1,0,2", "1,-4,2"), ":2: a count must be at least 0 but got -4"),
+        (AZURE_2019.replace("1,0,2", "1,many,2"), ":2: a count must be a whole number but got 'many'"),
+        (AZURE_2019.replace("1,0,2", "1,99999999999999999999,2"), ":2: a count must be a whole number but got '9999"),
+        (AZURE_2019.replace("1,0,2", "1,999999999999,2"), "too many to hold"),
+        (AZURE_2019.replace("1,0,2", "1,2"), ":2: expected 7 fields but got 6"),
+        ("HashOwner,HashApp,HashFunction,Trigger,1\no,a,f,http,0\n", "holds no invocations"),
+        ("app,func,end_timestamp,duration\n", "holds no invocations"),
+        ("app,func,end_timestamp,duration\na,f,1,x\n", ":2: end_timestamp and duration must be numbers"),
+        ("app,func,end_timestamp,duration\na,f,1,-1\n", ":2: end_timestamp and duration must be finite"),
+        ("app,func,end_timestamp,duration\na,f,1\n", ":2: expected 4 fields but got 3"),
+    ],
+)
+def test_bad_azure_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_azure(written(tmp_path, text), busiest=3)
+    assert message in str(error.value)
