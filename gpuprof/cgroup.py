@@ -48,7 +48,7 @@ class CpuQuota:
             When no group can be made here.
         """
         parent, version = quota_parent()
-        group = cls(parent / f"{_PREFIX}{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}", version)
+        group = cls(parent / _directory(name), version)
         try:
             group.path.mkdir(exist_ok=True)
             group._limit(cores)
@@ -77,6 +77,12 @@ class CpuQuota:
             self.path.rmdir()
 
 
+def remove_group(name: str) -> None:
+    """Remove the group ``name`` that processes left behind which were killed in it; it is not there: fine."""
+    with suppress(UnavailableError, OSError):
+        (quota_parent()[0] / _directory(name)).rmdir()
+
+
 def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> tuple[Path, int]:
     """Return the control group under which quotas can be made, and its version.
 
@@ -91,6 +97,10 @@ def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> t
             return path, version
     tried = ", ".join(str(path) for path, _ in candidates) or "no cpu controller is mounted"
     raise _unavailable(tried)
+
+
+def _directory(name: str) -> str:
+    return _PREFIX + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
 
 
 def _cpu_groups(root: Path, own: Path) -> Iterator[tuple[Path, int]]:

@@ -34,7 +34,12 @@ def session_settings(threads: int, provider: str = "CPUExecutionProvider") -> di
 
 
 def open_session(
-    path: Path, *, threads: int, provider: str = "CPUExecutionProvider", profile_prefix: str | None = None
+    path: Path,
+    *,
+    threads: int,
+    provider: str = "CPUExecutionProvider",
+    profile_prefix: str | None = None,
+    optimized_path: Path | None = None,
 ) -> onnxruntime.InferenceSession:
     """Open ``path`` with ``threads`` threads of which the caller's is one.
 
@@ -48,6 +53,9 @@ def open_session(
         Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session.
     profile_prefix : str or None
         Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
+
+    optimized_path : Path or None
+        Where the graph is written that the runtime made of the model and executes.
 
     Raises
     ------
@@ -65,8 +73,18 @@ def open_session(
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
         )
+    options = _options(threads)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    if optimized_path is not None:
+        options.optimized_model_filepath = str(optimized_path)
+        # Weights apart: a graph with them could pass protobuf's limit of 2 GiB.
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", f"{optimized_path.name}.weights"
+        )
     try:
-        return ort.InferenceSession(str(path), _options(threads, profile_prefix), providers=_providers(provider))
+        return ort.InferenceSession(str(path), options, providers=_providers(provider))
     except runtime_errors() as error:
         raise translated(error, path) from error
 
@@ -97,7 +115,7 @@ def _clipped(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _options(threads: int, profile_prefix: str | None) -> onnxruntime.SessionOptions:
+def _options(threads: int) -> onnxruntime.SessionOptions:
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -108,9 +126,6 @@ def _options(threads: int, profile_prefix: str | None) -> onnxruntime.SessionOpt
     options.log_severity_level = _ERRORS_ONLY
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
-    if profile_prefix is not None:
-        options.enable_profiling = True
-        options.profile_file_prefix = profile_prefix
     return options
 
 

@@ -138,7 +138,9 @@ class ModelRow:
     latency_mean_ms and its like : float or None
         Time of one batch, alone in its process, without queueing.
     memory_peak_bytes : int or None
-        Peak memory of one process above an idle one with the runtime loaded (Mreq).
+        Peak memory of one process above an idle one with the runtime loaded (Mreq); loading is included.
+    memory_held_bytes : int or None
+        The same after warm-up, when what loading needed has been given back.
     weight_bytes : int or None
         Weights of the model, part of the above.
     cpu_utilization_pct : float or None
@@ -152,6 +154,9 @@ class ModelRow:
         Copied to and from the device for one batch.
     dispatch_ms : float or None
         Part of one batch's time in which the device waits for launches (iGniter's scheduling delay).
+    node_time_ms, untied_time_ms : float or None
+        Sum of the mean times of the nodes that the runtime executed, and the part of it that belongs to no op of
+        the model. What ``latency_mean_ms`` has beyond is the runtime's own.
     error : str or None
         Why the figures are missing; the attempt is remembered.
     """
@@ -176,6 +181,7 @@ class ModelRow:
     latency_p50_high_ms: float | None = None
     throughput_rps: float | None = None
     memory_peak_bytes: int | None = None
+    memory_held_bytes: int | None = None
     weight_bytes: int | None = None
     flops: int | None = None
     cpu_utilization_pct: float | None = None
@@ -191,6 +197,8 @@ class ModelRow:
     d2h_bytes: int | None = None
     kernel_count: int | None = None
     dispatch_ms: float | None = None
+    node_time_ms: float | None = None
+    untied_time_ms: float | None = None
     error: str | None = None
 
 
@@ -209,7 +217,8 @@ class OpRow:
     attributes : str or None
         JSON object of the node's attributes.
     fused : int
-        Nodes of the model that the runtime ran as this one; the time is of all, and stands at the first.
+        Nodes of the model that the runtime ran as one; the time is of all, and stands at the one with the most
+        FLOPs.
     duration_mean_ns, duration_p50_ns, duration_min_ns : int or None
         Of one execution; None: the runtime did not execute a node that could be tied to this one.
     note : str or None

@@ -1,0 +1,236 @@
+"""The process that runs a model while it is measured: ``python -m gpuprof.profiling.child``.
+
+It speaks JSON, one object a line. On stdin it gets its task, then ``go``, then, unless it leads, ``stop``; on
+stdout it says ``ready``, then ``done`` with its figures, or ``error``. It is a process of its own so that a model
+that crashes, hangs or eats the memory takes nothing with it, and so that memory can be told from an idle process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from gpuprof.cpu_share import CpuSlice, confine
+from gpuprof.errors import GpuprofError
+from gpuprof.profiling.statistics import median_is_known
+from gpuprof.session import open_session, runtime_errors, translated
+
+_WARM_UP_RUNS = 3
+_WARM_UP_S = 0.3
+_MAX_WARM_UP_S = 3.0
+_CHECK_EVERY_S = 0.25
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Do the task on stdin; exit code 1 after an error, which was said on stdout."""
+    _die_with_parent()
+    speech = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print must not get between our lines
+    task = json.loads(sys.stdin.readline())
+    try:
+        part = task["slice"] and CpuSlice(tuple(task["slice"]["cores"]), task["slice"]["quota_cores"])
+        with confine(part, task["group"]) if part else nullcontext():
+            _TASKS[task["kind"]](task, speech)
+    except GpuprofError as error:
+        _say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+        return 1
+    except MemoryError:
+        _say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+        return 1
+    return 0
+
+
+def _latency(task: dict[str, Any], speech: TextIO) -> None:
+    """Time batches back to back."""
+    import numpy as np
+    import onnxruntime  # noqa: F401 - loaded before the baseline, as an idle server has it loaded
+
+    feeds = dict(np.load(task["inputs"]))
+    path = Path(task["model"])
+    baseline = _resident_bytes(reset_peak=True)
+    session = open_session(path, threads=task["threads"], provider=task["provider"])
+    run = _runner(session, feeds, path)
+    _warm_up(run)
+    _say(speech, "ready")
+    _wait_for("go")
+    starts, latencies, cpu_s = _measure(run, task)
+    _say(
+        speech,
+        "done",
+        starts_ns=starts,
+        latencies_ns=latencies,
+        cpu_s=cpu_s,
+        memory_peak_bytes=max(0, _status_bytes("VmHWM") - baseline),
+        memory_held_bytes=max(0, _status_bytes("VmRSS") - baseline),
+    )
+
+
+def _nodes(task: dict[str, Any], speech: TextIO) -> None:
+    """Run under the runtime's own profiler, which slows it down: never in the process that is timed."""
+    import numpy as np
+
+    feeds = dict(np.load(task["inputs"]))
+    path = Path(task["model"])
+    session = open_session(
+        path,
+        threads=task["threads"],
+        provider=task["provider"],
+        profile_prefix=task["profile_prefix"],
+        optimized_path=Path(task["optimized"]),
+    )
+    run = _runner(session, feeds, path)
+    _say(speech, "ready")
+    _wait_for("go")
+    end = time.monotonic() + task["time_s"]
+    repeats = 0
+    while repeats < task["min_repeats"] or (time.monotonic() < end and repeats < task["max_repeats"]):
+        run()
+        repeats += 1
+    _say(speech, "done", profile=session.end_profiling(), repeats=repeats)
+
+
+def _check(task: dict[str, Any], speech: TextIO) -> None:
+    """Load a model to see whether the runtime takes it."""
+    open_session(Path(task["model"]), threads=1, provider=task["provider"])
+    _say(speech, "done")
+
+
+def _peak(task: dict[str, Any], speech: TextIO) -> None:
+    """Time a model whose inputs and outputs are bound once: for ceilings, not for latencies."""
+    import numpy as np
+    import onnxruntime as ort
+
+    session = open_session(Path(task["model"]), threads=task["threads"], provider=task["provider"])
+    binding = session.io_binding()
+    for name, shape in task["input_shapes"].items():
+        binding.bind_cpu_input(name, np.full(shape, 0.5, np.float32))
+    output = session.get_outputs()[0]
+    held = ort.OrtValue.ortvalue_from_numpy(np.zeros(task["output_shape"], np.float32))
+    binding.bind_ortvalue_output(output.name, held)
+    _say(speech, "ready")
+    _wait_for("go")
+    times: list[int] = []
+    end = time.monotonic() + task["time_s"]
+    while len(times) < task["min_repeats"] or time.monotonic() < end:
+        start = time.perf_counter_ns()
+        session.run_with_iobinding(binding)
+        times.append(time.perf_counter_ns() - start)
+    _say(speech, "done", latencies_ns=times)
+
+
+_TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
+    "check": _check,
+    "latency": _latency,
+    "nodes": _nodes,
+    "peak": _peak,
+}
+
+
+def _runner(session: Any, feeds: dict[str, Any], path: Path) -> Callable[[], None]:
+    names = {node.name for node in session.get_inputs()}
+    wanted = {name: value for name, value in feeds.items() if name in names}
+    errors = runtime_errors()
+
+    def run() -> None:
+        try:
+            session.run(None, wanted)
+        except errors as error:
+            raise translated(error, path) from error
+
+    return run
+
+
+def _warm_up(run: Callable[[], None]) -> None:
+    start = time.monotonic()
+    runs = 0
+    while runs < _WARM_UP_RUNS or time.monotonic() - start < _WARM_UP_S:
+        run()
+        runs += 1
+        if time.monotonic() - start > _MAX_WARM_UP_S:
+            return
+
+
+def _measure(run: Callable[[], None], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
+    """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
+    limits = task["limits"]
+    starts: list[int] = []
+    latencies: list[int] = []
+    over = _rule(latencies, limits) if task["leads"] else _told_to_stop
+    if task["beside_others"]:  # until all others are at full speed
+        _warm_up(run)
+    begin = time.monotonic()
+    check = begin + _CHECK_EVERY_S
+    cpu = time.process_time()
+    while True:
+        start = time.perf_counter_ns()
+        run()
+        end = time.perf_counter_ns()
+        starts.append(start)
+        latencies.append(end - start)
+        now = time.monotonic()
+        if now >= check:
+            if over(now - begin):
+                break
+            check = now + _CHECK_EVERY_S
+    return starts, latencies, time.process_time() - cpu
+
+
+def _rule(latencies: list[int], limits: dict[str, Any]) -> Callable[[float], bool]:
+    def over(elapsed_s: float) -> bool:
+        if len(latencies) < limits["min_repeats"] or elapsed_s < limits["min_time_s"]:
+            return False
+        if elapsed_s >= limits["max_time_s"]:
+            return True
+        if len(latencies) < limits["want_repeats"] and elapsed_s < limits["want_time_s"]:
+            return False
+        return median_is_known(sorted(latencies), limits["precision"])
+
+    return over
+
+
+def _told_to_stop(elapsed_s: float) -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+def _die_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # Linux only; elsewhere a closed stdin ends us, later
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _wait_for(word: str) -> None:
+    line = sys.stdin.readline()
+    if line.strip() != word:  # the parent is gone: nobody wants the answer
+        raise SystemExit(1)
+
+
+def _say(speech: TextIO, event: str, **content: object) -> None:
+    speech.write(json.dumps({"event": event, **content}) + "\n")
+    speech.flush()
+
+
+def _resident_bytes(reset_peak: bool) -> int:
+    if reset_peak:
+        with suppress(OSError):  # not every kernel has it; the peak then includes that of importing
+            Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""What a collector is, and which there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
+
+from gpuprof.errors import UnavailableError
+from gpuprof.kernel_db.schema import ColocationRow, KernelRow, ModelRow, OpRow
+from gpuprof.plugins import load_plugin
+from gpuprof.profiling.job import Request
+
+#: Built-in collectors, in the order in which ``auto`` prefers them.
+COLLECTORS: Mapping[str, str] = MappingProxyType({"ort": "gpuprof.profiling.ort:OrtCollector"})
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collector measured of one request.
+
+    Attributes
+    ----------
+    models, ops, kernels, colocations
+        Rows with the request's ``run_id``.
+    settings : mapping of str to object
+        What else decides the figures; goes into the run as JSON.
+    notes : tuple of str
+        What a reader must know of them.
+    """
+
+    models: tuple[ModelRow, ...] = ()
+    ops: tuple[OpRow, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    colocations: tuple[ColocationRow, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+class Collector(Protocol):
+    """Measures requests with one tool; plug-ins of the group ``gpuprof.collectors`` implement it.
+
+    `gpuprof.profiling.contract.CollectorContract` holds the tests that each must pass.
+
+    Attributes
+    ----------
+    name : str
+        As it stands in the database.
+    kinds : tuple of str
+        Kinds of devices that it measures: ``"cpu"``, ``"gpu"``.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+
+    def available(self) -> str | None:
+        """Return None when it can work here, else why it cannot and what to do about it, in one line."""
+        ...
+
+    def version(self) -> str:
+        """Return the version of the tool behind it; figures of other versions are measured anew."""
+        ...
+
+    def runtime(self) -> tuple[str, str]:
+        """Return name and version of the runtime that it runs models in."""
+        ...
+
+    def collect(self, request: Request) -> Collected:
+        """Measure one request.
+
+        Raises
+        ------
+        InputError
+            When the model, the share or the batch cannot be run.
+        UnavailableError
+            When the tool fails, with its last words.
+        """
+        ...
+
+
+def choose(name: str, kind: str) -> tuple[Collector, str]:
+    """Return the collector called ``name`` for devices of ``kind``, and why it was chosen, in one line.
+
+    Parameters
+    ----------
+    name : str
+        A built-in name, an entry point's, ``"package.module:Class"``, or ``"auto"``.
+    kind : str
+        ``"cpu"`` or ``"gpu"``.
+
+    Raises
+    ------
+    InputError
+        For an unknown name.
+    UnavailableError
+        When it cannot work here; for ``auto``, when none can, with each one's reason.
+    """
+    if name != "auto":
+        collector: Collector = load_plugin("collector", name, COLLECTORS)()
+        if reason := _unfit(collector, kind):
+            raise UnavailableError(f"the collector {name} cannot be used: {reason}")
+        return collector, f"{name}: asked for"
+    reasons: list[str] = []
+    for candidate in COLLECTORS:
+        collector = load_plugin("collector", candidate, COLLECTORS)()
+        reason = _unfit(collector, kind)
+        if reason is None:
+            return collector, "; ".join([f"{candidate}: the first that works here", *reasons])
+        reasons.append(f"not {candidate}: {reason}")
+    raise UnavailableError(f"no collector works here: {'; '.join(reasons)}", "gpuprof doctor tells what is missing")
+
+
+def _unfit(collector: Collector, kind: str) -> str | None:
+    if kind not in collector.kinds:
+        return f"it measures a {' or a '.join(collector.kinds)}, not a {kind}"
+    return collector.available()

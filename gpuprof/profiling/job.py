@@ -1,0 +1,77 @@
+"""What is to be measured: a model under a share, how often it is repeated, and what runs beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+from gpuprof.device import Device
+from gpuprof.estimate import Workload
+from gpuprof.model import ModelGraph
+from gpuprof.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a measurement ends.
+
+    It ends when the median is known well enough, at least ``min_time_s`` and ``min_repeats`` have passed, and
+    either there are ``want_repeats`` (which a 99th percentile needs) or ``want_time_s`` have passed; or when
+    ``max_time_s`` are over.
+
+    Attributes
+    ----------
+    precision : float
+        Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
+    hang_s : float
+        A child that says nothing for so long, beyond the time that it was given, is taken for dead.
+    """
+
+    precision: float = 0.02
+    min_repeats: int = 6
+    min_time_s: float = 1.0
+    want_repeats: int = 100
+    want_time_s: float = 3.0
+    max_time_s: float = 10.0
+    hang_s: float = 300.0
+
+
+DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Copies of one model that run in one share.
+
+    Attributes
+    ----------
+    graph : ModelGraph
+        Bound to the batch size.
+    path : Path
+        The file to run, whose batch dimension takes ``graph.batch``.
+    share : Share
+        What all ``processes`` copies have together.
+    """
+
+    graph: ModelGraph
+    path: Path
+    share: Share = field(default_factory=Share)
+    processes: int = 1
+
+    @property
+    def workload(self) -> Workload:
+        """The same by name."""
+        return Workload(self.graph.name, self.graph.batch, self.share, self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One run: a job, what runs beside it, on which device, and the id under which it is kept."""
+
+    run_id: str
+    started_at: datetime
+    device: Device
+    job: Job
+    beside: tuple[Job, ...] = ()
+    limits: Limits = DEFAULT_LIMITS

@@ -1,0 +1,205 @@
+"""Times jobs, alone or beside one another, each held to its share of the device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.cgroup import remove_group
+from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
+from gpuprof.errors import InputError
+from gpuprof.profiling.children import Child
+from gpuprof.profiling.job import DEFAULT_LIMITS, Job, Limits
+from gpuprof.profiling.statistics import LatencyStats, summarize
+from gpuprof.share import Share
+
+_LOAD_S = 600.0
+CPU_PROVIDER = "CPUExecutionProvider"
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured of one job.
+
+    Attributes
+    ----------
+    stats : LatencyStats
+        Of the batches of all its processes.
+    throughput_rps : float
+        Requests per second of all its processes together.
+    memory_peak_bytes, memory_held_bytes : int
+        Of the process that took most, above an idle one.
+    cpu_utilization_pct : float
+        CPU time, percent of the share.
+    part : CpuSlice
+        The share as cores.
+    """
+
+    stats: LatencyStats
+    throughput_rps: float
+    memory_peak_bytes: int
+    memory_held_bytes: int
+    cpu_utilization_pct: float
+    part: CpuSlice
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    starts_ns: list[int]
+    latencies_ns: list[int]
+    cpu_s: float
+    memory_peak_bytes: int
+    memory_held_bytes: int
+
+    @property
+    def end_ns(self) -> int:
+        return self.starts_ns[-1] + self.latencies_ns[-1]
+
+
+def measure(job: Job, beside: Sequence[Job] = (), limits: Limits = DEFAULT_LIMITS) -> tuple[Timing, ...]:
+    """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
+
+    Parameters
+    ----------
+    job : Job
+    beside : sequence of Job
+        Their shares and the job's must fit the device together.
+    limits : Limits
+
+    Returns
+    -------
+    tuple of Timing
+        The job's, then those of ``beside``, each over the time in which all were running.
+
+    Raises
+    ------
+    InputError
+        When the shares do not fit, or ONNX Runtime refuses a model.
+    UnavailableError
+        When a share cannot be enforced here, or a process dies or hangs; all others are ended then.
+    """
+    jobs = (job, *beside)
+    parts = slices_of([member.share for member in jobs])
+    alone = sum(member.processes for member in jobs) == 1
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory, ExitStack() as stack:
+        crews = [
+            _start(stack, member, part, Path(directory), index, limits, alone)
+            for index, (member, part) in enumerate(zip(jobs, parts, strict=True))
+        ]
+        samples = _run(crews, limits)
+    window = _common_window(samples)
+    return tuple(
+        _timing(member, part, group, window, limits) for member, part, group in zip(jobs, parts, samples, strict=True)
+    )
+
+
+def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:
+    """Return the cores of each share of this machine's CPU.
+
+    Raises
+    ------
+    InputError
+        When a share is of a MIG instance, which a CPU has not, or all together are more than the CPU.
+    """
+    for share in shares:
+        if share.mig is not None:
+            raise InputError(f"a CPU has no MIG instance {share.mig}", "write the share as a percentage or cores")
+    return plan_slices([share.sm_pct for share in shares], own_cores())
+
+
+@contextmanager
+def shared_group(name: str) -> Iterator[str]:
+    """Give a control group's name that nobody else uses, and remove the group when all is over."""
+    unique = f"{os.getpid()}-{name}"
+    try:
+        yield unique
+    finally:
+        remove_group(unique)
+
+
+def save_inputs(job: Job, path: Path) -> None:
+    """Write random inputs for ``job`` to ``path``, the same for the same model and batch."""
+    import numpy as np
+
+    from gpuprof.inputs import random_inputs
+
+    np.savez(path, allow_pickle=False, **random_inputs(job.graph))
+
+
+def label(job: Job) -> str:
+    """Return ``"resnet50 at batch 8 on 50%"``."""
+    return f"{job.graph.name} at batch {job.graph.batch} on {job.share}"
+
+
+def _start(
+    stack: ExitStack, job: Job, part: CpuSlice, directory: Path, index: int, limits: Limits, alone: bool
+) -> list[Child]:
+    inputs = directory / f"inputs{index}.npz"
+    save_inputs(job, inputs)
+    group = stack.enter_context(shared_group(f"job{index}"))
+    task = {
+        "kind": "latency",
+        "model": str(job.path),
+        "inputs": str(inputs),
+        "threads": part.threads,
+        "provider": CPU_PROVIDER,
+        "slice": asdict(part),
+        "group": group,
+        "limits": asdict(limits),
+    }
+    crew = []
+    for process in range(job.processes):
+        leads = index == 0 and process == 0
+        crew.append(stack.enter_context(Child({**task, "leads": leads, "beside_others": not alone}, label(job))))
+    return crew
+
+
+def _run(crews: Sequence[Sequence[Child]], limits: Limits) -> list[list[_Sample]]:
+    everybody = [child for crew in crews for child in crew]
+    for child in everybody:
+        child.expect("ready", _LOAD_S)
+    for child in everybody:
+        child.tell("go")
+    leader, *others = everybody
+    patience = limits.max_time_s + limits.hang_s
+    told = {leader: leader.expect("done", patience)}
+    for child in others:
+        child.tell("stop")
+    told |= {child: child.expect("done", limits.hang_s) for child in others}
+    return [[_sample(told[child]) for child in crew] for crew in crews]
+
+
+def _sample(message: dict[str, object]) -> _Sample:
+    return _Sample(**{name: message[name] for name in _Sample.__slots__})  # type: ignore[arg-type]
+
+
+def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:
+    """Return the time in which all processes were running: before and after it they had more for themselves."""
+    everyone = [sample for group in samples for sample in group]
+    return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
+
+
+def _timing(job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[int, int], limits: Limits) -> Timing:
+    begin, end = window
+    kept: list[tuple[int, int]] = []
+    throughput = 0.0
+    for sample in samples:
+        pairs = list(zip(sample.starts_ns, sample.latencies_ns, strict=True))
+        # A batch longer than the window is still a measurement of a batch.
+        inside = [(s, d) for s, d in pairs if s >= begin and s + d <= end] or pairs
+        kept += inside
+        throughput += job.graph.batch * len(inside) / ((inside[-1][0] + inside[-1][1] - inside[0][0]) / 1e9)
+    wall_s = max(sample.end_ns - sample.starts_ns[0] for sample in samples) / 1e9
+    cpu_s = sum(sample.cpu_s for sample in samples)
+    return Timing(
+        stats=summarize([duration / 1e6 for _, duration in sorted(kept)], limits.precision),
+        throughput_rps=throughput,
+        memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
+        memory_held_bytes=max(sample.memory_held_bytes for sample in samples),
+        cpu_utilization_pct=100.0 * cpu_s / (wall_s * part.amount_cores),
+        part=part,
+    )

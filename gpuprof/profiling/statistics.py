@@ -1,0 +1,96 @@
+"""Figures of a sample of latencies, and whether it can be trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, median, stdev
+
+_Z95 = NormalDist().inv_cdf(0.975)
+_MIN_FOR_INTERVAL = 6  # with fewer, not even the whole range holds the median with 95% probability
+_MIN_FOR_P95 = 20
+_MIN_FOR_P99 = 100
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyStats:
+    """Figures of one sample.
+
+    Attributes
+    ----------
+    p50_low_ms, p50_high_ms : float or None
+        95% confidence interval of the median, from order statistics: nothing is assumed of the distribution.
+    p95_ms, p99_ms : float or None
+        None where the sample has fewer than 20 or 100 values, which cannot show such a percentile.
+    stable : bool
+        Whether the interval is within the precision asked for and the sample's halves agree.
+    """
+
+    repeats: int
+    mean_ms: float
+    std_ms: float
+    p50_ms: float
+    p50_low_ms: float | None
+    p50_high_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    stable: bool
+
+
+def summarize(latencies_ms: Sequence[float], precision: float) -> LatencyStats:
+    """Return the figures of ``latencies_ms``, in the order in which they were taken; there must be one."""
+    ordered = sorted(latencies_ms)
+    interval = median_interval(ordered)
+    return LatencyStats(
+        repeats=len(ordered),
+        mean_ms=fmean(ordered),
+        std_ms=stdev(ordered) if len(ordered) > 1 else 0.0,
+        p50_ms=median(ordered),
+        p50_low_ms=interval[0] if interval else None,
+        p50_high_ms=interval[1] if interval else None,
+        p95_ms=percentile(ordered, 95.0) if len(ordered) >= _MIN_FOR_P95 else None,
+        p99_ms=percentile(ordered, 99.0) if len(ordered) >= _MIN_FOR_P99 else None,
+        stable=median_is_known(ordered, precision) and _halves_agree(latencies_ms, precision),
+    )
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95% confidence interval of the median of a sorted sample; None for fewer than six values.
+
+    The number of values below the true median is binomial with p = 1/2; the interval runs between the order
+    statistics that this leaves out on either side, by its normal approximation, rounded outwards.
+    """
+    n = len(ordered)
+    if n < _MIN_FOR_INTERVAL:
+        return None
+    low = max(0, math.floor((n - _Z95 * math.sqrt(n)) / 2))
+    high = min(n - 1, math.ceil((n + _Z95 * math.sqrt(n)) / 2))
+    return ordered[low], ordered[high]
+
+
+def median_is_known(ordered: Sequence[float], precision: float) -> bool:
+    """Whether the interval's half-width is within ``precision`` of the median of a sorted sample."""
+    interval = median_interval(ordered)
+    if interval is None:
+        return False
+    return (interval[1] - interval[0]) / 2.0 <= precision * median(ordered)
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Return a percentile of a sorted sample, linear between its neighbours."""
+    position = (len(ordered) - 1) * percent / 100.0
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def _halves_agree(latencies: Sequence[float], precision: float) -> bool:
+    """Whether the medians of both halves are as near as two samples of that precision should be.
+
+    An interval from order statistics believes in independent values; a clock that drops, or a neighbour that wakes
+    up halfway, makes it narrow around a median that is true of neither half.
+    """
+    middle = len(latencies) // 2
+    first, second = median(latencies[:middle]), median(latencies[middle:])
+    return abs(first - second) <= 2.0 * precision * median(latencies)
