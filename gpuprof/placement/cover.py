@@ -13,6 +13,9 @@ from gpuprof.placement.segment import Segment
 
 Cost = Callable[[Segment], float]
 
+#: No map serves one model with more replicas than this: whoever asks for it has mistyped a rate.
+MOST_REPLICAS = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class Cover:
@@ -45,16 +48,16 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
     The rate is shared out in proportion to the capacities, so that no replica stands at its limit while another
     has room.
     """
-    limit = demand.max_replicas or math.inf
-    covers = [_filled(demand, segment, segments, cost) for segment in segments]
-    allowed = [parts for parts in covers if len(parts) <= limit]
+    limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
+    filled = (_filled(demand, segment, segments, cost, limit) for segment in segments)
+    allowed = [parts for parts in filled if parts is not None]
     if allowed:
         chosen = min(allowed, key=lambda parts: (sum(map(cost, parts)), len(parts)))
         return shared_out(demand.rate_rps, chosen)
     if not segments:
         return Cover((), demand.rate_rps)
     widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
-    return shared_out(demand.rate_rps, [widest] * int(limit))
+    return shared_out(demand.rate_rps, [widest] * limit)
 
 
 def shared_out(rate_rps: float, segments: Sequence[Segment]) -> Cover:
@@ -65,11 +68,12 @@ def shared_out(rate_rps: float, segments: Sequence[Segment]) -> Cover:
     return Cover(parts, rate_rps - served if rate_rps > total * (1 + 1e-9) else 0.0)
 
 
-def _filled(demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost) -> list[Segment]:
-    count = int(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
+def _filled(demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int) -> list[Segment] | None:
+    """Return as many of ``main`` as are full and the cheapest last one for the rest, None beyond ``limit``."""
+    count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
     rest = demand.rate_rps - count * main.capacity_rps
-    if rest <= demand.rate_rps * 1e-9:
-        return [main] * count
-    enough = [segment for segment in segments if segment.capacity_rps >= rest]
-    last = min(enough or [main], key=lambda segment: (cost(segment), segment.capacity_rps))
-    return [main] * count + [last]
+    last = []
+    if rest > demand.rate_rps * 1e-9:
+        enough = [segment for segment in segments if segment.capacity_rps >= rest]
+        last = [min(enough or [main], key=lambda segment: (cost(segment), segment.capacity_rps))]
+    return [main] * count + last if count + len(last) <= limit else None

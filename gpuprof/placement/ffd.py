@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpuprof.demand import Demand
 from gpuprof.deployment import Unplaced
-from gpuprof.placement.cover import Cost, cheapest_cover, cost_of
+from gpuprof.placement.cover import MOST_REPLICAS, Cost, cheapest_cover, cost_of
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
@@ -64,8 +64,9 @@ def _pack(problem: Problem, choices: dict[str, tuple[Segment, ...]], cost: Cost,
 def _squeeze(demand: Demand, left: float, segments: Sequence[Segment], bins: FleetBins) -> float:
     """Fill what room is left with the segments that serve most; return the rate that still has no place."""
     placed = bins.count(demand.model)
+    most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
     for segment in sorted(segments, key=lambda s: (-min(s.capacity_rps, left), s.fraction)):
-        while left > demand.rate_rps * 1e-9 and placed < (demand.max_replicas or placed + 1):
+        while left > demand.rate_rps * 1e-9 and placed < most:
             rate = min(left, segment.capacity_rps)
             if not bins.first_fit(segment.device, segment.replica(rate)):
                 break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpuprof.estimate import Workload
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
@@ -15,12 +16,18 @@ class FleetBins:
         self._segments = segments
         self._devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
         self._left = {entry.device.name: entry.count for entry in problem.fleet.entries}
+        self._full: dict[tuple[str, Workload, float], int] = {}
         self.bins: list[Bin] = []
 
     def first_fit(self, device: str, replica: PlacedReplica) -> bool:
         """Put ``replica`` on the first device of this kind that takes it, opening one if there is one left."""
-        if any(one.device.name == device and one.add(replica, self._segments) for one in self.bins):
-            return True
+        # A device that refused a replica refuses it for ever, since devices only fill up.
+        key = (device, replica.workload, replica.rate_rps)
+        for index in range(self._full.get(key, 0), len(self.bins)):
+            self._full[key] = index
+            if self.bins[index].device.name == device and self.bins[index].add(replica, self._segments):
+                return True
+        self._full[key] = len(self.bins)
         if self._left[device] == 0:
             return False
         fresh = Bin(self._devices[device])

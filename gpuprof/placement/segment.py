@@ -16,8 +16,8 @@ from gpuprof.placement.problem import Problem
 from gpuprof.share import Share
 from gpuprof.sojourn import Arrivals, BatchServer
 
-#: Of the rates that a replica can serve, the search for the largest one stops this close to it.
-RATE_PRECISION = 1e-3
+#: The search for the largest rate that a replica can serve stops when it is known this well, from below.
+RATE_PRECISION = 0.01
 #: A rate so small that a request practically never meets another.
 _LONELY = 1e-4
 
@@ -35,7 +35,7 @@ class Segment:
         Of all processes together.
     batch, processes : int
     capacity_rps : float
-        The largest rate of Poisson arrivals that it serves within the demand's SLO.
+        The largest rate of Poisson arrivals that it serves within the demand's SLO; no more than the demand asks for.
     fraction : float
         Of the device's compute units.
     memory_bytes : int or None
@@ -217,16 +217,16 @@ class Segments:
             return math.inf
 
     def _capacity_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
-        """Return the largest rate within the SLO, 0 when even a lonely request is too slow."""
+        """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
         ceiling = self._throughput_rps(device, workload)
         if self.problem.options.latency_budget is not None:
-            return ceiling if self.meets(demand, device, workload, ceiling) else 0.0
+            return min(ceiling, demand.rate_rps) if self.meets(demand, device, workload, 0.0) else 0.0
         server = self.server(device, workload)
-        low, high = ceiling * _LONELY, ceiling
-        if not self._in_time(demand, server, low):
+        if self._in_time(demand, server, demand.rate_rps):
+            return demand.rate_rps
+        low, high = ceiling * _LONELY, min(ceiling, demand.rate_rps)
+        if low >= high or not self._in_time(demand, server, low):
             return 0.0
-        if demand.rate_rps < ceiling and self._in_time(demand, server, demand.rate_rps):
-            low = max(low, demand.rate_rps)
         while high - low > RATE_PRECISION * low:
             middle = (low + high) / 2.0
             if self._in_time(demand, server, middle):

@@ -8,6 +8,7 @@ from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
+from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.sojourn import Arrivals
@@ -32,6 +33,8 @@ def why_not_all(problem: Problem, demand: Demand, served_rps: float) -> str:
         limits.append(f"max_replicas {demand.max_replicas}")
     if rooms:
         limits.append(f"a fleet of {rooms}")
+    if not limits:
+        limits.append(f"{MOST_REPLICAS} replicas, the most that are planned for one model")
     return (
         f"only {_round_down(served_rps)} of {demand.rate_rps:g} requests/s fit {' and '.join(limits)}; "
         f"the largest rate that works is {_round_down(served_rps)} requests/s"

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpuprof.demand import Demand, Slo
+from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import Violation, check
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Options
+from gpuprof.share import Share
+
+GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 2), (sliced_device(), 2)])
+
+
+def replica(model: str = "a", pct: float = 50.0, rate: float = 20.0, mig: str | None = None) -> PlacedReplica:
+    return PlacedReplica(model, 4, 1, Share(pct, mig), rate, memory_bytes=2**30)
+
+
+def instance(model: str, profile: str, start: int, rate: float = 20.0) -> PlacedPartition:
+    return PlacedPartition((replica(model, 100.0, rate, profile),), profile, start)
+
+
+def drawn(*gpus: PlacedGpu) -> DeploymentMap:
+    return to_map(GIVEN, Placement("by hand", gpus))
+
+
+def whole(*replicas: PlacedReplica) -> PlacedGpu:
+    return PlacedGpu("plain", (PlacedPartition(replicas),))
+
+
+SOUND = drawn(whole(replica("a"), replica("b")))
+
+
+def edited(change: Callable[[dict[str, Any]], object], sound: DeploymentMap = SOUND) -> DeploymentMap:
+    content = sound.model_dump(mode="json", by_alias=True)
+    change(content)
+    return parse_map(content, "edited")
+
+
+def rules(deployment: DeploymentMap) -> list[str]:
+    return [violation.rule for violation in check(deployment, evidence(GIVEN))]
+
+
+def first_gpu(content: dict[str, Any]) -> Any:
+    return content["nodes"][0]["gpus"][0]
+
+
+def test_a_sound_map_breaks_no_rule() -> None:
+    assert check(SOUND, evidence(GIVEN)) == ()
+
+
+def test_a_map_read_back_from_its_json_is_still_sound() -> None:
+    assert rules(edited(lambda content: None)) == []
+
+
+def test_shares_above_a_hundred_percent_are_refused() -> None:
+    crowded = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(sm_share_pct=60.0))
+    assert check(crowded, evidence(GIVEN)) == (
+        Violation("share", "node0 gpu 0", "the replicas' shares add up to 110%"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "message"),
+    [
+        ([instance("a", "3g.40gb", 2), instance("b", "1g.10gb", 0)], "3g.40gb cannot start at slot 2, only at 0, 4"),
+        ([instance("a", "4g.40gb", 0), instance("b", "1g.10gb", 3)], "4g.40gb and 1g.10gb overlap in slot 3"),
+        ([instance("a", "7g.80gb", 0), instance("b", "1g.10gb", 6)], "7g.80gb and 1g.10gb overlap in slot 6"),
+        ([instance("a", "2g.20gb", 5), instance("b", "1g.10gb", 0)], "2g.20gb cannot start at slot 5, only at 0, 2, 4"),
+    ],
+)
+def test_layouts_that_the_driver_refuses_are_refused(partitions: list[PlacedPartition], message: str) -> None:
+    found = check(drawn(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
+    assert Violation("geometry", "node0 gpu 0", message) in found
+
+
+def test_a_profile_that_the_device_lacks_is_refused() -> None:
+    def rename(content: dict[str, Any]) -> None:
+        first_gpu(content)["partitions"][0]["mig"] = {"profile": "9g.99gb", "start": 0}
+
+    sliced = drawn(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), instance("b", "3g.40gb", 4))))
+    assert Violation("geometry", "node0 gpu 0", "sliced has no MIG profile '9g.99gb'") in check(
+        edited(rename, sliced), evidence(GIVEN)
+    )
+
+
+def test_a_device_cannot_be_cut_and_used_whole() -> None:
+    both = drawn(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), PlacedPartition((replica("b"),)))))
+    assert "geometry" in rules(both)
+
+
+def test_memory_beyond_the_devices_is_refused() -> None:
+    big = replace(GIVEN, estimator=LinearEstimator(memory_bytes=9 * 2**30))
+    found = check(SOUND, evidence(big))
+    assert [violation.rule for violation in found] == ["memory"]
+    assert found[0].message == "the replicas hold 18 GiB of 16 GiB"
+
+
+def test_a_memory_limit_that_is_edited_up_is_refused() -> None:
+    greedy = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(memory_limit_bytes=2**40))
+    assert rules(greedy) == ["memory"]
+
+
+def test_a_rate_that_is_only_partly_served_is_refused() -> None:
+    assert rules(drawn(whole(replica("a", rate=15.0), replica("b")))) == ["rate"]
+
+
+def test_what_is_named_as_unplaced_counts_unless_checked_against_an_slo_file() -> None:
+    def drop(content: dict[str, Any]) -> None:
+        first_gpu(content)["partitions"][0]["replicas"].pop()
+        content["unplaced"] = [{"model": "b", "rate_rps": 20.0, "reason": "no room"}]
+
+    dropped = edited(drop)
+    assert rules(dropped) == []
+    against = replace(evidence(GIVEN), demands=GIVEN.demands)
+    assert [violation.where for violation in check(dropped, against)] == ["b"]
+
+
+def test_an_slo_below_what_the_queue_allows_is_refused() -> None:
+    against = replace(evidence(GIVEN), demands=(demand("a", 20.0, 8.0), demand("b", 20.0)))
+    found = check(SOUND, against)
+    assert [(violation.rule, violation.where) for violation in found] == [("slo", "a")]
+
+
+def test_a_rate_at_capacity_is_refused() -> None:
+    # batch 4 under 50%: (2 + 4) / 0.5 = 12 ms, so 333 requests/s at most
+    flooded = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(rate_rps=334.0))
+    assert rules(flooded) == ["rate"]
+
+
+def test_interference_beside_counts() -> None:
+    slowed = replace(GIVEN, estimator=LinearEstimator(slowdown=9.0))
+    assert {violation.rule for violation in check(SOUND, evidence(slowed))} == {"slo"}
+
+
+def test_planning_with_confidence_is_checked_with_confidence() -> None:
+    unsure = replace(GIVEN, estimator=LinearEstimator(interval=0.9), demands=(demand("a", 20, 12), demand("b", 20, 12)))
+    deployment = to_map(unsure, Placement("by hand", (whole(replica("a"), replica("b")),)))
+    assert check(deployment, evidence(unsure)) == ()
+    careful = replace(evidence(unsure), confidence=0.9)
+    assert [violation.rule for violation in check(deployment, careful)] == ["slo", "slo"]
+
+
+def test_more_devices_than_the_fleet_has_are_refused() -> None:
+    three = drawn(whole(replica("a", rate=10.0)), whole(replica("a", rate=10.0)), whole(replica("b")))
+    assert rules(three) == ["fleet"]
+
+
+def test_more_replicas_than_allowed_are_refused() -> None:
+    pair = drawn(whole(replica("a", rate=10.0), replica("a", rate=10.0)), whole(replica("b")))
+    asked = (Demand("a", 20.0, Slo(100.0), max_replicas=1), demand("b", 20.0))
+    assert [violation.rule for violation in check(pair, replace(evidence(GIVEN), demands=asked))] == ["rate"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["nodes"].append(content["nodes"][0]),
+        lambda content: content["nodes"][0]["gpus"].append(first_gpu(content)),
+        lambda content: first_gpu(content).update(device="unheard-of"),
+        lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(model="stranger"),
+        lambda content: content["predicted"].update(gpus=7),
+        lambda content: content["predicted"].update(lower_bound_gpus=2),
+    ],
+)
+def test_nonsense_written_by_hand_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
+    assert rules(edited(change))
+
+
+def test_without_an_estimator_the_maps_own_times_are_believed() -> None:
+    alone = replace(evidence(GIVEN), estimator=None)
+    assert check(SOUND, alone) == ()
+    slow = edited(
+        lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(batch_latency_ms=[99.0] * 4)
+    )
+    assert [violation.rule for violation in check(slow, alone)] == ["slo"]
+
+
+def test_the_papers_rule_compares_the_batch_with_its_part_of_the_slo() -> None:
+    budget = replace(GIVEN, options=Options(latency_budget=0.5), demands=(demand("a", 20, 24.1), demand("b", 20, 24.1)))
+    deployment = to_map(budget, Placement("by hand", (whole(replica("a"), replica("b")),)))
+    assert check(deployment, evidence(budget)) == ()
+    tight = replace(evidence(budget), latency_budget=0.49)
+    assert [violation.rule for violation in check(deployment, tight)] == ["slo", "slo"]

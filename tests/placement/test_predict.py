@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.predict import Predictor, Stream, percentile_over
+from gpuprof.placement.problem import Options
+from gpuprof.share import Share
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+
+REPLICA = PlacedReplica("m", 4, 1, Share(50.0), 100.0)
+
+
+def test_a_replica_is_predicted_at_its_part_of_the_rate() -> None:
+    predicted = Predictor(problem([demand("m", 200.0, 60.0)])).replica(plain_device(), REPLICA, ())
+    server = BatchServer((6.0, 8.0, 10.0, 12.0), 4, 0.0)
+    sojourn = ExponentialQueue().sojourn(Arrivals(100.0), server)
+    assert predicted.batch_latency_ms == (6.0, 8.0, 10.0, 12.0)
+    assert predicted.predicted.p99_ms == pytest.approx(sojourn.percentile(99.0))
+    assert predicted.predicted.goodput_rps == pytest.approx(100.0 * sojourn.fraction_within(60.0))
+    assert predicted.predicted.throughput_rps == pytest.approx(4000.0 / 12.0)
+
+
+def test_intervals_enclose_the_predictions() -> None:
+    predicted = Predictor(problem([demand("m", 200.0, 40.0)])).replica(plain_device(), REPLICA, ()).predicted
+    for value, interval in (
+        (predicted.p99_ms, predicted.p99_ms_interval),
+        (predicted.goodput_rps, predicted.goodput_rps_interval),
+        (predicted.throughput_rps, predicted.throughput_rps_interval),
+    ):
+        assert value is not None
+        assert interval is not None
+        assert interval[0] < value < interval[1]
+
+
+def test_the_prediction_is_that_of_the_means_whatever_was_planned_with() -> None:
+    plain, careful = (
+        Predictor(problem([demand("m")], options=Options(confidence=confidence))).replica(plain_device(), REPLICA, ())
+        for confidence in (None, 0.9)
+    )
+    assert plain == careful
+
+
+def test_under_the_papers_rule_goodput_is_throughput_up_to_the_rate_and_nothing_is_said_of_percentiles() -> None:
+    given = problem([demand("m")], options=Options(latency_budget=0.5))
+    predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=400.0), ()).predicted
+    assert predicted.goodput_rps == pytest.approx(4000.0 / 12.0)
+    assert predicted.p99_ms is None
+
+
+def test_a_models_percentile_lies_between_those_of_its_replicas_by_their_rates() -> None:
+    quick = Sojourn(0.1, 1.0, 5.0, ((0.0, 0.0), (1.0, 10.0)))
+    slow = Sojourn(0.1, 1.0, 50.0, ((0.0, 0.0), (1.0, 100.0)))
+    assert percentile_over([Stream(10.0, quick)], 50.0) == pytest.approx(5.0)
+    # within 20 ms: all of the quick and a fifth of the slow, 60% in all
+    assert percentile_over([Stream(10.0, quick), Stream(10.0, slow)], 60.0) == pytest.approx(20.0)
+    assert percentile_over([], 50.0) is None
+
+
+def test_a_neighbour_that_slows_down_is_in_the_prediction() -> None:
+    given = problem([demand("m")], estimator=LinearEstimator(slowdown=1.0))
+    alone = Predictor(given).replica(plain_device(), REPLICA, ())
+    beside = Predictor(given).replica(plain_device(), REPLICA, (REPLICA.workload,))
+    assert beside.predicted.latency_ms == 2.0 * alone.predicted.latency_ms

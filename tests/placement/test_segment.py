@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.estimate import MEASURED, Figure, Workload
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.problem import Options
+from gpuprof.placement.segment import Segments, planned_ms
+from gpuprof.share import Share
+
+
+def test_planning_with_confidence_takes_the_upper_end_and_extrapolates_it() -> None:
+    figure = Figure(10.0, MEASURED, 9.0, 11.0)
+    assert planned_ms(figure, None) == 10.0
+    assert planned_ms(figure, 0.9) == pytest.approx(11.0)
+    assert planned_ms(figure, 0.99) == pytest.approx(10.0 + 2.5758 / 1.6449, rel=1e-4)
+    assert planned_ms(Figure(10.0, MEASURED), 0.9) == 10.0
+
+
+def test_the_papers_rule_gives_full_throughput_when_a_batch_is_within_its_part_of_the_slo() -> None:
+    given = problem([demand("m", 1e6, 20.1)], options=Options(latency_budget=0.5))
+    (half, whole) = Segments(given).best(given.demands[0], plain_device())
+    # batch 8 takes (2 + 8) / f ms: 10 ms on the whole device, batch 2 takes 8 ms on half of it
+    assert (half.share, half.batch) == (Share(50.0), 2)
+    assert half.capacity_rps == pytest.approx(250.0)
+    assert (whole.share, whole.batch) == (Share(100.0), 8)
+    assert whole.capacity_rps == pytest.approx(800.0)
+
+
+def test_a_segment_is_not_offered_more_than_its_demand() -> None:
+    given = problem([demand("m", 10.0)])
+    assert {segment.capacity_rps for segment in Segments(given).best(given.demands[0], plain_device())} == {10.0}
+
+
+def test_of_equal_capacities_the_smallest_batch_and_fewest_processes_win() -> None:
+    given = problem([demand("m", 10.0)], options=Options(max_processes=3))
+    best = Segments(given).best(given.demands[0], plain_device())
+    assert {(segment.batch, segment.processes) for segment in best} == {(1, 1)}
+
+
+def test_a_segment_that_does_not_fit_the_memory_is_no_segment() -> None:
+    given = problem(
+        [demand("m", 10.0)], estimator=LinearEstimator(memory_bytes=9 * 2**30), options=Options(max_processes=2)
+    )
+    device = plain_device()
+    assert Segments(given).make(given.demands[0], device, Workload("m", 1, Share(), 2)) is None
+    assert Segments(given).make(given.demands[0], device, Workload("m", 1, Share(), 1)) is not None
+
+
+@given(slo=st.floats(5.0, 200.0), rate=st.floats(1.0, 2000.0), looser=st.floats(1.0, 3.0))
+def test_a_looser_slo_never_lowers_a_capacity(slo: float, rate: float, looser: float) -> None:
+    def capacity(limit_ms: float) -> float:
+        given = problem([demand("m", rate, limit_ms)])
+        made = Segments(given).make(given.demands[0], plain_device(), Workload("m", 4, Share(50.0)))
+        return 0.0 if made is None else made.capacity_rps
+
+    assert capacity(slo * looser) >= capacity(slo)
+
+
+@given(slo=st.floats(5.0, 200.0), rate=st.floats(1.0, 2000.0))
+def test_a_capacity_is_met_and_little_more_is_not(slo: float, rate: float) -> None:
+    given = problem([demand("m", rate, slo)])
+    segments, wanted, device = Segments(given), given.demands[0], plain_device()
+    for segment in segments.every(wanted, device):
+        workload = Workload("m", segment.batch, segment.share)
+        assert segments.meets(wanted, device, workload, segment.capacity_rps)
+        if segment.capacity_rps < rate:
+            assert not segments.meets(wanted, device, workload, segment.capacity_rps * 1.02)
+
+
+def test_neighbours_are_asked_about_only_where_there_are_some() -> None:
+    slowed = replace(problem([demand("m")]), estimator=LinearEstimator(slowdown=1.0))
+    segments, device = Segments(slowed), plain_device()
+    beside = (Workload("n", 1, Share(25.0)),)
+    assert segments.latency_ms(device, Workload("m", 1, Share())) == 3.0
+    assert segments.latency_ms(device, Workload("m", 1, Share()), beside) == 6.0
