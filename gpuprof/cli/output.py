@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -147,8 +148,9 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     for row in rows:
         table.add_row(*(Text("–" if row.get(c.key) is None else c.show(row.get(c.key))) for c in columns))
     console = Console()
-    # In a pipe nothing is cut to a terminal's width that is not there.
-    console.print(table, width=None if console.is_terminal else 200)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
+    console.print(table)
 
 
 def _finite(value: object) -> object:

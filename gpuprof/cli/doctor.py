@@ -1,0 +1,42 @@
+"""``gpuprof doctor``: what this machine can do, and for each thing missing what to do about it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows
+
+if TYPE_CHECKING:
+    from gpuprof.machine import Finding
+
+_FIELDS = tuple(Column(key, key, right=False) for key in ("topic", "name", "status", "detail", "fix"))
+_COLUMNS = (
+    Column("name", "what", right=False),
+    Column("status", "status", right=False),
+    Column("found", "found → what to do", right=False),
+)
+
+
+def doctor(
+    db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
+    from gpuprof.machine import Machine, examine
+
+    chosen = chosen_format(as_json, as_csv)
+    findings = examine(Machine(), db)
+    if chosen is Format.TABLE:
+        print_rows([_for_people(finding) for finding in findings], _COLUMNS, chosen)
+    else:
+        print_rows([asdict(finding) for finding in findings], _FIELDS, chosen)
+
+
+def _for_people(finding: Finding) -> dict[str, object]:
+    found = f"{finding.detail}\n→ {finding.fix}" if finding.fix else finding.detail
+    return {"name": finding.name, "status": finding.status, "found": found}

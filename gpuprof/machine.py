@@ -1,0 +1,149 @@
+"""What a machine can do for gpuprof: the findings of ``gpuprof doctor`` and the facade through which it looks.
+
+Everything that is looked at goes through a `Machine`, so that a test can play any machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+_TIMEOUT_S = 15.0
+
+
+class Status(StrEnum):
+    """Whether something can be used."""
+
+    OK = "ok"
+    LIMITED = "limited"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the doctor's report.
+
+    Attributes
+    ----------
+    topic : str
+        ``"gpu"``, ``"profilers"``, ``"runtime"``, ``"cpu"`` or ``"storage"``.
+    name : str
+        What was looked at.
+    status : Status
+    detail : str
+        What was found.
+    fix : str
+        What to do about it; empty when nothing is wrong.
+    """
+
+    topic: str
+    name: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return import_module(name)
+    except Exception:  # a broken library must not break the look at it, whatever it raises
+        return None
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _requirements(distribution: str) -> Sequence[str]:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.requires(distribution) or ()
+    return ()
+
+
+def _executed(command: Sequence[str]) -> str | None:
+    """Return what the command prints, or None when it cannot be run, fails or hangs."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def _affinity() -> Sequence[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The ways in which the doctor looks at a machine.
+
+    Attributes
+    ----------
+    root : Path
+        Root of its file system.
+    environment : mapping of str to str
+    which : callable
+        Name of a program → its path, or None.
+    load : callable
+        Name of a module → the module, or None when it cannot be imported.
+    version : callable
+        Name of a distribution → its version, or None when it is not installed.
+    requirements : callable
+        Name of a distribution → its requirements, in the words of its metadata.
+    affinity : callable
+        → the processors that this process may run on.
+    execute : callable
+        A command → what it prints, or None when it cannot be run, fails or hangs.
+    is_root : bool
+    """
+
+    root: Path = Path("/")
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    which: Callable[[str], str | None] = shutil.which
+    load: Callable[[str], Any] = _loaded
+    version: Callable[[str], str | None] = _version
+    requirements: Callable[[str], Sequence[str]] = _requirements
+    affinity: Callable[[], Sequence[int]] = _affinity
+    execute: Callable[[Sequence[str]], str | None] = _executed
+    is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
+
+    def read(self, path: str) -> str:
+        """Return the text of the file at ``path`` below the root; empty when it cannot be read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+
+
+def examine(machine: Machine, database: Path) -> tuple[Finding, ...]:
+    """Return everything that gpuprof wants to know of this machine, what is missing included.
+
+    Parameters
+    ----------
+    machine : Machine
+    database : Path
+        Directory of the kernel database, which need not exist.
+    """
+    from gpuprof.machine_gpu import gpu_findings, profiler_findings
+    from gpuprof.machine_host import host_findings, runtime_findings, storage_findings
+
+    return (
+        *gpu_findings(machine),
+        *profiler_findings(machine),
+        *runtime_findings(machine),
+        *host_findings(machine),
+        *storage_findings(database),
+    )
