@@ -11,6 +11,7 @@ from gpuprof.share import Share
 
 MEASURED = "measured"
 INTERPOLATED = "interpolated"
+EXTRAPOLATED = "extrapolated"
 ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
 
@@ -23,8 +24,8 @@ class Figure:
     ----------
     value : float
     source : str
-        ``"measured"``, ``"interpolated"``, ``"roofline"``, ``"roofline, uncalibrated"``, or the name of
-        the fitted model that predicted it.
+        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (beyond what was measured, scaled from the nearest that
+        was), ``"roofline"``, ``"roofline, uncalibrated"``, or the name of the fitted model that predicted it.
     low, high : float or None
         90% interval; None where nothing is known of the error.
     """

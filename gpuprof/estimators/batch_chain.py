@@ -145,7 +145,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
 def _on_lattice(service: Service) -> Array:
     """Return the law of a full batch's service time on multiples of the cell, its mean kept."""
     if service.cv == 0.0:
-        return np.eye(1, _CELLS_PER_SERVICE + 1, _CELLS_PER_SERVICE)[0]
+        return np.asarray(np.eye(1, _CELLS_PER_SERVICE + 1, _CELLS_PER_SERVICE)[0])
     shape = 1.0 / service.cv**2
     last = math.ceil(float(service.edges[-1]) * _CELLS_PER_SERVICE) + 1
     points = np.arange(last + 1) / _CELLS_PER_SERVICE

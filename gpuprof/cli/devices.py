@@ -1,0 +1,75 @@
+"""Finds the device and the database that a command works on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import unknown_name
+
+if TYPE_CHECKING:
+    from gpuprof.device import Device
+    from gpuprof.kernel_db.store import KernelDb
+
+_DEFAULT_DATABASE = "gpuprof-db"
+
+
+def resolve_device(name: str | None, db: KernelDb | None) -> Device:
+    """Return the device called ``name``, with the rates that ``db`` has measured of it.
+
+    Parameters
+    ----------
+    name : str or None
+        A name of the catalogue, of the database, or ``"cpu"`` for this machine's; None: the device that most of
+        the database's measurements were made on, this machine's CPU if there are none.
+    db : KernelDb or None
+
+    Raises
+    ------
+    InputError
+        When nobody knows a device of that name.
+    """
+    from gpuprof.catalogue import devices
+    from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
+    from gpuprof.local_device import local_cpu
+
+    profiled = profiled_devices(db) if db is not None else ()
+    wanted = (name or (profiled[0] if profiled else "cpu")).lower()
+    here = local_cpu()
+    if wanted in ("cpu", here.name):
+        return with_ceilings(here, db)
+    if wanted in devices():
+        return with_ceilings(devices()[wanted], db)
+    recorded = recorded_device(wanted, db) if db is not None else None
+    if recorded is None:
+        raise unknown_name("device", wanted, sorted({"cpu", *devices(), *profiled}))
+    return recorded
+
+
+def database_path(given: Path | None) -> Path:
+    """Return where the kernel database is: as given, else ``GPUPROF_DB``, else ``./gpuprof-db``."""
+    return given or Path(os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
+
+
+def open_database(given: Path | None, *, needed: bool = True) -> KernelDb | None:
+    """Open the kernel database.
+
+    Parameters
+    ----------
+    given : Path or None
+        As the option ``--db`` says.
+    needed : bool
+        If False, None is returned where the default database does not exist.
+
+    Raises
+    ------
+    InputError
+        When it does not exist although it is needed or was named.
+    """
+    from gpuprof.kernel_db.store import KernelDb
+
+    path = database_path(given)
+    if not needed and given is None and not path.exists():
+        return None
+    return KernelDb(path)

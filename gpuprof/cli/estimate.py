@@ -1,0 +1,144 @@
+"""``gpuprof estimate``: what a model needs at any batch, share and device, and how that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprof.device import Device
+    from gpuprof.estimate import Estimate, Figure
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.share import Share
+
+_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("device", "device", right=False),
+    Column("share", "share", right=False),
+    Column("batch", "batch"),
+    Column("latency_ms", "latency ms", number(4)),
+    Column("latency_interval", "90% interval"),
+    Column("latency_source", "from", right=False),
+    Column("throughput_rps", "requests/s", number(4)),
+    Column("memory_bytes", "memory MiB", mebibytes),
+    Column("memory_source", "from", right=False),
+)
+
+
+def estimate(
+    models: Annotated[
+        list[str] | None, typer.Argument(help="Names in the database or ONNX files; none: all of the database.")
+    ] = None,
+    batch: Annotated[str, typer.Option(help="Batch sizes, 1,8,32.")] = "1",
+    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database, or cpu.")] = None,
+    share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100",
+    processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1,
+    strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False,
+    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
+    from gpuprof.cli.devices import database_path, open_database, resolve_device
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.share import parse_share
+
+    chosen = chosen_format(as_json, as_csv)
+    sizes = _sizes(batch)
+    database = open_database(db, needed=not models)
+    target = resolve_device(device, database)
+    part = parse_share(share, target.compute_units)
+    target.fraction(part)
+    estimator = DatabaseEstimator(database)
+    names = models or estimator.models
+    if not names:
+        raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+    rows = [_row(one) for one in _estimates(estimator, names, target, sizes, part, processes, strict)]
+    print_rows(rows, _COLUMNS, chosen)
+
+
+def _sizes(text: str) -> list[int]:
+    """Read ``"1,8,32"``."""
+    sizes = []
+    for word in text.split(","):
+        if not word.strip().isdigit() or not 1 <= int(word) <= 1_000_000:
+            raise InputError(f"--batch must be whole numbers of at least 1 but got {text!r}", "write it as 1,8,32")
+        sizes.append(int(word))
+    return sizes
+
+
+def _estimates(
+    estimator: DatabaseEstimator,
+    names: Sequence[str],
+    device: Device,
+    sizes: Sequence[int],
+    share: Share,
+    processes: int,
+    strict: bool,
+) -> list[Estimate]:
+    from gpuprof.estimators.fit import check_memory
+
+    found = []
+    for name in names:
+        for size in sizes:
+            one = estimator.estimate(name, device, size, share, processes=processes)
+            check_memory(one, device)
+            found.append(one)
+        if found[-1].unknown_ops:
+            _unknown(name, found[-1].unknown_ops, strict)
+    return found
+
+
+def _unknown(name: str, ops: Sequence[str], strict: bool) -> None:
+    if strict:
+        raise InputError(
+            f"{name} has ops that nothing is known of: {', '.join(ops)}", "profile it, or leave out --strict"
+        )
+    say(f"gpuprof: {name}: nothing is known of {', '.join(ops)}; counted by their traffic alone")
+
+
+def _row(one: Estimate) -> dict[str, object]:
+    workload, throughput = one.workload, one.throughput_rps
+    return {
+        "model": workload.model,
+        "device": one.device,
+        "share": str(workload.share),
+        "batch": workload.batch,
+        "processes": workload.processes,
+        **_figure("latency", "ms", one.latency_ms),
+        "latency_interval": _interval(one.latency_ms),
+        "latency_cv": one.latency_cv,
+        "throughput_rps": throughput.value,
+        "throughput_low_rps": throughput.low,
+        "throughput_high_rps": throughput.high,
+        **_figure("memory", "bytes", one.memory_bytes),
+        "weight_bytes": one.weight_bytes,
+        **{f"creq_{metric}_pct": figure.value for metric, figure in one.creq_pct},
+        **_figure("dram", "pct", one.dram_pct),
+        **_figure("l2", "pct", one.l2_pct),
+        **_figure("power", "w", one.power_w),
+        "unknown_ops": list(one.unknown_ops),
+    }
+
+
+def _figure(name: str, unit: str, figure: Figure | None) -> dict[str, object]:
+    return {
+        f"{name}_{unit}": None if figure is None else figure.value,
+        f"{name}_low_{unit}": None if figure is None else figure.low,
+        f"{name}_high_{unit}": None if figure is None else figure.high,
+        f"{name}_source": None if figure is None else figure.source,
+    }
+
+
+def _interval(figure: Figure) -> str | None:
+    if figure.low is None or figure.high is None:
+        return None
+    show = number(3)
+    return f"{show(figure.low)} … {show(figure.high)}"

@@ -1,0 +1,72 @@
+"""How far off interpolation, extrapolation and the roofline are on a device, from what was measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from statistics import median
+
+from gpuprof.estimate import INTERPOLATED, Figure
+from gpuprof.estimators.curve import quantile
+from gpuprof.estimators.surface import Reading, Surface
+from gpuprof.share import Share
+
+_LEVEL = 0.9
+#: Where the database is too small to say, the errors that are assumed: of a line between two batches, per doubling
+#: beyond the last.
+_ASSUMED_BETWEEN = 0.05
+_ASSUMED_BEYOND = 0.25
+_LEAST = 0.01
+#: From this many models on, the spread of measured over roofline says something of the next model.
+_ENOUGH_MODELS = 4
+
+
+class Calibration:
+    """Errors of the ways to fill gaps, on one device.
+
+    Parameters
+    ----------
+    surfaces : mapping of str to Surface
+        Model's name → what was measured of it with one process.
+    shapes : mapping of str to callable
+        Model's name → its roofline in ms at a batch size and share, for models whose graph is there.
+    """
+
+    def __init__(self, surfaces: Mapping[str, Surface], shapes: Mapping[str, Callable[[int, Share], float]]) -> None:
+        self._surfaces = surfaces
+        self._shapes = shapes
+
+    def interval(self, reading: Reading, measured_error: float) -> float:
+        """Return half of the 90% interval over the value for a reading that was not measured."""
+        if reading.source == INTERPOLATED:
+            return max(self._between, _LEAST) + measured_error
+        return min(0.95, max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error)
+
+    def applied(self, least_ms: float, source: str) -> Figure:
+        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs."""
+        if not self._ratios:
+            return Figure(least_ms, source)
+        factor = median(self._ratios)
+        if len(self._ratios) < _ENOUGH_MODELS:
+            return Figure(least_ms * factor, source)
+        spread = quantile((max(r / factor, factor / r) for r in self._ratios), _LEVEL) or 1.0
+        return Figure(least_ms * factor, source, least_ms * factor / spread, least_ms * factor * spread)
+
+    @cached_property
+    def _between(self) -> float:
+        errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
+        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
+
+    @cached_property
+    def _beyond(self) -> float:
+        errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
+        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
+
+    @cached_property
+    def _ratios(self) -> list[float]:
+        """Measured over roofline, for each model the median over its points."""
+        return sorted(
+            median(p.latency_ms / self._shapes[name](p.batch, p.share) for p in surface.points.values())
+            for name, surface in self._surfaces.items()
+            if name in self._shapes
+        )

@@ -1,0 +1,71 @@
+"""A measured quantity over batch size: itself where measured, a line between neighbours, nothing outside."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
+
+from gpuprof.estimate import INTERPOLATED, MEASURED
+
+
+class BatchCurve:
+    """A piecewise linear function of the batch size.
+
+    Time is nearly a fixed part and a part in proportion to the batch, of which the line between two neighbours is
+    exact; monotone data stay monotone.
+
+    Parameters
+    ----------
+    values : mapping of int to float
+        Batch size → what was measured; at least one.
+    """
+
+    def __init__(self, values: Mapping[int, float]) -> None:
+        self.batches = tuple(sorted(values))
+        self.values = tuple(values[batch] for batch in self.batches)
+
+    def at(self, batch: int) -> tuple[float, str] | None:
+        """Return the value and whether it is measured or interpolated; None outside the measured range."""
+        place = bisect_left(self.batches, batch)
+        if place < len(self.batches) and self.batches[place] == batch:
+            return self.values[place], MEASURED
+        if place in (0, len(self.batches)):
+            return None
+        return self._line(place - 1, place, batch), INTERPOLATED
+
+    def beyond(self, batch: int) -> float:
+        """Return the value on the line through the nearest two points, never below what smaller batches took."""
+        if len(self.batches) == 1:
+            return self.values[0] * max(1.0, batch / self.batches[0])
+        if batch > self.batches[-1]:
+            return max(self._line(-2, -1, batch), self.values[-1])
+        return max(self._line(0, 1, batch), self.values[0] * batch / self.batches[0])
+
+    def left_out_errors(self) -> list[float]:
+        """Return the relative error at each inner point, predicted from its neighbours."""
+        return [
+            abs(self._line(i - 1, i + 1, self.batches[i]) / self.values[i] - 1.0)
+            for i in range(1, len(self.batches) - 1)
+            if self.values[i] > 0.0
+        ]
+
+    def end_errors(self) -> list[float]:
+        """Return the relative error at the largest batch, predicted from the two before, for each doubling."""
+        if len(self.batches) < 3 or self.values[-1] <= 0.0:
+            return []
+        predicted = BatchCurve(dict(zip(self.batches[:-1], self.values[:-1], strict=True))).beyond(self.batches[-1])
+        return [abs(predicted / self.values[-1] - 1.0)]
+
+    def _line(self, left: int, right: int, batch: int) -> float:
+        x0, x1, y0, y1 = self.batches[left], self.batches[right], self.values[left], self.values[right]
+        return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
+
+
+def quantile(values: Iterable[float], level: float) -> float | None:
+    """Return the conformal quantile: of n values the ceil(level (n + 1))-th smallest, the largest if n is too small."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    rank = math.ceil(level * (len(ordered) + 1))
+    return ordered[min(rank, len(ordered)) - 1]

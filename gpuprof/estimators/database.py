@@ -1,0 +1,265 @@
+"""The default estimator: what the kernel database measured, else what lies between, else the roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.estimators.calibration import Calibration
+from gpuprof.estimators.colocation import Colocations
+from gpuprof.estimators.curve import BatchCurve
+from gpuprof.estimators.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.estimators.op_work import WorkByBatch
+from gpuprof.estimators.roofline import roofline_ms, source_of
+from gpuprof.estimators.surface import Reading, Surface
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
+
+_MOST_BATCH = 256
+#: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
+_GPU_SHARES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
+
+
+class DatabaseEstimator:
+    """Implements `gpuprof.estimate.Estimator`.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+        None: nothing was measured, every figure is the roofline's.
+    graphs : mapping of str to Path, optional
+        Model's name → its ONNX file, for models that the database does not hold or whose file has moved. A model
+        may also be named by the path itself; if the database knows the file by its hash, its figures count.
+    """
+
+    def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
+        self._measured = read_measured(db) if db is not None else {}
+        self._graphs = dict(graphs or {})
+        self._colocations = Colocations(db)
+        self._files: dict[str, MeasuredModel] = {}
+        self._works: dict[str, WorkByBatch | None] = {}
+        self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
+        self._calibrations: dict[str, Calibration] = {}
+        self._answer = lru_cache(maxsize=200_000)(self._estimate)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in the database, sorted."""
+        return tuple(sorted(self._measured))
+
+    def devices_of(self, model: str) -> tuple[str, ...]:
+        """Return the names of the devices that ``model`` was measured on, sorted."""
+        return tuple(sorted(self._known(model).points))
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown, or was not measured on the device and its ONNX file is not there.
+        """
+        if batch < 1 or processes < 1:
+            raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
+        return self._answer(_Identity(device), Workload(model, batch, share, processes), tuple(beside))
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
+        points = self._known(model).points.get(device.name, [])
+        if points:
+            exact = {point.batch for point in points if point.share == share}
+            return tuple(sorted(exact or {point.batch for point in points}))
+        powers = [2**k for k in range(_MOST_BATCH.bit_length())]
+        return tuple(batch for batch in powers if self._fits(model, device, batch, share)) or (1,)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
+        measured = {point.share for point in self._known(model).points.get(device.name, [])}
+        if len(measured) < 2:
+            steps = (
+                [100.0 * cores / device.compute_units for cores in range(1, device.compute_units + 1)]
+                if device.kind == "cpu"
+                else list(_GPU_SHARES)
+            )
+            measured |= {Share(step) for step in steps}
+            measured |= {Share(100.0, profile.name) for profile in device.mig_profiles}
+        return tuple(sorted(measured | {Share()}, key=lambda share: (device.fraction(share), share.mig or "")))
+
+    def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
+        device, known = identity.device, self._known(workload.model)
+        latency, cv = self._latency(known, device, workload)
+        if beside:
+            latency = self._colocations.beside(latency, device, workload, beside)
+        work = self._work(known)
+        return Estimate(
+            workload=workload,
+            device=device.name,
+            latency_ms=latency,
+            latency_cv=cv,
+            memory_bytes=self._memory(known, device, workload),
+            weight_bytes=work.at(1).weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
+            creq_pct=tuple(
+                (metric, figure)
+                for metric, column in CREQ_METRICS.items()
+                if (figure := _other(known, device, workload, column)) is not None
+            ),
+            dram_pct=_other(known, device, workload, "dram_pct"),
+            l2_pct=_other(known, device, workload, "l2_pct"),
+            power_w=_other(known, device, workload, "power_w"),
+            unknown_ops=() if latency.source in (MEASURED, INTERPOLATED) or not work else work.at(1).unknown_ops,
+        )
+
+    def _latency(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency alone and its coefficient of variation."""
+        surface = self._surface(known, device, workload.processes)
+        share = workload.share
+        if surface is None and workload.processes > 1:
+            # Processes split the share evenly, each in its own part: one process on that part, no more is known.
+            share = Share(share.sm_pct / workload.processes, share.mig)
+            surface = self._surface(known, device, 1)
+        if surface is None:
+            return self._from_roofline(known, device, workload.batch, share), 0.0
+        reading = surface.read(workload.batch, share, self._shape(known, device))
+        point = surface.nearest(workload.batch, share)
+        return self._with_interval(reading, point, device), point.cv
+
+    def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
+        error: float | None = point.relative_error
+        if reading.source == MEASURED:
+            error = error or None
+        else:
+            error = self._calibration(device).interval(reading, point.relative_error)
+        return _figure(reading.value, reading.source, error)
+
+    def _from_roofline(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+        work = self._work(known)
+        if work is None:
+            raise InputError(
+                f"{known.name} was not measured on {device.name} and its ONNX file is not there",
+                f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
+            )
+        return self._calibration(device).applied(roofline_ms(work.at(batch), device, share), source_of(device))
+
+    def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return the peak memory: measured, a line in the batch between, else weights and activations alive at once."""
+        points = known.points.get(device.name, [])
+        same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
+        same |= {
+            p.batch: p.figures["memory_peak_bytes"]
+            for p in points
+            if "memory_peak_bytes" in p.figures and p.share == workload.share and p.processes == workload.processes
+        }
+        if same:
+            curve = BatchCurve(same)
+            found = curve.at(workload.batch)
+            return Figure(*found) if found else Figure(curve.beyond(workload.batch), EXTRAPOLATED)
+        work = self._work(known)
+        if work is None:
+            return None
+        at = work.at(workload.batch)
+        return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+
+    def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
+        memory = self._memory(self._known(model), device, Workload(model, batch, share))
+        return memory is None or memory.value <= device.memory_bytes(share)
+
+    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface | None:
+        key = (known.name, device.name, processes)
+        if key not in self._surfaces:
+            points = [point for point in known.points.get(device.name, []) if point.processes == processes]
+            self._surfaces[key] = Surface(points, device) if points else None
+        return self._surfaces[key]
+
+    def _calibration(self, device: Device) -> Calibration:
+        if device.name not in self._calibrations:
+            surfaces = {name: self._surface(known, device, 1) for name, known in self._measured.items()}
+            shapes: dict[str, Callable[[int, Share], float]] = {
+                name: shape for name in surfaces if (shape := self._shape(self._measured[name], device)) is not None
+            }
+            present = {name: surface for name, surface in surfaces.items() if surface is not None}
+            self._calibrations[device.name] = Calibration(present, shapes)
+        return self._calibrations[device.name]
+
+    def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
+        work = self._work(known)
+        return None if work is None else lambda batch, share: roofline_ms(work.at(batch), device, share)
+
+    def _work(self, known: MeasuredModel) -> WorkByBatch | None:
+        if known.name not in self._works:
+            self._works[known.name] = _read_work(known)
+        return self._works[known.name]
+
+    def _known(self, model: str) -> MeasuredModel:
+        """Return what is known of a model by its name in the database, a name given with a file, or a path."""
+        if model not in self._files:
+            path = self._graphs.get(model)
+            if path is not None or (model not in self._measured and _is_path(model)):
+                self._files[model] = self._of_file(model, path or Path(model))
+            elif model in self._measured:
+                self._files[model] = self._measured[model]
+            else:
+                raise unknown_name("model", model, [*self._measured, *self._graphs])
+        return self._files[model]
+
+    def _of_file(self, model: str, path: Path) -> MeasuredModel:
+        """Return what is known of a file: what was measured of the same content, under whatever name."""
+        from gpuprof.onnx_graph import load_graph
+
+        graph = load_graph(path)
+        same = (known for known in self._measured.values() if known.sha256 == graph.sha256)
+        points = next((known.points for known in same), {})
+        return MeasuredModel(model, str(path), graph.sha256, graph.weight_bytes, points)
+
+
+class _Identity:
+    """A device as a key: hashed by its name, equal only when every number is."""
+
+    __slots__ = ("device",)
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def __hash__(self) -> int:
+        return hash(self.device.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and (self.device is other.device or self.device == other.device)
+
+
+def _is_path(model: str) -> bool:
+    return model.endswith(".onnx") or "/" in model or Path(model).is_file()
+
+
+def _read_work(known: MeasuredModel) -> WorkByBatch | None:
+    """Return the work of a model, None where its file is gone or has become another."""
+    from gpuprof.onnx_graph import load_graph
+
+    path = Path(known.path or "")
+    if not path.is_file():
+        return None
+    try:
+        work = WorkByBatch(lambda batch: load_graph(path, batch))
+    except InputError:
+        return None
+    return work if known.sha256 in (None, work.graph.sha256) else None
+
+
+def _figure(value: float, source: str, error: float | None) -> Figure:
+    return Figure(value, source) if error is None else Figure(value, source, value * (1 - error), value * (1 + error))
+
+
+def _other(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
+    """Return another measured quantity of the same share and processes, over the batch."""
+    points = {
+        p.batch: p.figures[column]
+        for p in known.points.get(device.name, [])
+        if column in p.figures and p.share == workload.share and p.processes == workload.processes
+    }
+    found = BatchCurve(points).at(workload.batch) if points else None
+    return None if found is None else Figure(*found)

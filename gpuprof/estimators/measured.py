@@ -1,0 +1,115 @@
+"""What the kernel database has measured of models, ready to be looked up and interpolated in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
+
+CREQ_METRICS = {
+    "max_occupancy": "max_occupancy_pct",
+    "wavg_occupancy": "wavg_occupancy_pct",
+    "wavg_sm_util": "wavg_sm_util_pct",
+}
+_COLUMNS = (
+    "run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "model_sha256", "model_path",
+    "stable", "repeats", "latency_mean_ms", "latency_std_ms", "latency_p50_ms", "latency_p50_low_ms",
+    "latency_p50_high_ms", "memory_peak_bytes", "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct",
+    "error",
+)  # fmt: skip
+_FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured workload.
+
+    Attributes
+    ----------
+    batch : int
+    share : Share
+    processes : int
+    latency_ms : float
+        Mean, or the median where no mean is known.
+    cv : float
+        Standard deviation over mean, 0 where it is not known.
+    relative_error : float
+        Half of the 90% interval of the mean over the mean; 0 where nothing is known of it.
+    figures : mapping of str to float
+        The other measured columns by name; what was not measured is absent.
+    """
+
+    batch: int
+    share: Share
+    processes: int
+    latency_ms: float
+    cv: float
+    relative_error: float
+    figures: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class MeasuredModel:
+    """A model of the database: its file, and its points by device."""
+
+    name: str
+    path: str | None = None
+    sha256: str | None = None
+    weight_bytes: int | None = None
+    points: dict[str, list[Point]] = field(default_factory=dict)
+
+
+def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
+    """Return every model of the database by name.
+
+    Of several files under one name the one measured last counts. Of several measurements of one workload the last
+    stable one counts, or the last where none is known to be stable.
+    """
+    rows = sorted(db.read("models", columns=list(_COLUMNS)).to_pylist(), key=lambda row: str(row["run_id"]))
+    models: dict[str, MeasuredModel] = {}
+    for row in rows:
+        models.setdefault(row["model"], MeasuredModel(row["model"]))
+        known = models[row["model"]]
+        known.path = row["model_path"] or known.path
+        known.sha256 = row["model_sha256"] or known.sha256
+        known.weight_bytes = known.weight_bytes if row["weight_bytes"] is None else row["weight_bytes"]
+    chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        if row["model_sha256"] not in (None, models[row["model"]].sha256) or _latency(row) is None:
+            continue
+        key = tuple(row[n] for n in ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes"))
+        if key not in chosen or row["stable"] or not chosen[key]["stable"]:
+            chosen[key] = row
+    for row in chosen.values():
+        models[row["model"]].points.setdefault(row["device"], []).append(_point(row))
+    return models
+
+
+def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:
+    """Return the shares that were measured, sorted."""
+    return tuple(sorted({point.share for point in points}, key=lambda share: (share.mig or "", share.sm_pct)))
+
+
+def _latency(row: Mapping[str, Any]) -> float | None:
+    value = row["latency_mean_ms"] if row["latency_mean_ms"] is not None else row["latency_p50_ms"]
+    return float(value) if value is not None and value > 0.0 else None
+
+
+def _point(row: Mapping[str, Any]) -> Point:
+    latency = _latency(row) or 0.0
+    cv = row["latency_std_ms"] / latency if row["latency_std_ms"] is not None else 0.0
+    error = 1.645 * cv / row["repeats"] ** 0.5 if row["repeats"] else 0.0
+    if row["latency_p50_low_ms"] is not None and row["latency_p50_high_ms"] is not None and row["latency_p50_ms"]:
+        error = max(error, (row["latency_p50_high_ms"] - row["latency_p50_low_ms"]) / (2.0 * row["latency_p50_ms"]))
+    return Point(
+        row["batch"],
+        Share(row["sm_share_pct"], row["mig_profile"]),
+        row["processes"],
+        latency,
+        cv,
+        error,
+        {name: float(row[name]) for name in _FIGURES if row[name] is not None},
+    )

@@ -1,0 +1,124 @@
+"""Work of a model's ops as functions of the batch size, so that a graph is read twice and not for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.estimators.liveness import peak_activation_bytes
+from gpuprof.model import ModelGraph
+
+Array = NDArray[Any]
+
+#: Op types that run on matrix units where a device has them.
+MATRIX_OPS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedMatMul", "FusedGemm", "Attention"}
+)
+
+
+_PER_ITEM = ("flops", "bytes_moved", "outputs")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphWork:
+    """FLOPs and bytes of every op at one batch size.
+
+    Attributes
+    ----------
+    op_types : tuple of str, length N
+    dtypes : tuple of str, length N
+        Type of each op's arithmetic: that of its first floating-point tensor.
+    flops, bytes_moved, outputs : ndarray of shape (N,)
+        Operations (0 where unknown), bytes read and written, elements written.
+    unknown_ops : tuple of str
+        Op types without a formula.
+    activation_bytes : float
+        Most bytes of activations alive at once.
+    weight_bytes : int
+    """
+
+    op_types: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    flops: Array
+    bytes_moved: Array
+    outputs: Array
+    unknown_ops: tuple[str, ...]
+    activation_bytes: float
+    weight_bytes: int
+
+
+class WorkByBatch:
+    """Work of a model at any batch size, from its graph at two of them.
+
+    Every quantity of an op is a fixed part (weights) and a part in proportion to the batch; where the graph at a
+    third size contradicts that (ops that mix the items of a batch), the graph is read at each size asked for.
+
+    Parameters
+    ----------
+    graph_at : callable
+        Batch size → `ModelGraph`.
+    """
+
+    def __init__(self, graph_at: Callable[[int], ModelGraph]) -> None:
+        self._graph_at = graph_at
+        self._one = work_of(graph_at(1))
+        self._two: GraphWork | None = None
+        self._linear = True
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The graph at batch 1."""
+        return self._graph_at(1)
+
+    def at(self, batch: int) -> GraphWork:
+        """Return the work at ``batch``.
+
+        Raises
+        ------
+        InputError
+            When the model's batch is fixed at another size.
+        """
+        if batch == 1:
+            return self._one
+        if self._two is None:
+            self._two = work_of(self._graph_at(2))
+            four = work_of(self._graph_at(4))
+            self._linear = len(four.flops) == len(self._two.flops) == len(self._one.flops) and all(
+                np.allclose(getattr(four, name), getattr(self._one, name) + 3 * self._slope(name), rtol=1e-6)
+                for name in _PER_ITEM
+            )
+        if not self._linear:
+            return work_of(self._graph_at(batch))
+        return replace(
+            self._one,
+            **{name: getattr(self._one, name) + (batch - 1) * self._slope(name) for name in _PER_ITEM},
+            activation_bytes=self._one.activation_bytes + (batch - 1) * float(self._slope("activation_bytes")),
+        )
+
+    def _slope(self, name: str) -> Array:
+        return np.asarray(getattr(self._two, name) - getattr(self._one, name))
+
+
+def work_of(graph: ModelGraph) -> GraphWork:
+    """Return the work of every op of ``graph``."""
+    return GraphWork(
+        tuple(op.op_type for op in graph.ops),
+        tuple(_dtype(op.outputs or op.inputs) for op in graph.ops),
+        np.array([float(op.flops or 0) for op in graph.ops]),
+        np.array([float(op.bytes_read + op.bytes_written) for op in graph.ops]),
+        np.array([float(sum(tensor.elements for tensor in op.outputs)) for op in graph.ops]),
+        graph.uncounted_ops,
+        float(peak_activation_bytes(graph)),
+        graph.weight_bytes,
+    )
+
+
+def _dtype(tensors: Any) -> str:
+    for tensor in tensors:
+        if "float" in tensor.dtype:
+            return str(tensor.dtype)
+    return str(tensors[0].dtype) if tensors else "float32"

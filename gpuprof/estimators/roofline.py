@@ -1,0 +1,67 @@
+"""Time of a model from its operations and bytes and the peak rates of a device (Williams et al., 2009), op by op."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuprof.device import Device
+from gpuprof.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.estimators.op_work import MATRIX_OPS, Array, GraphWork
+from gpuprof.share import Share
+
+#: Key of `Device.sources` that says that the device's rates were measured on it.
+CEILINGS = "ceilings"
+
+#: Outputs that one block of a matrix kernel computes at least, and threads that keep an SM's memory pipes busy.
+_MATRIX_TILE = 64 * 64
+_THREADS_A_UNIT = 2048
+#: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
+_BANDWIDTH_REACH = 2.0
+_FALLBACK_TYPE = "float32"
+
+
+def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
+    """Return the least time in milliseconds that one execution takes on ``share`` of ``device``."""
+    return float(op_times_s(work, device, share).sum() * 1e3)
+
+
+def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
+    """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launch.
+
+    Returns
+    -------
+    ndarray of shape (N,)
+    """
+    fraction = device.fraction(share)
+    matrix = np.array([op in MATRIX_OPS for op in work.op_types])
+    peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
+    reach = np.ones(len(peak))
+    if device.kind == "gpu":
+        units = max(1.0, device.compute_units * fraction)
+        occupied = np.ceil(work.outputs / np.where(matrix, _MATRIX_TILE, _THREADS_A_UNIT))
+        reach = np.clip(occupied / units, 1.0 / units, 1.0)  # an op of few blocks leaves SMs idle
+    arithmetic = work.flops / (peak * fraction * reach)
+    traffic = work.bytes_moved / (bandwidth(device, share) * np.minimum(1.0, reach * _BANDWIDTH_REACH))
+    launched = (work.flops > 0) | (work.bytes_moved > 0)
+    return np.asarray(np.maximum(arithmetic, traffic) + launched * device.launch_overhead_us * 1e-6)
+
+
+def bandwidth(device: Device, share: Share) -> float:
+    """Return the bytes per second that ``share`` can draw: a MIG instance's slices, else what its units can ask for."""
+    if share.mig is not None and device.mig_slices:
+        slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
+        return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
+    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))
+
+
+def source_of(device: Device) -> str:
+    """Return what a roofline figure on ``device`` is called: uncalibrated unless its rates were measured."""
+    return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED
+
+
+def _peak(device: Device, dtype: str, matrix: bool) -> float:
+    rates = device.flops_per_s
+    # ONNX Runtime's CUDA provider multiplies float32 matrices in TF32 unless told otherwise.
+    if matrix and dtype == "float32" and "tfloat32" in rates:
+        return rates["tfloat32"]
+    return rates.get(dtype) or rates[_FALLBACK_TYPE]
