@@ -88,21 +88,25 @@ class KernelDb:
 
     @classmethod
     def create(cls, path: Path) -> KernelDb:
-        """Open the database at ``path``, making it where there is none, and clear away what dead writers left.
+        """Open the database at ``path`` for writing, and clear away what dead writers left.
+
+        Where there is none, the first run that is appended makes it; until then nothing is changed.
 
         Raises
         ------
         InputError
             When the directory cannot be made or written to.
         """
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not os.access(path, os.W_OK | os.X_OK):
-                raise PermissionError(13, "permission denied")
-            database = cls(path)
+        place = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            reason = "not writable" if place.is_dir() else "not a directory"
+            raise InputError(
+                f"cannot write to the kernel database {path}: {place} is {reason}", "choose another with --db"
+            )
+        database = cls.__new__(cls)
+        database.path = path
+        if path.exists():
             database.clear_leftovers()
-        except OSError as error:
-            raise _unwritable(path, error) from error
         return database
 
     def append(self, run: Run) -> None:
@@ -114,6 +118,7 @@ class KernelDb:
             When the directory cannot be written to or the disk is full.
         """
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             with self.writing():
                 write_segment(self.path, run.run.run_id, run.tables())
         except OSError as error:
@@ -224,8 +229,11 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
 
 
 def _listing(database: Path) -> dict[str, Path]:
-    with os.scandir(database) as entries:
-        return {entry.name: Path(entry.path) for entry in entries if not entry.name.startswith(".") and entry.is_dir()}
+    try:
+        with os.scandir(database) as entries:
+            return {e.name: Path(e.path) for e in entries if not e.name.startswith(".") and e.is_dir()}
+    except FileNotFoundError:  # nothing has been appended yet
+        return {}
 
 
 def _replaced_by(segment: Path) -> list[str]:

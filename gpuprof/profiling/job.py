@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -38,6 +38,16 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+def limits_within(max_time_s: float) -> Limits:
+    """Return the default limits, cut down to ``max_time_s`` for one measurement."""
+    return replace(
+        DEFAULT_LIMITS,
+        min_time_s=min(DEFAULT_LIMITS.min_time_s, max_time_s),
+        want_time_s=min(DEFAULT_LIMITS.want_time_s, max_time_s),
+        max_time_s=max_time_s,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,124 @@
+"""``gpuprof profile``: measure models and keep what was measured in the kernel database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    JsonOption,
+    chosen_format,
+    mebibytes,
+    number,
+    print_rows,
+    progress,
+    say,
+)
+from gpuprof.errors import UnavailableError, UnstableError
+
+if TYPE_CHECKING:
+    from gpuprof.profiling.campaign import Campaign, Cell, Outcome
+
+_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("batch", "batch"),
+    Column("share", "share"),
+    Column("processes", "processes"),
+    Column("latency_p50_ms", "p50 ms", number()),
+    Column("latency_p99_ms", "p99 ms", number()),
+    Column("throughput_rps", "requests/s", number()),
+    Column("memory_peak_bytes", "memory MiB", mebibytes),
+    Column("beside", "beside", right=False),
+    Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
+)
+
+
+def profile(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.")],
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8",
+    share: Annotated[
+        str | None,
+        typer.Option(help="Shares: 50 (percent), 1core, 3g.40gb. On a CPU, by default, 1, 2, 4, … and all cores."),
+    ] = None,
+    processes: Annotated[str, typer.Option(help="Copies that run at once in the share, separated by commas.")] = "1",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
+    ] = None,
+    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto",
+    db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
+    force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False,
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Measure models on this machine: latency, throughput, memory and the time of every op.
+
+    What is in the database already is not measured again; interrupted, it goes on where it was.
+    """
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.local_device import local_cpu
+    from gpuprof.profiling import planning
+    from gpuprof.profiling.campaign import Campaign
+    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.job import limits_within
+
+    chosen = chosen_format(as_json, as_csv)
+    device = local_cpu()
+    cells = planning.plan_cells(
+        planning.parse_models(models),
+        planning.parse_batches(batch),
+        planning.parse_shares(share, device),
+        planning.parse_batches(processes),
+        [planning.parse_neighbour(text, device) for text in beside or ()],
+    )
+    measuring, why = choose(collector, device.kind)
+    say(f"{device.name}, collector {why}")
+    campaign = Campaign(KernelDb.create(db), device, measuring, force, limits_within(time_limit))
+    outcomes = _run(campaign, cells)
+    print_rows([row for outcome in outcomes for row in _rows(outcome)], _COLUMNS, chosen)
+    _judge(outcomes, db)
+
+
+def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:
+    outcomes = []
+    with progress() as bar:
+        task = bar.add_task("starting", total=len(cells))
+        for outcome in campaign.run(cells, lambda cell: bar.update(task, description=str(cell))):
+            outcomes.append(outcome)
+            bar.advance(task)
+        bar.update(task, description="what the device can do at best")
+        campaign.measure_ceilings([cell.job.share for cell in cells])
+    old = sum(not outcome.measured_now for outcome in outcomes)
+    if old:
+        say(f"{old} of {len(outcomes)} were measured before; --force measures them again")
+    return outcomes
+
+
+def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+    rows: list[Mapping[str, Any]] = [outcome.row, *outcome.others]
+    return [{**row, "share": _share(row), "measured_now": outcome.measured_now} for row in rows]
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    from gpuprof.share import Share
+
+    return str(Share(row["sm_share_pct"], row["mig_profile"]))
+
+
+def _judge(outcomes: Sequence[Outcome], db: Path) -> None:
+    """Raise when something failed or cannot be trusted; the rows are in the database all the same."""
+    failed = [outcome for outcome in outcomes if outcome.row.get("error")]
+    if failed:
+        raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0].row['error']}")
+    shaky = [outcome for outcome in outcomes if outcome.row.get("stable") is False]
+    if shaky:
+        raise UnstableError(
+            f"{len(shaky)} of {len(outcomes)} are unstable, first {shaky[0].cell}: the machine is too noisy",
+            f"they are kept and marked in {db}; the same command measures them again",
+        )

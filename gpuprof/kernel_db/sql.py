@@ -1,0 +1,64 @@
+"""SQL over the database, through DuckDB; a query can read the tables and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.store import KernelDb
+
+_MEMORY_LIMIT = "4GB"
+#: The rows of ``models`` to look at first: of those measured alike, the newest.
+LATEST_MODELS = """
+create view latest_models as
+select * from models
+qualify row_number() over (
+  partition by model, model_sha256, device, batch, sm_share_pct, mig_profile, processes order by run_id desc) = 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a query gave.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    rows : tuple of tuple
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def query(database: KernelDb, statement: str) -> Result:
+    """Run one SQL statement over the tables and the view ``latest_models``.
+
+    The statement can neither reach files nor the network nor change settings, and nothing that it changes outlives it.
+
+    Raises
+    ------
+    InputError
+        When DuckDB refuses it.
+    """
+    import duckdb
+
+    connection = duckdb.connect(
+        ":memory:", config={"autoinstall_known_extensions": False, "memory_limit": _MEMORY_LIMIT}
+    )
+    try:
+        for table in TABLES:
+            connection.register(table, database.read(table))
+        connection.execute(LATEST_MODELS)
+        connection.execute("set enable_external_access = false")
+        connection.execute("set lock_configuration = true")
+        answer = connection.execute(statement)
+        columns = tuple(str(column[0]) for column in answer.description or ())
+        return Result(columns, tuple(answer.fetchall()))
+    except duckdb.Error as error:
+        detail = " ".join(str(error).split("\n\n")[0].split())
+        raise InputError(f"the query failed: {detail}", "gpuprof db show TABLE lists columns") from error
+    finally:
+        connection.close()
