@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.share import Share
 
+
+def _short(model: object) -> str:
+    return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
+
+
 _COLUMNS = (
-    Column("model", "model", right=False),
+    Column("model", "model", _short, right=False),
     Column("device", "device", right=False),
     Column("share", "share", right=False),
     Column("batch", "batch"),

@@ -20,7 +20,7 @@ MATRIX_OPS = frozenset(
 )
 
 
-_PER_ITEM = ("flops", "bytes_moved", "outputs")
+_PER_ITEM = ("flops", "bytes_moved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class GraphWork:
     op_types : tuple of str, length N
     dtypes : tuple of str, length N
         Type of each op's arithmetic: that of its first floating-point tensor.
-    flops, bytes_moved, outputs : ndarray of shape (N,)
-        Operations (0 where unknown), bytes read and written, elements written.
+    flops, bytes_moved : ndarray of shape (N,)
+        Operations (0 where unknown), bytes read and written.
     unknown_ops : tuple of str
         Op types without a formula.
     activation_bytes : float
@@ -45,7 +45,6 @@ class GraphWork:
     dtypes: tuple[str, ...]
     flops: Array
     bytes_moved: Array
-    outputs: Array
     unknown_ops: tuple[str, ...]
     activation_bytes: float
     weight_bytes: int
@@ -110,7 +109,6 @@ def work_of(graph: ModelGraph) -> GraphWork:
         tuple(_dtype(op.outputs or op.inputs) for op in graph.ops),
         np.array([float(op.flops or 0) for op in graph.ops]),
         np.array([float(op.bytes_read + op.bytes_written) for op in graph.ops]),
-        np.array([float(sum(tensor.elements for tensor in op.outputs)) for op in graph.ops]),
         graph.uncounted_ops,
         float(peak_activation_bytes(graph)),
         graph.weight_bytes,

@@ -12,9 +12,10 @@ from gpuprof.share import Share
 #: Key of `Device.sources` that says that the device's rates were measured on it.
 CEILINGS = "ceilings"
 
-#: Outputs that one block of a matrix kernel computes at least, and threads that keep an SM's memory pipes busy.
-_MATRIX_TILE = 64 * 64
-_THREADS_A_UNIT = 2048
+#: Work that is not worth dividing further between SMs: one step of a 64 x 64 x 64 tile, and what the 2048 threads
+#: of an SM fetch with 16 bytes each.
+_TILE_FLOPS = 2.0 * 64**3
+_FETCH_BYTES = 2048 * 16.0
 #: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
 _BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
@@ -35,13 +36,13 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     fraction = device.fraction(share)
     matrix = np.array([op in MATRIX_OPS for op in work.op_types])
     peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
-    reach = np.ones(len(peak))
-    if device.kind == "gpu":
+    busy = loaded = np.ones(len(peak))
+    if device.kind == "gpu":  # an op too small for all SMs leaves some of them idle
         units = max(1.0, device.compute_units * fraction)
-        occupied = np.ceil(work.outputs / np.where(matrix, _MATRIX_TILE, _THREADS_A_UNIT))
-        reach = np.clip(occupied / units, 1.0 / units, 1.0)  # an op of few blocks leaves SMs idle
-    arithmetic = work.flops / (peak * fraction * reach)
-    traffic = work.bytes_moved / (bandwidth(device, share) * np.minimum(1.0, reach * _BANDWIDTH_REACH))
+        busy = np.clip(np.ceil(work.flops / _TILE_FLOPS) / units, 1.0 / units, 1.0)
+        loaded = np.clip(_BANDWIDTH_REACH * np.ceil(work.bytes_moved / _FETCH_BYTES) / units, 1.0 / units, 1.0)
+    arithmetic = work.flops / (peak * fraction * busy)
+    traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
     launched = (work.flops > 0) | (work.bytes_moved > 0)
     return np.asarray(np.maximum(arithmetic, traffic) + launched * device.launch_overhead_us * 1e-6)
 

@@ -1,0 +1,103 @@
+"""``gpuprof estimate`` as a user types it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.estimators.rows import database, measured, two_layers
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> str:
+    rows = [
+        measured(name, batch, scale * (1.0 + batch), device="a30", memory=2**30 * batch)
+        for name, scale in (("fast", 1.0), ("slow", 5.0))
+        for batch in (1, 4, 64)
+    ]
+    database(tmp_path / "db", rows)
+    return str(tmp_path / "db")
+
+
+def _json(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, object]]:
+    assert main(["estimate", *words, "--json"]) == 0
+    answer: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def _refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["estimate", *words]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_without_a_model_every_model_of_the_database_is_answered(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = _json(capsys, "--db", db, "--batch", "1,3")
+    assert [(row["model"], row["batch"], row["latency_ms"], row["latency_source"]) for row in rows] == [
+        ("fast", 1, 2.0, "measured"),
+        ("fast", 3, 4.0, "interpolated"),
+        ("slow", 1, 10.0, "measured"),
+        ("slow", 3, 20.0, "interpolated"),
+    ]
+    assert {row["device"] for row in rows} == {"a30"}
+
+
+def test_a_file_on_a_device_of_the_catalogue_is_marked_uncalibrated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = _json(capsys, str(two_layers(tmp_path / "two.onnx")), "--device", "h100", "--batch", "8")
+    assert row["latency_source"] == row["memory_source"] == "roofline, uncalibrated"
+
+
+def test_the_table_says_of_each_figure_where_it_is_from(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "fast", "--db", db, "--batch", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("interpolated") == 2 and "4.000" in printed
+
+
+def test_csv_has_a_header_and_a_row_for_each_figure(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "slow", "--db", db, "--batch", "4", "--csv"]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert float(row["latency_ms"]) == 25.0
+
+
+def test_an_unknown_model_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown model 'fats' (did you mean fast?)" in _refused(capsys, "fats", "--db", db)
+
+
+@pytest.mark.parametrize("share", ["0", "101", "-5", "half"])
+def test_a_share_that_is_none_is_refused(db: str, share: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "share" in _refused(capsys, "fast", "--db", db, f"--share={share}")
+
+
+@pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
+def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--batch must be whole numbers of at least 1" in _refused(capsys, "fast", "--db", db, f"--batch={batch}")
+
+
+def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = _refused(capsys, "fast", "--db", db, "--batch", "64")
+    assert "fast at batch 64 needs 64.0 GiB (measured), but a30 at 100% has 24.0 GiB" in said
+
+
+def test_an_empty_database_is_said_to_be_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database(tmp_path / "empty")
+    assert "holds no models" in _refused(capsys, "--db", str(tmp_path / "empty"))
+
+
+def test_a_database_that_is_not_there_is_said_not_to_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "does not exist" in _refused(capsys, "--db", str(tmp_path / "none"))
+
+
+def test_a_device_without_data_is_refused_where_the_file_is_gone(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "fast was not measured on t4" in _refused(capsys, "fast", "--db", db, "--device", "t4")
+
+
+def test_an_unknown_device_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown device 'a300' (did you mean" in _refused(capsys, "fast", "--db", db, "--device", "a300")

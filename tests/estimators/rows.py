@@ -1,0 +1,74 @@
+"""Small synthetic databases and graphs for the tests of the estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from gpuprof.device import Device
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+
+CPU = Device("cpu-test-4c", "cpu", 4, 2000.0, {"float32": 1e11}, 2**33, 1e10, 2**25)
+GPU = Device("gpu-test", "gpu", 80, 1500.0, {"float32": 1e13}, 2**34, 1e12, 2**22)
+
+
+def database(
+    path: Path,
+    models: Iterable[ModelRow] = (),
+    devices: Iterable[DeviceRow] = (),
+    colocations: Iterable[ColocationRow] = (),
+    ops: Iterable[OpRow] = (),
+    run_id: str = "r1",
+) -> KernelDb:
+    """Write one run into a new or existing database."""
+    db = KernelDb.create(path)
+    run = RunRow(run_id, datetime(2026, 1, 1, tzinfo=UTC), CPU.name, "test", "any")
+    db.append(Run(run, tuple(devices), tuple(models), tuple(ops), (), tuple(colocations)))
+    return db
+
+
+def measured(
+    model: str,
+    batch: int,
+    latency_ms: float,
+    *,
+    device: str = CPU.name,
+    share: float = 100.0,
+    processes: int = 1,
+    run_id: str = "r1",
+    memory: int | None = None,
+    std_ms: float | None = None,
+    repeats: int | None = None,
+    stable: bool | None = True,
+    path: str | None = None,
+    sha256: str | None = None,
+    mig: str | None = None,
+) -> ModelRow:
+    """Return a row of the table ``models``."""
+    return ModelRow(
+        run_id, model, device, batch, share, mig, processes, sha256, path, stable, repeats, latency_ms, std_ms,
+        memory_peak_bytes=memory,
+    )  # fmt: skip
+
+
+def two_layers(path: Path, width: int = 64) -> Path:
+    """Write a small network with a free batch: width → width → relu → width."""
+    weight = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [width, width], [0.01] * width * width) for i in (0, 1)]
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
+            helper.make_node("Relu", ["a"], ["b"], name="relu"),
+            helper.make_node("MatMul", ["b", "w1"], ["y"], name="second"),
+        ],
+        "two_layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
+        weight,
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    return path

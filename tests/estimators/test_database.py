@@ -1,0 +1,156 @@
+"""The default estimator: measured, interpolated, extrapolated, roofline, and which is which."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.kernel_db.schema import ColocationRow
+from gpuprof.onnx_graph import load_graph
+from gpuprof.share import Share
+from tests.estimators.rows import CPU, GPU, database, measured, two_layers
+
+WHOLE = Share()
+
+
+@pytest.fixture
+def estimator(tmp_path: Path) -> DatabaseEstimator:
+    rows = [
+        measured("net", batch, 2.0 + 3.0 * batch, memory=1000 * batch, std_ms=0.5, repeats=25) for batch in (1, 4, 8)
+    ]
+    rows += [measured("net", batch, 4.0 + 6.0 * batch, share=50.0) for batch in (1, 4, 8)]
+    return DatabaseEstimator(database(tmp_path / "db", rows))
+
+
+def test_what_was_measured_is_said_as_it_was_measured(estimator: DatabaseEstimator) -> None:
+    said = estimator.estimate("net", CPU, 4, WHOLE)
+    assert (said.latency_ms.value, said.latency_ms.source) == (14.0, MEASURED)
+    assert said.latency_cv == pytest.approx(0.5 / 14.0)
+    assert said.memory_bytes is not None and (said.memory_bytes.value, said.memory_bytes.source) == (4000.0, MEASURED)
+    assert said.latency_ms.low == pytest.approx(14.0 - 1.645 * 0.5 / 5.0)
+
+
+def test_between_measured_batches_stands_the_line_and_an_interval_around_it(estimator: DatabaseEstimator) -> None:
+    said = estimator.estimate("net", CPU, 6, WHOLE)
+    assert said.latency_ms.value == pytest.approx(20.0)
+    assert said.latency_ms.source == INTERPOLATED
+    assert said.latency_ms.low is not None and said.latency_ms.low < 20.0 < said.latency_ms.upper()
+    assert said.memory_bytes is not None and said.memory_bytes.value == pytest.approx(6000.0)
+
+
+def test_between_measured_shares_time_is_a_power_of_the_share(estimator: DatabaseEstimator) -> None:
+    said = estimator.estimate("net", CPU, 4, Share(50.0 * 2**0.5))
+    assert said.latency_ms.value == pytest.approx(14.0 * 2**0.5)
+    assert said.latency_ms.source == INTERPOLATED
+
+
+@pytest.mark.parametrize(("batch", "share"), [(16, 100.0), (4, 25.0)])
+def test_outside_of_what_was_measured_is_marked(estimator: DatabaseEstimator, batch: int, share: float) -> None:
+    said = estimator.estimate("net", CPU, batch, Share(share)).latency_ms
+    assert said.source == EXTRAPOLATED
+    assert said.low is not None and said.high is not None and said.high / said.low > 1.4
+
+
+def test_beyond_the_last_batch_the_line_goes_on(estimator: DatabaseEstimator) -> None:
+    assert estimator.estimate("net", CPU, 16, WHOLE).latency_ms.value == pytest.approx(50.0)
+
+
+def test_half_of_the_cores_below_the_smallest_share_takes_twice_as_long(estimator: DatabaseEstimator) -> None:
+    assert estimator.estimate("net", CPU, 4, Share(25.0)).latency_ms.value == pytest.approx(56.0)
+
+
+def test_processes_that_were_not_measured_have_their_part_of_the_share(estimator: DatabaseEstimator) -> None:
+    said = estimator.estimate("net", CPU, 4, WHOLE, processes=2)
+    assert said.latency_ms.value == pytest.approx(28.0)
+    assert said.throughput_rps.value == pytest.approx(2 * 4 * 1000.0 / 28.0)
+
+
+def test_measured_processes_win(tmp_path: Path) -> None:
+    rows = [measured("net", 1, 5.0), measured("net", 1, 7.0, processes=2)]
+    said = DatabaseEstimator(database(tmp_path / "db", rows)).estimate("net", CPU, 1, WHOLE, processes=2)
+    assert (said.latency_ms.value, said.latency_ms.source) == (7.0, MEASURED)
+
+
+def test_an_unmeasured_model_gets_the_roofline_op_by_op(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "two.onnx", width=64)
+    said = DatabaseEstimator(None).estimate(str(path), CPU, 10, WHOLE)
+    assert said.latency_ms.source == UNCALIBRATED and said.latency_ms.low is None
+    ops = load_graph(path, 10).ops
+    least = sum(max((op.flops or 0) / 1e11, (op.bytes_read + op.bytes_written) / 1e10) for op in ops)
+    assert said.latency_ms.value == pytest.approx(least * 1e3, rel=1e-6)
+
+
+def test_memory_of_an_unmeasured_model_is_its_weights_and_what_is_alive_at_once(tmp_path: Path) -> None:
+    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "two.onnx", width=64)), CPU, 10, WHOLE)
+    assert said.memory_bytes is not None
+    assert said.memory_bytes.value == 2 * 64 * 64 * 4 + 2 * 10 * 64 * 4
+
+
+def test_a_roofline_is_scaled_by_what_others_took_on_the_device(tmp_path: Path) -> None:
+    other, path = two_layers(tmp_path / "a.onnx", 32), two_layers(tmp_path / "b.onnx", 64)
+    plain = DatabaseEstimator(None)
+    least = plain.estimate(str(other), CPU, 1, WHOLE).latency_ms.value
+    db = database(tmp_path / "db", [measured("a", 1, 3.0 * least, path=str(other), sha256=load_graph(other).sha256)])
+    said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
+    assert said.value == pytest.approx(3.0 * plain.estimate(str(path), CPU, 1, WHOLE).latency_ms.value)
+
+
+def test_a_file_is_recognised_by_its_content(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "copy.onnx")
+    db = database(tmp_path / "db", [measured("net", 1, 5.0, path="/gone.onnx", sha256=load_graph(path).sha256)])
+    said = DatabaseEstimator(db).estimate(str(path), CPU, 1, WHOLE).latency_ms
+    assert (said.value, said.source) == (5.0, MEASURED)
+
+
+def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) -> None:
+    database(tmp_path / "db", [measured("net", 1, 5.0, sha256="old"), measured("net", 2, 6.0, sha256="old")])
+    db = database(tmp_path / "db", [measured("net", 1, 50.0, sha256="new", run_id="r2")], run_id="r2")
+    estimator = DatabaseEstimator(db)
+    assert estimator.batches("net", CPU, WHOLE) == (1,)
+    assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
+
+
+def test_the_last_stable_measurement_counts(tmp_path: Path) -> None:
+    database(tmp_path / "db", [measured("net", 1, 5.0)])
+    db = database(tmp_path / "db", [measured("net", 1, 9.0, stable=False, run_id="r2")], run_id="r2")
+    assert DatabaseEstimator(db).estimate("net", CPU, 1, WHOLE).latency_ms.value == 5.0
+
+
+def test_a_measured_colocation_is_used_as_measured(tmp_path: Path) -> None:
+    row = ColocationRow(
+        "r1", CPU.name, 0, 0, "net", 1, "other:4:50%", 50.0, latency_mean_ms=6.0, solo_latency_mean_ms=5.0
+    )
+    db = database(tmp_path / "db", [measured("net", 1, 10.0, share=50.0)], colocations=[row])
+    said = DatabaseEstimator(db).estimate("net", CPU, 1, Share(50.0), beside=[Workload("other", 4, Share(50.0))])
+    assert said.latency_ms.value == pytest.approx(12.0)
+
+
+def test_without_colocations_a_neighbour_widens_the_interval_only(estimator: DatabaseEstimator) -> None:
+    alone = estimator.estimate("net", CPU, 4, Share(50.0)).latency_ms
+    beside = estimator.estimate("net", CPU, 4, Share(50.0), beside=[Workload("net", 4, Share(50.0))]).latency_ms
+    assert beside.value == alone.value and beside.upper() > alone.upper()
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_known(estimator: DatabaseEstimator) -> None:
+    with pytest.raises(InputError, match=r"unknown model 'nett' \(did you mean net\?\)"):
+        estimator.estimate("nett", CPU, 1, WHOLE)
+
+
+def test_a_device_without_data_and_without_the_file_cannot_be_answered(estimator: DatabaseEstimator) -> None:
+    with pytest.raises(InputError, match="net was not measured on gpu-test and its ONNX file is not there"):
+        estimator.estimate("net", GPU, 1, WHOLE)
+
+
+def test_shares_worth_considering_end_with_the_whole(estimator: DatabaseEstimator) -> None:
+    assert estimator.shares("net", CPU) == (Share(50.0), WHOLE)
+
+
+def test_batches_of_an_unmeasured_model_are_powers_of_two_that_fit(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "two.onnx", width=64)
+    small = replace(CPU, dram_bytes=2 * 64 * 64 * 4 + 2 * 4 * 64 * 4)
+    assert DatabaseEstimator(None).batches(str(path), small, WHOLE) == (1, 2, 4)
