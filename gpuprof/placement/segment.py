@@ -42,6 +42,8 @@ class Segment:
         Of all processes together.
     latency_ms : float
         Planned mean time of a full batch.
+    tail_ms : float
+        Time in the replica at the demand's percentile, at ``capacity_rps``.
     """
 
     model: str
@@ -53,6 +55,7 @@ class Segment:
     fraction: float
     memory_bytes: int | None
     latency_ms: float
+    tail_ms: float = 0.0
 
     def replica(self, rate_rps: float) -> PlacedReplica:
         """Return the replica that serves ``rate_rps`` in this segment."""
@@ -136,8 +139,8 @@ class Segments:
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
 
-        Of segments within 1% of each other the one of fewest processes and smallest batch is taken, which needs less
-        memory. Shares under which nothing meets the SLO are absent.
+        Of segments within 1% of each other the one of shortest tail is taken; of those within 2%, that of fewest
+        processes and smallest batch, which needs less memory. Shares under which nothing meets the SLO are absent.
         """
         key = (demand.model, device.name)
         if key not in self._best:
@@ -189,6 +192,7 @@ class Segments:
             fraction=device.fraction(workload.share),
             memory_bytes=memory,
             latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
+            tail_ms=self._tail_ms(demand, device, workload, capacity),
         )
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
@@ -206,7 +210,7 @@ class Segments:
             segment = self.make(demand, device, workload)
             if segment is None:
                 continue
-            if best is None or segment.capacity_rps >= best.capacity_rps * 0.99:
+            if best is None or _better(segment, best):
                 best = segment
         return best
 
@@ -235,8 +239,21 @@ class Segments:
                 high = middle
         return low
 
+    def _tail_ms(self, demand: Demand, device: Device, workload: Workload, rate_rps: float) -> float:
+        if self.problem.options.latency_budget is not None:
+            return self.latency_ms(device, workload)
+        sojourn = self.problem.queueing.sojourn(Arrivals(rate_rps), self.server(device, workload))
+        return sojourn.percentile(demand.slo.percentile)
+
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         if rate_rps >= server.capacity_rps:
             return False
         sojourn = self.problem.queueing.sojourn(Arrivals(rate_rps), server)
         return sojourn.utilization < 1.0 and sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+
+
+def _better(segment: Segment, best: Segment) -> bool:
+    """Whether a segment of smaller batch or fewer processes is to be preferred to the best so far."""
+    if segment.capacity_rps > best.capacity_rps * 1.01:
+        return True
+    return segment.capacity_rps >= best.capacity_rps * 0.99 and segment.tail_ms <= best.tail_ms * 1.02

@@ -36,10 +36,21 @@ def test_a_segment_is_not_offered_more_than_its_demand() -> None:
     assert {segment.capacity_rps for segment in Segments(given).best(given.demands[0], plain_device())} == {10.0}
 
 
-def test_of_equal_capacities_the_smallest_batch_and_fewest_processes_win() -> None:
-    given = problem([demand("m", 10.0)], options=Options(max_processes=3))
+def test_of_equal_capacities_and_tails_the_smallest_batch_and_fewest_processes_win() -> None:
+    given = problem([demand("m", 0.01)], options=Options(max_processes=3))
     best = Segments(given).best(given.demands[0], plain_device())
     assert {(segment.batch, segment.processes) for segment in best} == {(1, 1)}
+
+
+def test_of_equal_capacities_the_shorter_tail_wins() -> None:
+    given = problem([demand("m", 120.0)])
+    for share in Segments(given).best(given.demands[0], plain_device()):
+        tails = [
+            one.tail_ms
+            for one in Segments(given).every(given.demands[0], plain_device())
+            if one.share == share.share and one.capacity_rps == 120.0
+        ]
+        assert share.capacity_rps < 120.0 or share.tail_ms <= min(tails) * 1.05
 
 
 def test_a_segment_that_does_not_fit_the_memory_is_no_segment() -> None:

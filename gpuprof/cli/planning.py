@@ -1,0 +1,216 @@
+"""What the placing verbs share: from files and names to a problem, a policy's map and the check of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError, UnstableError
+
+if TYPE_CHECKING:
+    from gpuprof.demand import Demand
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.device import Device
+    from gpuprof.fleet import Fleet
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.placement.feasibility import Evidence
+    from gpuprof.placement.policies import Policy
+    from gpuprof.placement.problem import ModelFile, Options, Problem
+
+_OPTIONS = ("confidence", "latency_budget", "overhead_ms")
+
+
+def build_problem(
+    slo_file: Path, gpus: str | None, fleet_file: Path | None, db: Path | None, options: Options
+) -> Problem:
+    """Read demands, fleet and database into a problem.
+
+    Raises
+    ------
+    InputError
+        For a file, device or model that is wrong or unknown.
+    """
+    from gpuprof.cli.devices import open_database
+    from gpuprof.demand import read_demands
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.placement.problem import Problem
+
+    demands = read_demands(slo_file)
+    graphs = _graphs(demands)
+    demands = tuple(replace(demand, model=_name(demand.model)) for demand in demands)
+    database = open_database(db, needed=len(graphs) < len(demands))
+    fleet = _fleet(gpus, fleet_file, database)
+    estimator = DatabaseEstimator(database, graphs)
+    for demand in demands:
+        for entry in fleet.entries:
+            estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    return Problem(
+        demands=demands,
+        fleet=fleet,
+        estimator=estimator,
+        queueing=BatchQueue(),
+        options=options,
+        files=_files(database, graphs),
+        inputs=_inputs(slo_file, database, fleet, options),
+    )
+
+
+def plan(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
+    """Return the policy's map, checked.
+
+    Raises
+    ------
+    UnstableError
+        When the map breaks a rule: the policy is wrong, and its map must not be deployed.
+    """
+    from gpuprof.placement.deploy import to_map
+    from gpuprof.placement.feasibility import check
+
+    deployment = to_map(problem, policy.place(problem), created or _source_date())
+    broken = check(deployment, problem_evidence(problem))
+    if broken:
+        raise UnstableError(
+            f"the policy {deployment.policy} made a map that breaks {len(broken)} rules, first: {broken[0]}",
+            "choose another policy with --policy",
+        )
+    return deployment
+
+
+def problem_evidence(problem: Problem) -> Evidence:
+    """Return what a map for ``problem`` is checked against."""
+    from gpuprof.placement.feasibility import Evidence
+
+    return Evidence(
+        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
+        queueing=problem.queueing,
+        estimator=problem.estimator,
+        confidence=problem.options.confidence,
+        latency_budget=problem.options.latency_budget,
+        overhead_ms=problem.options.overhead_ms,
+        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
+    )
+
+
+def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None) -> Evidence:
+    """Return what a map from a file is checked against; without a database, its own times."""
+    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.demand import read_demands
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.placement.feasibility import Evidence
+
+    database = open_database(db, needed=False)
+    names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    found: dict[str, Device] = {}
+    for name in sorted(names):
+        try:
+            found[name] = resolve_device(name, database)
+        except InputError:
+            continue  # the check names it
+    demands = None if against is None else read_demands(against)
+    graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
+    estimator = None
+    if database is not None:
+        measured = DatabaseEstimator(database)
+        known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
+        estimator = DatabaseEstimator(database, known)
+    return Evidence(
+        devices=found,
+        queueing=BatchQueue(),
+        estimator=estimator,
+        demands=None if demands is None else tuple(replace(demand, model=_name(demand.model)) for demand in demands),
+        confidence=_setting(deployment, "confidence"),
+        latency_budget=_setting(deployment, "latency_budget"),
+        overhead_ms=_setting(deployment, "overhead_ms") or 0.0,
+    )
+
+
+def _setting(deployment: DeploymentMap, name: str) -> float | None:
+    """Return a setting that the map was planned with.
+
+    Raises
+    ------
+    InputError
+        When what stands in the map is no number.
+    """
+    text = deployment.inputs.get(name)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InputError(f"the map's {name} must be a number but is {text!r}") from None
+
+
+def _graphs(demands: Sequence[Demand]) -> dict[str, Path]:
+    """Return the files of the models that are named by a path."""
+    return {_name(demand.model): Path(demand.model) for demand in demands if _is_path(demand.model)}
+
+
+def _is_path(model: str) -> bool:
+    return model.endswith(".onnx") or os.sep in model
+
+
+def _name(model: str) -> str:
+    return Path(model).stem if _is_path(model) else model
+
+
+def _fleet(gpus: str | None, fleet_file: Path | None, database: KernelDb | None) -> Fleet:
+    from gpuprof.cli.devices import resolve_device
+    from gpuprof.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
+
+    if gpus is not None and fleet_file is not None:
+        raise InputError("--gpus and --fleet exclude each other")
+    if fleet_file is not None:
+        return read_fleet(fleet_file, lambda name: resolve_device(name, database))
+    if gpus is not None:
+        return parse_fleet(gpus, lambda name: resolve_device(name, database))
+    return Fleet((FleetEntry(resolve_device(None, database)),))
+
+
+def _files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
+    from gpuprof.placement.problem import ModelFile
+
+    files = {}
+    rows = (
+        []
+        if database is None
+        else database.read("models", ["run_id", "model", "model_path", "model_sha256"]).to_pylist()
+    )
+    for row in sorted(rows, key=lambda row: str(row["run_id"])):
+        if row["model_path"]:
+            files[row["model"]] = ModelFile(row["model_path"], row["model_sha256"])
+    for name, path in graphs.items():
+        from gpuprof.onnx_graph import load_graph
+
+        files[name] = ModelFile(str(path), load_graph(path).sha256)
+    return files
+
+
+def _inputs(slo_file: Path, database: KernelDb | None, fleet: Fleet, options: Options) -> dict[str, str]:
+    """Return hashes of what the map is computed from, and the settings that a check of it must know."""
+    devices = ",".join(f"{e.device.name}{'' if e.count is None else f':{e.count}'}" for e in fleet.entries)
+    inputs = {"slo_sha256": hashlib.sha256(slo_file.read_bytes()).hexdigest(), "fleet": devices}
+    if database is not None:
+        runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
+        inputs["database_sha256"] = hashlib.sha256("\n".join(runs).encode()).hexdigest()
+    for key in _OPTIONS:
+        value = getattr(options, key)
+        if value:
+            inputs[key] = repr(value)
+    return inputs
+
+
+def _source_date() -> str | None:
+    """Return the time that reproducible builds agree on, None where none is set."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    try:
+        return datetime.fromtimestamp(int(text), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.deployment import read_map
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+
+SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
+NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [
+        ModelRow(
+            run_id="r1",
+            model=model,
+            device="v100",
+            batch=batch,
+            sm_share_pct=share,
+            model_path=f"{model}.onnx",
+            model_sha256="0" * 64,
+            repeats=100,
+            latency_mean_ms=(start + batch * each) * 100.0 / share,
+            latency_std_ms=0.1,
+            memory_peak_bytes=2**30,
+        )
+        for model, (start, each) in NETS.items()
+        for batch in (1, 4)
+        for share in (50.0, 100.0)
+    ]
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    (tmp_path / "slo.csv").write_text(SOUND)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
+    return tmp_path
+
+
+def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["place"]) == 0
+    assert "1 × v100" in capsys.readouterr().out
+    placed = read_map(here / "map.json")
+    assert placed.models["net"].path == "net.onnx"
+    assert placed.created is None
+    assert main(["check"]) == 0
+    assert capsys.readouterr().out == "map.json is sound: 1 replicas on 1 devices\n"
+
+
+def test_the_same_input_gives_the_same_bytes(here: Path) -> None:
+    maps = []
+    for name in ("one.json", "two.json"):
+        assert main(["place", "-o", name]) == 0
+        maps.append((here / name).read_bytes())
+    assert maps[0] == maps[1]
+
+
+def test_the_time_is_written_only_when_it_is_given(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    assert main(["place"]) == 0
+    assert read_map(here / "map.json").created == "1970-01-01T00:00:00+00:00"
+
+
+def test_a_demand_that_cannot_be_met_is_named_and_nothing_is_written(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "slo.csv").write_text(SOUND + "other,5,3\n")
+    assert main(["place"]) == 1
+    said = capsys.readouterr().err
+    assert "other: 5 requests/s cannot be served" in said
+    assert "the least SLO that works is" in said
+    assert not (here / "map.json").exists()
+
+
+def test_with_best_effort_the_rest_is_placed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "slo.csv").write_text(SOUND + "other,5,3\n")
+    assert main(["place", "--best-effort"]) == 1
+    placed = read_map(here / "map.json")
+    assert [one.model for one in placed.unplaced] == ["other"]
+    assert [replica.model for *_, replica in placed.places()] == ["net"]
+    assert main(["check"]) == 0
+    assert main(["check", "--against", "slo.csv"]) == 1
+    assert "other" in capsys.readouterr().out
+
+
+def test_programs_get_json(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", "--json", "--gpus", "v100:2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["predicted"]["gpus"] == 1
+    assert said["replicas"][0]["model"] == "net"
+    assert main(["check", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"map": "map.json", "sound": True, "violations": []}
+
+
+def test_a_map_edited_into_nonsense_fails_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    path = here / "map.json"
+    path.write_text(path.read_text().replace('"rate_rps": 20.0', '"rate_rps": 20000.0'))
+    assert main(["check"]) == 1
+    assert "serves at most" in capsys.readouterr().out
+
+
+def test_the_budget_that_was_planned_with_is_checked_with(here: Path) -> None:
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,300,24.1\n")
+    assert main(["place", "--latency-budget", "0.5", "--gpus", "v100"]) == 0
+    assert read_map(here / "map.json").inputs["latency_budget"] == "0.5"
+    assert main(["check"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "v100:0"], "a fleet needs at least one device of a kind but got '0' for v100:0"),
+        (["--gpus", "v10"], "unknown device 'v10' (did you mean v100"),
+        (["--policy", "fdd"], "unknown policy 'fdd' (did you mean ffd?)"),
+        (["--policy-option", "x=1", "--policy", "ffd"], "unknown option of the policy ffd 'x'"),
+        (["--confidence", "1.5"], "confidence must be above 0 and below 1 but got 1.5"),
+        (["--max-batch", "0"], "max batch must be at least 1 but got 0"),
+        (["--slo-file", "absent.csv"], "cannot read absent.csv"),
+        (["--db", "absent"], "the kernel database absent does not exist"),
+        (["-o", "absent/map.json"], "cannot write absent/map.json"),
+        (["--json", "--csv"], "--json and --csv exclude each other"),
+    ],
+)
+def test_bad_input_gets_one_line_and_changes_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["place", *arguments]) == 3
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert sorted(path.name for path in here.iterdir()) == ["gpuprof-db", "slo.csv"]
+
+
+def test_an_unknown_model_names_the_nearest(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nothre,5,3\n")
+    assert main(["place"]) == 3
+    assert "unknown model 'othre' (did you mean other?)" in capsys.readouterr().err
+
+
+def test_a_map_that_is_none_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "slo.csv"]) == 3
+    assert "slo.csv is not JSON" in capsys.readouterr().err
