@@ -1,0 +1,73 @@
+"""What the zoo holds: each architecture's name, origin, size, input and what building it needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprof.errors import unknown_name
+
+ONNX, TRANSFORMERS, OURS = "onnx", "transformers", "gpuprof"
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A network of the zoo.
+
+    Attributes
+    ----------
+    name : str
+    origin : str
+        Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that
+        library's configuration and code) or ``"gpuprof"`` (ours, no published network).
+    stem : str
+        What the origin calls it.
+    parameters : int
+        Numbers in its weights, statistics of normalisations included.
+    input : str
+        Names and shapes of its inputs.
+    needs : str
+        The extra of gpuprof that building takes; empty for none.
+    """
+
+    name: str
+    origin: str
+    stem: str
+    parameters: int
+    input: str
+    needs: str = ""
+
+
+_IMAGE = "{} [batch, 3, 224, 224]"
+
+
+def _light(name: str, stem: str, parameters: int, data: str = "data_0") -> Architecture:
+    return Architecture(name, ONNX, stem, parameters, _IMAGE.format(data))
+
+
+_ALL = (
+    _light("alexnet", "bvlc_alexnet", 60_965_224),
+    _light("densenet121", "densenet121", 8_146_152),
+    _light("inception_v1", "inception_v1", 6_998_552),
+    _light("inception_v2", "inception_v2", 11_234_792),
+    _light("resnet50", "resnet50", 25_610_152, "gpu_0/data_0"),
+    _light("shufflenet", "shufflenet", 1_420_152, "gpu_0/data_0"),
+    _light("squeezenet", "squeezenet", 1_235_496),
+    _light("vgg19", "vgg19", 143_667_240),
+    _light("zfnet512", "zfnet512", 87_250_536, "gpu_0/data_0"),
+)
+
+#: Every architecture by its name.
+ARCHITECTURES = {architecture.name: architecture for architecture in _ALL}
+
+
+def find(name: str) -> Architecture:
+    """Return an architecture.
+
+    Raises
+    ------
+    InputError
+        If the zoo has none of that name; the message gives the nearest.
+    """
+    if name not in ARCHITECTURES:
+        raise unknown_name("network of the zoo", name, list(ARCHITECTURES))
+    return ARCHITECTURES[name]

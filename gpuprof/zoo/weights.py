@@ -1,0 +1,111 @@
+"""Random weights that keep a deep network's values in a sensible range, as trained ones do."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import erf, exp, pi, prod, sqrt
+
+import numpy as np
+import numpy.typing as npt
+from onnx import NodeProto
+
+Floats = npt.NDArray[np.float32]
+
+_PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
+_BATCH_NORM = {1: "scale", 2: "shift", 3: "mean", 4: "variance"}
+
+
+def random_weights(
+    nodes: Sequence[NodeProto], shapes: Mapping[str, tuple[int, ...]], seed: int = 0
+) -> dict[str, Floats]:
+    """Return float weights for ``nodes``, each drawn for the role that it plays.
+
+    Kernels and matrices are drawn as He et al. (2015) propose; a normalisation gets the mean and variance that
+    its input has by then, as training would have left them, so that sums of many blocks do not run away.
+
+    Parameters
+    ----------
+    nodes : sequence of NodeProto
+        In topological order.
+    shapes : mapping of str to tuple of int
+        Of the weights wanted.
+    seed : int
+        Each weight's values depend on it and on the weight's name only.
+    """
+    weights: dict[str, Floats] = {}
+    moments: dict[str, _Moments] = {}
+    last = next((node for node in reversed(nodes) if node.op_type in _PRODUCTS), None)
+    for node in nodes:
+        before = [moments.get(name, _STANDARD) for name in node.input if name not in shapes] or [_STANDARD]
+        after = _moments(node, before)
+        for position, name in enumerate(node.input):
+            if name in shapes and name not in weights:
+                random = np.random.default_rng([seed, zlib.crc32(name.encode())])
+                weights[name] = _draw(random, node, position, shapes[name], before[0].square)
+                if node is last and position == 1:
+                    # Scores of size one: a softmax of larger ones gives all to one class.
+                    weights[name] /= np.float32(sqrt(2 * before[0].square))
+        moments |= dict.fromkeys(node.output, after)
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class _Moments:
+    """Mean, and mean square, of a tensor's values, as if they were normal."""
+
+    mean: float
+    square: float
+
+
+_STANDARD = _Moments(0.0, 1.0)
+#: Of the largest among the nine rectified normal values of a pooling window, relative to one value's.
+_MAX_POOL = _Moments(3.6, 5.0)
+
+
+def _moments(node: NodeProto, before: list[_Moments]) -> _Moments:
+    """Estimate the moments of what a node gives from those of what it gets."""
+    x = before[0]
+    if node.op_type in _PRODUCTS:
+        return _Moments(0.0, 2 * x.square)
+    if node.op_type == "BatchNormalization":
+        return _STANDARD
+    if node.op_type == "Relu":
+        return _rectified(x)
+    if node.op_type == "MaxPool":
+        return _Moments(_MAX_POOL.mean * x.mean, _MAX_POOL.square * x.square)
+    mean, variance = sum(y.mean for y in before), sum(y.square - y.mean**2 for y in before)
+    if node.op_type in ("Add", "Sum"):
+        return _Moments(mean, mean**2 + variance)
+    if node.op_type == "Concat":
+        return _Moments(mean / len(before), sum(y.square for y in before) / len(before))
+    return x
+
+
+def _rectified(x: _Moments) -> _Moments:
+    deviation = sqrt(max(x.square - x.mean**2, 1e-12))
+    ratio = x.mean / deviation
+    below = (1 + erf(ratio / sqrt(2))) / 2
+    density = exp(-(ratio**2) / 2) / sqrt(2 * pi)
+    return _Moments(x.mean * below + deviation * density, x.square * below + x.mean * deviation * density)
+
+
+def _draw(random: np.random.Generator, node: NodeProto, position: int, shape: tuple[int, ...], square: float) -> Floats:
+    if node.op_type in _PRODUCTS and position == 1:
+        values = random.standard_normal(shape, dtype=np.float32)
+        values *= np.float32(sqrt(2 / _fan_in(node, shape)))
+        return values
+    role = _BATCH_NORM.get(position, "") if node.op_type == "BatchNormalization" else ""
+    if role == "variance":
+        return (random.uniform(0.8, 1.25, shape) * square).astype(np.float32)
+    if role == "scale" or node.op_type == "Mul":
+        return random.uniform(0.8, 1.25, shape).astype(np.float32)
+    return (random.standard_normal(shape, dtype=np.float32) * np.float32(0.1)).astype(np.float32)
+
+
+def _fan_in(node: NodeProto, shape: tuple[int, ...]) -> int:
+    if node.op_type in ("Conv", "ConvTranspose"):
+        return prod(shape[1:])
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    return shape[-1] if transposed else shape[-2]
