@@ -99,11 +99,10 @@ def show(
     filled = [name for name in rows.column_names if any(row[name] is not None for row in newest)]
     if rows.num_rows > limit:
         say(f"{limit} of {rows.num_rows:,} rows; --limit shows more")
-    print_rows(
-        [{name: _plain_value(row[name]) for name in filled} for row in newest],
-        _columns(filled),
-        chosen_format(as_json, as_csv),
-    )
+    chosen = chosen_format(as_json, as_csv)
+    if chosen is Format.TABLE:
+        filled = [name for name in _SEEN[table if table in TABLES else "models"].split() if name in filled]
+    print_rows([{name: _plain_value(row[name]) for name in filled} for row in newest], _columns(filled), chosen)
 
 
 @app.command()
