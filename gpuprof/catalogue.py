@@ -108,10 +108,10 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 @cache
 def v100_profiles() -> PublishedProfiles:
-    """Return the profiles of 12 models on a V100 that Elvinger's thesis publishes (2024, tables 5.2, 6.5 and A.1)."""
+    """Return the profiles of 13 models on a V100 that Elvinger's thesis publishes (2024, tables 5.2, 6.5 and A.1)."""
     with (datasets() / "v100_profiles.toml").open("rb") as file:
         origin = tomllib.load(file)
-    with (datasets() / "v100_profiles.csv").open(encoding="utf-8", newline="") as file:
+    with (datasets() / "v100_profiles.csv").open(encoding="utf-8") as file:
         rows = tuple(_published(row) for row in csv.DictReader(file))
     source = f"{origin['author']}, {origin['publication']}, tables {', '.join(origin['tables'])}, {origin['link']}"
     return PublishedProfiles(origin["device"], origin["runtime"], source, rows)
