@@ -1,0 +1,22 @@
+"""Small runs to put into databases under test."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import Run
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+def a_run(run_id: str = "r1", model: str = "net", batch: int = 1, kernels: int = 3) -> Run:
+    return Run(
+        RunRow(run_id, START, "cpu", "ort", model, batch=batch),
+        models=[ModelRow(run_id, model, "cpu", batch, latency_mean_ms=1.5, stable=True)],
+        ops=[OpRow(run_id, model, "cpu", batch, 0, "n0", "Conv", "s0", flops=10)],
+        kernels=[
+            KernelRow(run_id, model, "cpu", batch, "CPU:Conv", i, op_type="Conv", start_ns=10 * i, duration_ns=7)
+            for i in range(kernels)
+        ],
+    )

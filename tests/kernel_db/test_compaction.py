@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db import compaction
+from gpuprof.kernel_db.compaction import compact
+from gpuprof.kernel_db.segment import write_segment
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.verification import verify
+from tests.kernel_db.rows import a_run
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL at one place."""
+
+
+def _database(path: Path, runs: int = 4) -> KernelDb:
+    database = KernelDb.create(path)
+    for number in range(runs):
+        database.append(a_run(f"r{number}", batch=number + 1))
+    return database
+
+
+def _ids(database: KernelDb) -> list[str]:
+    return sorted(database.read("models").column("run_id").to_pylist())
+
+
+def test_compaction_keeps_every_row_and_shrinks_the_database(tmp_path: Path) -> None:
+    database = _database(tmp_path / "db")
+    done = compact(database)
+    assert (done.segments_before, done.segments_after) == (4, 1)
+    assert done.bytes_after < done.bytes_before
+    assert _ids(database) == ["r0", "r1", "r2", "r3"]
+    assert verify(database) == []
+
+
+def test_runs_that_come_later_are_read_beside_it_and_compacted_again(tmp_path: Path) -> None:
+    database = _database(tmp_path / "db")
+    compact(database)
+    database.append(a_run("r9"))
+    assert _ids(database) == ["r0", "r1", "r2", "r3", "r9"]
+    compact(database)
+    assert len(database.segments()) == 1
+    assert database.read("kernels").num_rows == 15
+
+
+def test_compacting_an_empty_or_compact_database_changes_nothing(tmp_path: Path) -> None:
+    database = _database(tmp_path / "db", runs=1)
+    assert compact(database).segments_after == 1
+    assert [path.name for path in database.segments()] == ["r0"]
+
+
+@pytest.mark.parametrize("moment", ["before", "first", "second", "third"])
+def test_a_killed_compaction_neither_loses_nor_doubles_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    database = _database(tmp_path / "db")
+    removals = {"before": -1, "first": 0, "second": 1, "third": 2}[moment]
+    removed: list[Path] = []
+
+    def dying(path: Path) -> None:
+        if len(removed) == removals:
+            raise Killed
+        removed.append(path)
+        shutil.rmtree(path)
+
+    def no_writing(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compaction, "remove_segment", dying)
+        if moment == "before":
+            patch.setattr(compaction, "write_segment", no_writing)
+        with pytest.raises(Killed):
+            compact(database)
+    assert _ids(database) == ["r0", "r1", "r2", "r3"]
+    assert all(problem.harmless for problem in verify(database))
+    assert verify(database, repair=True) == []
+    database.append(a_run("r5"))
+    compact(database)
+    assert _ids(database) == ["r0", "r1", "r2", "r3", "r5"]
+
+
+def test_a_run_appended_while_compacting_is_there_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = _database(tmp_path / "db")
+    write = write_segment
+
+    def slow(*args: object, **kwargs: object) -> Path:
+        database.append(a_run("r7"))
+        return write(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(compaction, "write_segment", slow)
+    compact(database)
+    assert _ids(database) == ["r0", "r1", "r2", "r3", "r7"]
+
+
+def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
+    import fcntl
+
+    database = _database(tmp_path / "db")
+    with (database.path / ".compact.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(InputError, match="another compaction"):
+            compact(database)

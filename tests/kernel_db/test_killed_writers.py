@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.verification import verify
+
+ROOT = Path(__file__).parents[2]
+KILLS = 200
+KERNELS = 40
+
+# A process that loads the libraries once and forks, so that 200 writers take seconds.
+KILLER = """
+import os, random, signal, sys, time
+from pathlib import Path
+from gpuprof.kernel_db.store import KernelDb
+from tests.kernel_db.rows import a_run
+
+path, kills, kernels = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+draw = random.Random(0)
+for kill in range(kills):
+    child = os.fork()
+    if child == 0:
+        database = KernelDb.create(path)
+        for number in range(10_000):
+            database.append(a_run(f"r{kill:04}-{number:06}", kernels=kernels))
+    time.sleep(draw.uniform(0.0, 0.04))
+    os.kill(child, signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+"""
+
+
+def test_whatever_moment_a_writer_is_killed_at_every_run_is_whole_or_absent(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    subprocess.run([sys.executable, "-c", KILLER, str(path), str(KILLS), str(KERNELS)], cwd=ROOT, check=True)
+    database = KernelDb(path)
+    assert all(problem.harmless for problem in verify(database))
+    runs = set(database.read("runs").column("run_id").to_pylist())
+    counts = database.read("kernels").group_by("run_id").aggregate([("run_id", "count")]).to_pylist()
+    assert {row["run_id"]: row["run_id_count"] for row in counts} == dict.fromkeys(runs, KERNELS)
+    assert len(runs) > 1
+    assert verify(database, repair=True) == []
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from gpuprof.kernel_db.store import KernelDb
+from tests.kernel_db.rows import a_run
+database = KernelDb.create(Path(sys.argv[1]))
+for number in range(10):
+    database.append(a_run(f"r{sys.argv[2]}-{number}"))
+"""
+
+
+def test_writers_at_once_lose_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITER, str(tmp_path / "db")]
+    writers = [subprocess.Popen([*command, str(number)], cwd=ROOT) for number in range(3)]
+    assert [writer.wait(60) for writer in writers] == [0, 0, 0]
+    database = KernelDb(tmp_path / "db")
+    assert database.read("runs").num_rows == 30
+    assert verify(database) == []

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.migration import migrated
+from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.verification import verify
+from tests.kernel_db.rows import a_run
+
+
+def _as_version(file: Path, version: int, names: dict[str, str]) -> None:
+    content = pq.read_table(file)
+    content = content.rename_columns([names.get(name, name) for name in content.column_names])
+    pq.write_table(content.replace_schema_metadata({VERSION_KEY: str(version).encode()}), file)
+
+
+def test_a_database_of_version_1_is_read_beside_newer_runs(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    for run_id in ("r1", "r2", "r3"):
+        database.append(a_run(run_id, batch=int(run_id[1])))
+    for table in ("runs", "models", "ops", "kernels"):
+        names = {"stream_id": "stream", "instruction_count": "instructions"} if table == "kernels" else {}
+        _as_version(database.path / "r2" / f"{table}.parquet", 1, names)
+    kernels = database.read("kernels", ["run_id", "stream_id"])
+    assert sorted(set(kernels.column("run_id").to_pylist())) == ["r1", "r2", "r3"]
+    assert database.read("kernels", where={"batch": 2}).num_rows == 3
+    assert verify(database) == []
+
+
+def test_values_of_renamed_columns_are_kept_and_added_columns_are_null() -> None:
+    schema = pa.schema(
+        [("run_id", "string"), ("stream", pa.int64()), ("instructions", pa.int64())], {VERSION_KEY: b"1"}
+    )
+    old = pa.table({"run_id": ["r"], "stream": [7], "instructions": [123]}, schema=schema)
+    new = migrated("kernels", old, "x")
+    assert new.schema == arrow_schema("kernels")
+    assert new.column("stream_id").to_pylist() == [7]
+    assert new.column("instruction_count").to_pylist() == [123]
+    assert new.column("l2_hit_pct").to_pylist() == [None]
+
+
+def test_a_newer_version_is_refused_with_the_fix(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    _as_version(database.path / "r1" / "models.parquet", SCHEMA_VERSION + 1, {})
+    with pytest.raises(InputError, match=r"models\.parquet has version .* \(upgrade gpuprof\)"):
+        database.read("models")
+
+
+def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    pq.write_table(pa.table({"a": [1]}), database.path / "r1" / "models.parquet")
+    with pytest.raises(InputError, match="was not written by gpuprof"):
+        database.read("models")

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.store import KernelDb, new_run_id
+from tests.kernel_db.rows import a_run
+
+
+def test_an_appended_run_is_read_back(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2", batch=4))
+    assert database.read("models").column("batch").to_pylist() == [1, 4]
+    assert database.read("kernels").num_rows == 6
+    assert database.read("devices").num_rows == 0
+
+
+def test_rows_are_filtered_by_value_list_and_null(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    for number in range(4):
+        database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number))
+    read = database.read("models", ["run_id"], {"model": "m1"})
+    assert read.column_names == ["run_id"]
+    assert read.column("run_id").to_pylist() == ["r1", "r3"]
+    assert database.read("models", where={"batch": [0, 3]}).num_rows == 2
+    assert database.read("models", where={"mig_profile": None, "model": "m0"}).num_rows == 2
+    assert database.read("models", where={"mig_profile": "3g.40gb"}).num_rows == 0
+
+
+def test_duckdb_reads_the_files_without_gpuprof(tmp_path: Path) -> None:
+    import duckdb
+
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2"))
+    files = f"{tmp_path}/db/*/models.parquet"
+    found = duckdb.connect().execute("select count(*), sum(latency_mean_ms) from read_parquet(?)", [files])
+    assert found.fetchall() == [(2, 3.0)]
+
+
+def test_nothing_is_made_before_the_first_run(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    assert database.read("models").num_rows == 0
+    assert not (tmp_path / "db").exists()
+
+
+def test_a_database_that_is_not_there_is_said_to_be_missing(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"does not exist \(gpuprof profile"):
+        KernelDb(tmp_path / "none")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is not a directory"):
+        KernelDb(tmp_path / "file")
+
+
+def test_a_place_below_a_file_cannot_become_a_database(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is not a directory"):
+        KernelDb.create(tmp_path / "file" / "db")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir(mode=0o500)
+    with pytest.raises(InputError, match="not writable"):
+        KernelDb.create(tmp_path / "db")
+
+
+def test_a_failing_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
+    with pytest.raises(InputError, match="no space left on device"):
+        database.append(a_run("r2"))
+    assert [path.name for path in database.path.iterdir() if path.is_dir()] == ["r1"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage", "empty"])
+def test_a_damaged_file_is_named_in_one_line(tmp_path: Path, damage: str) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2"))
+    file = database.path / "r2" / "models.parquet"
+    content = file.read_bytes()
+    file.write_bytes({"cut": content[: len(content) // 2], "garbage": b"x" * 500, "empty": b""}[damage])
+    with pytest.raises(InputError) as caught:
+        database.read("models")
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_dead_writer_left_is_cleared_but_not_beside_a_live_one(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    leftover = database.path / ".tmp-r9"
+    leftover.mkdir()
+    with database.writing():
+        KernelDb.create(database.path)
+        assert leftover.exists()
+    KernelDb.create(database.path)
+    assert not leftover.exists()
+    assert database.read("models").num_rows == 1
+
+
+def test_run_ids_sort_by_time_and_never_meet() -> None:
+    first = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
+    later = datetime(2026, 1, 2, 3, 4, 5, 7, tzinfo=UTC)
+    assert new_run_id(first) < new_run_id(later)
+    assert len({new_run_id(first) for _ in range(100)}) == 100
