@@ -19,6 +19,7 @@ from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
 
 path, kills, kernels = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+KernelDb.create(path).append(a_run("first", kernels=kernels))  # the first write of a process is a slow one
 draw = random.Random(0)
 for kill in range(kills):
     child = os.fork()
