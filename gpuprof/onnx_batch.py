@@ -1,386 +1,187 @@
-"""Makes a model of a fixed batch take any batch, or refuses and names the node that stands in the way.
-
-The graph is walked at two batches at once: the one it was made for and a large multiple. Wherever a constant holds
-the old batch (the target of a Reshape, the bounds of a Slice, the sizes of a Resize, a state or token that is
-joined to the data), the shapes at the two batches stop agreeing, and the constant is replaced by what follows the
-data. A node for which that is not possible is refused.
-"""
+"""Makes a model of a fixed batch take any batch, and proves by running both that it computes the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from math import prod
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+import numpy.typing as npt
+import onnx
 
 from gpuprof.errors import InputError
-from gpuprof.model import Tensor
-from gpuprof.onnx_dims import batch_axes, bind_inputs, declared_dims
-from gpuprof.onnx_file import OnnxFile
-from gpuprof.onnx_nodes import label, used_names
-from gpuprof.onnx_shapes import Shapes
+from gpuprof.inputs import random_inputs
+from gpuprof.onnx_batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
+from gpuprof.onnx_dims import batch_axes, declared_dims
+from gpuprof.onnx_file import OnnxFile, read_onnx
+from gpuprof.onnx_graph import load_graph
+from gpuprof.session import open_session, runtime_errors, translated
 
-#: The second batch is this multiple of the first: a prime that no layer is likely to have as a factor of its own.
-_RATIO = 1009
-_END = np.iinfo(np.int64).max
-_STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-_SHAPE_OPS = {"Shape", "Size"}
-_NEWEST_SHAPE_OPSET = 15
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRewrite:
-    """What has to change in a model for its batch to be free.
-
-    Attributes
-    ----------
-    batch : int
-        The batch that the file fixes; 1 where it is free already.
-    nodes : dict of str to tuple of NodeProto
-        What takes the place of a node, by the node's first output.
-    initializers : tuple of TensorProto
-        New constants.
-    axes : dict of str to int
-        The batch's position in each input and output that has it.
-    """
-
-    batch: int
-    nodes: dict[str, tuple[NodeProto, ...]]
-    initializers: tuple[TensorProto, ...]
-    axes: dict[str, int]
+Array = npt.NDArray[np.generic]
+#: Largest difference allowed, relative to an output's largest value: a runtime adds in another order at another batch.
+TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+_PROOF_BATCH = 3
 
 
-def plan_rewrite(file: OnnxFile) -> BatchRewrite:
-    """Return what frees the batch of a model; nothing changes yet.
+def is_dynamic(path: Path) -> bool:
+    """Tell whether a model takes any batch as it is: its inputs leave it free, and its shapes follow.
 
     Raises
     ------
     InputError
-        Naming the node that mixes samples, loses the batch, or holds it in a way that is not understood.
+        If the file is no valid ONNX model.
     """
-    walk = _Walk.of(file)
-    for node in file.model.graph.node:
-        walk.take(node)
-    outputs = [info.name for info in file.model.graph.output]
-    if not any(name in walk.places for name in outputs):
-        raise InputError(f"{file.path.name}: no output follows the batch, so it cannot be changed")
-    axes = {name: walk.places[name].axis for name in (*walk.inputs, *outputs) if name in walk.places}
-    return BatchRewrite(walk.batch, walk.nodes, tuple(walk.initializers), axes)
+    graph = read_onnx(path).model.graph
+    weights = read_onnx(path).weights
+    declared = {info.name: declared_dims(info) or () for info in graph.input if info.name not in weights}
+    if not batch_axes(declared):
+        return False
+    load_graph(path, 1)
+    try:
+        load_graph(path, _PROOF_BATCH)
+    except InputError:
+        return False
+    return True
 
 
-def apply_rewrite(model: ModelProto, rewrite: BatchRewrite, batch: int | None = None) -> None:
-    """Change ``model`` in place so that its batch is free, or ``batch``.
+def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
+    """Return ``path`` if its batch is free already, else a rewritten and proven copy of it.
 
-    The declared shapes of values between ops are dropped, since they hold the old batch.
+    Parameters
+    ----------
+    path : Path
+    directory : Path
+        Where copies are kept, each in a directory named by the model's hash; made if missing, used again.
+
+    Raises
+    ------
+    InputError
+        If the batch cannot be freed; the message names the node.
     """
-    graph = model.graph
-    nodes = [new for node in graph.node for new in rewrite.nodes.get(node.output[0] if node.output else "", (node,))]
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
-    graph.initializer.extend(rewrite.initializers)
-    if model.ir_version < 4:  # where weights must be declared as inputs
-        for tensor in rewrite.initializers:
-            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-    del graph.value_info[:]
-    for info in (*graph.input, *graph.output):
-        if info.name in rewrite.axes:
-            dim = info.type.tensor_type.shape.dim[rewrite.axes[info.name]]
+    if is_dynamic(path):
+        return path
+    output = directory / read_onnx(path).sha256[:16] / path.name
+    if not output.is_file():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        rebatch(path, output)
+    return output
+
+
+def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
+    """Write the model in ``path`` with a free batch, or with ``batch``, to ``output``; return what was changed.
+
+    The rewritten model must give the original's outputs, and a batch of three samples what three runs of the
+    original give, within `TOLERANCE`; otherwise nothing is written. External data goes along.
+
+    Raises
+    ------
+    InputError
+        If the batch cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written.
+    UnavailableError
+        If ONNX Runtime is not installed.
+    """
+    file = read_onnx(path)
+    rewrite = plan_rewrite(file)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name:
+            free = Path(name) / "free.onnx"
+            for data in file.external:
+                _link(file.path.parent / data, Path(name) / data)
+            model = onnx.load(file.path, load_external_data=False)
+            apply_rewrite(model, rewrite)
+            onnx.save(model, free)
+            if rewrite.nodes or not is_dynamic(path):
+                _prove(file, free, rewrite)
             if batch is not None:
-                dim.dim_value = dim.dim_value // rewrite.batch * batch if dim.dim_value > rewrite.batch else batch
-            elif dim.dim_value in (0, rewrite.batch):
-                dim.dim_param = dim.dim_param or "batch"
-            else:
-                dim.dim_param = f"{dim.dim_value // rewrite.batch}*batch"
+                apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
+                onnx.save(model, free)
+            for data in file.external:
+                _place_data(file.path.parent / data, output.parent / data)
+            free.replace(output)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
+    return rewrite
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where the batch is in a tensor: its axis, and by how much that axis is larger outside of the batch."""
-
-    axis: int
-    outer: int
-
-    def before(self, shape: Sequence[int]) -> int:
-        """Return how many times the batch is repeated in memory, from the outside."""
-        return prod(shape[: self.axis]) * self.outer
+def _link(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
-@dataclass
-class _Walk:
-    """The walk over the graph at two batches."""
+def _place_data(source: Path, target: Path) -> None:
+    if target.exists():
+        if target.samefile(source):
+            return
+        raise InputError(f"{target} exists and is not this model's data", "write to another directory")
+    _link(source, target)
 
-    name: str
-    opset: int
-    batch: int
-    one: Shapes
-    many: Shapes
-    inputs: tuple[str, ...]
-    places: dict[str, _Place]
-    nodes: dict[str, tuple[NodeProto, ...]] = field(default_factory=dict)
-    initializers: list[TensorProto] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, file: OnnxFile) -> _Walk:
-        graph, name = file.model.graph, file.path.name
-        infos = [info for info in graph.input if info.name not in file.weights]
-        declared = {info.name: declared_dims(info) or () for info in infos}
-        free = batch_axes(declared)
-        first = next((dims for dims in declared.values() if dims), ())
-        batch = 1 if free else next((dim for dim in first[:1] if isinstance(dim, int)), 1)
-        axes = free or {name: 0 for name, dims in declared.items() if dims and dims[0] == batch}
-        opsets = {o.domain: o.version for o in file.model.opset_import}
-        tensors, _ = bind_inputs(infos, batch, {}, name)
-        many = {
-            tensor.name: Tensor(tensor.name, tensor.dtype, _scaled(tensor.shape, axes.get(tensor.name)))
-            for tensor in tensors.values()
-        }
+def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
+    """Run the original and the rewritten model on the same samples and compare."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    original = open_session(file.path, threads=cores)
+    rewritten = open_session(free, threads=cores)
+    names = [output.name for output in original.get_outputs()]
+    batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
+    once = random_inputs(load_graph(file.path, rewrite.batch))
+    model, old = file.path.name, rewrite.batch
+    try:
+        results = original.run(names, once)
+        for name, want, got in zip(names, results, rewritten.run(names, once), strict=True):
+            _compare(model, name, want, got, f"batch {old}")
+        _compare_blocks(model, names, results, lambda x: rewritten.run(names, x), (once, rewrite, old))
+        many = rewritten.run(names, batched)
+        _compare_blocks(model, names, many, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH))
+    except runtime_errors() as error:
+        raise translated(error, file.path) from error
 
-        def shapes(inputs: dict[str, Tensor]) -> Shapes:
-            found = Shapes(inputs | file.weights, file.weights, {}, opsets, used_names(graph), name)
-            for tensor in graph.initializer:
-                found.add_value(tensor)
-            return found
 
-        places = {name: _Place(axis, 1) for name, axis in axes.items()}
-        return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
+def _compare_blocks(
+    model: str,
+    names: list[str],
+    whole: list[Array],
+    run: Callable[[dict[str, Array]], list[Array]],
+    cut: tuple[dict[str, Array], BatchRewrite, int],
+) -> None:
+    """Compare what a run gave for a batch with what ``run`` gives for each of its equal blocks alone."""
+    inputs, rewrite, blocks = cut
 
-    def take(self, node: NodeProto) -> None:
-        """Add a node to both walks, changed where it must be."""
-        self.one.add(node)
-        changed = self._changed(node)
-        try:
-            for new in changed:
-                self.many.add(new)
-        except InputError as error:
-            raise self._refusal(node, f"at another batch it {_reason(error)}") from error
-        self._locate(node)
-        if len(changed) > 1 or changed[0] is not node:
-            self.nodes[node.output[0]] = tuple(changed)
+    def block(name: str, value: Array, i: int) -> Array:
+        place = rewrite.places.get(name)
+        return value if place is None else _block(value, place, i, blocks)
 
-    def _refusal(self, node: NodeProto, why: str) -> InputError:
-        return InputError(
-            f"{self.name}: the batch cannot be changed, node {label(node)} stands in the way: {why}",
-            "export the model with a dynamic batch",
+    for i in range(blocks if blocks > 1 else 0):
+        alone = run({name: block(name, value, i) for name, value in inputs.items()})
+        for name, got, want in zip(names, alone, whole, strict=True):
+            _compare(model, name, block(name, want, i), got, f"part {i + 1} of {blocks} of a batch")
+
+
+def _block(value: Array, place: Place, i: int, blocks: int) -> Array:
+    """Return the i-th of ``blocks`` equal parts of the batch, shaped as a run of that part alone gives it."""
+    before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
+    split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
+    taken: Array = np.take(split, i, axis=place.axis + 1)
+    return taken.reshape(*before, size // blocks, *after)
+
+
+def _compare(model: str, name: str, want: Array, got: Array, where: str) -> None:
+    tolerance = TOLERANCE.get(str(want.dtype))
+    if want.shape != got.shape:
+        same = False
+    elif tolerance is None:
+        same = bool(np.array_equal(want, got))
+    else:
+        a, b = want.astype(np.float64), got.astype(np.float64)
+        scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
+        same = bool(np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True))
+    if not same:
+        raise InputError(
+            f"{model}: with its batch freed, output {name} differs from the original's at {where}",
+            "the model mixes samples or is random; export it with a dynamic batch",
         )
-
-    def _locate(self, node: NodeProto) -> None:
-        """Note where the batch is in the node's outputs, or refuse the node."""
-        batched = [name for name in node.input if name in self.places]
-        for name in node.output:
-            if name not in self.one.tensors:  # absent, or used by nothing
-                continue
-            old, new = self.one.tensors[name].shape, self.many.tensors[name].shape
-            axes = [axis for axis, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
-            if len(old) != len(new) or len(axes) > 1 or any(new[axis] != old[axis] * _RATIO for axis in axes):
-                raise self._refusal(node, f"it mixes samples: {list(old)} becomes {list(new)}")
-            if axes:
-                self.places[name] = self._place(node, batched, axes[0], old)
-            elif batched and node.op_type not in _SHAPE_OPS:
-                raise self._refusal(node, f"it gives {list(old)} whatever the batch")
-
-    def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> _Place:
-        if batched and node.op_type == "Reshape":
-            before = self.places[batched[0]].before(self.one.tensors[batched[0]].shape)
-            return _Place(axis, max(1, before // max(1, prod(shape[:axis]))))
-        outers = [
-            self.places[name].outer
-            for name in batched
-            if self.one.tensors[name].shape[self.places[name].axis] == shape[axis]
-        ]
-        return _Place(axis, outers[0] if outers else 1)
-
-    def _changed(self, node: NodeProto) -> list[NodeProto]:
-        rule = {
-            "Reshape": self._reshape,
-            "Expand": self._expand,
-            "Slice": self._slice,
-            "Resize": self._resize,
-            "Concat": self._concat,
-        }.get(node.op_type, self._recurrent if node.op_type in _STATES else None)
-        changed = rule(node) if rule and node.domain == "" else None
-        return [node] if changed is None else changed
-
-    def _reshape(self, node: NodeProto) -> list[NodeProto] | None:
-        """Let the axis that holds the batch follow the data."""
-        place = self.places.get(node.input[0])
-        target = self._list(node, 1, "shape")
-        if place is None or target is None or self._varies(node, 1):
-            return None
-        source, result = self.one.tensors[node.input[0]].shape, self.one.tensors[node.output[0]].shape
-        axis = _axis_at(place.before(source), result)
-        wanted = _scaled(result, axis)
-        if _reshaped(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
-            return None
-        copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
-        if -1 in target and copies:
-            target[axis] = 0
-        else:
-            target = [size if old == -1 else old for old, size in zip(target, result, strict=True)]
-            target[axis] = -1
-        return [self._with_list(node, 1, "shape", target)]
-
-    def _expand(self, node: NodeProto) -> list[NodeProto] | None:
-        place, target = self.places.get(node.input[0]), self._list(node, 1, "")
-        if place is None or target is None or self._varies(node, 1):
-            return None
-        rank = len(self.one.tensors[node.input[0]].shape)
-        axis = place.axis + len(target) - rank
-        if axis < 0 or target[axis] == 1:
-            return None
-        target[axis] = 1  # which means: as the data has it
-        return [self._with_list(node, 1, "", target)]
-
-    def _slice(self, node: NodeProto) -> list[NodeProto] | None:
-        """Turn "up to the old batch" into "up to the end"."""
-        place = self.places.get(node.input[0])
-        starts, ends = self._list(node, 1, "starts"), self._list(node, 2, "ends")
-        if place is None or starts is None or ends is None:
-            return None
-        axes = self._list(node, 3, "axes") or list(range(len(starts)))
-        shape = self.one.tensors[node.input[0]].shape
-        whole = [
-            i for i, axis in enumerate(axes) if axis % len(shape) == place.axis and starts[i] == 0
-            and shape[place.axis] <= ends[i] < _END
-        ]  # fmt: skip
-        for i in whole:
-            ends[i] = _END
-        return [self._with_list(node, 2, "ends", ends)] if whole else None
-
-    def _resize(self, node: NodeProto) -> list[NodeProto] | None:
-        place, sizes = self.places.get(node.input[0]), self._list(node, 3, "")
-        if place is None or not sizes or len(sizes) < len(self.one.tensors[node.input[0]].shape):
-            return None
-        if self._varies(node, 3):
-            return None
-        made, name = self._shape_like(node, sizes[: place.axis], node.input[0], place.axis, sizes[place.axis + 1 :])
-        changed = _copy(node)
-        changed.input[3] = name
-        return [*made, changed]
-
-    def _concat(self, node: NodeProto) -> list[NodeProto] | None:
-        """Repeat what is joined to each sample, such as a class token."""
-        batched = [name for name in node.input if name in self.places]
-        alone = [name for name in node.input if name not in self.places]
-        if not batched or not alone:
-            return None
-        axis = self.places[batched[0]].axis
-        if self.batch != 1 or axis == _attribute(node, "axis", 0) % len(self.one.tensors[batched[0]].shape):
-            return None
-        return self._repeated(node, alone, batched[0], axis, axis)
-
-    def _recurrent(self, node: NodeProto) -> list[NodeProto] | None:
-        """Repeat the initial states for each sample."""
-        place = self.places.get(node.input[0])
-        states = [node.input[i] for i in _STATES[node.op_type] if len(node.input) > i and node.input[i]]
-        alone = [name for name in states if name not in self.places]
-        if place is None or not alone or self.batch != 1:
-            return None
-        axis = 0 if _attribute(node, "layout", 0) else 1
-        return self._repeated(node, alone, node.input[0], place.axis, axis)
-
-    def _repeated(
-        self, node: NodeProto, names: Iterable[str], source: str, source_axis: int, axis: int
-    ) -> list[NodeProto]:
-        changed, made = _copy(node), []
-        for name in dict.fromkeys(names):
-            rank = len(self.one.tensors[name].shape)
-            helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
-            repeated = self._fresh(name, "repeated", node)
-            made += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
-            for i, used in enumerate(changed.input):
-                if used == name:
-                    changed.input[i] = repeated
-        return [*made, changed]
-
-    def _shape_like(
-        self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], what: str = ""
-    ) -> tuple[list[NodeProto], str]:
-        """Return nodes that compute ``[*before, source.shape[axis], *after]``, and the name of the result."""
-        stem = f"{node.output[0]}{'_' if what else ''}{what}"
-        shape, size, result = (self._fresh(stem, part, node) for part in ("shape", "batch", "target"))
-        made = [
-            helper.make_node("Shape", [source], [shape], name=shape),
-            helper.make_node("Gather", [shape, self._constant([axis], stem, node)], [size], name=size),
-        ]
-        parts = [self._constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))]
-        joined = [name for name in (parts[0], size, parts[1]) if name]
-        made.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
-        return made, result
-
-    def _list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
-        """Return a constant list that is an input, or was an attribute in old opsets."""
-        if len(node.input) > position and node.input[position]:
-            value = self.one.values.get(node.input[position])
-            return None if value is None else [int(item) for item in np.atleast_1d(value)]
-        return next((list(a.ints) for a in node.attribute if a.name == attribute), None)
-
-    def _varies(self, node: NodeProto, position: int) -> bool:
-        """Tell whether an input is computed from the batch already."""
-        if len(node.input) <= position:
-            return False
-        name = node.input[position]
-        new = self.many.values.get(name)
-        return new is None or not np.array_equal(self.one.values[name], new)
-
-    def _with_list(self, node: NodeProto, position: int, attribute: str, values: list[int]) -> NodeProto:
-        changed = _copy(node)
-        if len(node.input) > position and node.input[position]:
-            changed.input[position] = self._constant(values, node.output[0], node)
-        else:
-            for item in changed.attribute:
-                if item.name == attribute:
-                    item.ints[:] = values
-        return changed
-
-    def _constant(self, values: list[int], stem: str, node: NodeProto) -> str:
-        name = self._fresh(stem, f"constant_{len(self.initializers)}", node)
-        tensor = numpy_helper.from_array(np.array(values, np.int64), name)
-        self.initializers.append(tensor)
-        self.many.tensors[name] = Tensor(name, "int64", (len(values),))
-        self.many.constants.add(name)
-        self.many.add_value(tensor)
-        return name
-
-    def _fresh(self, stem: str, what: str, node: NodeProto) -> str:
-        name = f"{stem}_{what}"
-        while name in self.one.tensors or name in self.many.tensors:
-            name += "_"
-        return name
-
-
-def _scaled(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
-    return tuple(size * _RATIO if i == axis else size for i, size in enumerate(shape))
-
-
-def _axis_at(before: int, shape: Sequence[int]) -> int:
-    """Return the axis in which memory order puts a factor that ``before`` elements lie outside of."""
-    reached = 1
-    for axis, size in enumerate(shape):
-        if reached == before or reached * size > before:
-            return axis
-        reached *= size
-    return max(0, len(shape) - 1)
-
-
-def _reshaped(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...] | None:
-    sizes = [shape[i] if dim == 0 and i < len(shape) else dim for i, dim in enumerate(target)]
-    known = prod(size for size in sizes if size != -1)
-    if -1 in sizes and known:
-        sizes[sizes.index(-1)] = prod(shape) // known
-    return tuple(sizes) if prod(sizes) == prod(shape) else None
-
-
-def _copy(node: NodeProto) -> NodeProto:
-    copy: NodeProto = NodeProto.FromString(node.SerializeToString())
-    return copy
-
-
-def _attribute(node: NodeProto, name: str, default: int) -> int:
-    return next((int(a.i) for a in node.attribute if a.name == name), default)
-
-
-def _reason(error: InputError) -> str:
-    return error.message.split(") ", 1)[-1]

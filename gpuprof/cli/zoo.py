@@ -54,6 +54,22 @@ def build_network(
     say(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
+@app.command("rebatch")
+def rebatch_model(
+    model: Annotated[Path, typer.Argument(help="An ONNX file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    batch: Batch = "dynamic",
+) -> None:
+    """Change the batch that a model fixes, and prove by running both that it computes the same."""
+    from gpuprof.onnx_batch import is_dynamic, rebatch
+
+    size = _batch(batch)
+    free = is_dynamic(model)
+    changed = rebatch(model, output, size)
+    said = "its batch was free already" if free else f"its batch was {changed.batch}"
+    say(f"wrote {output}: {said}, {len(changed.nodes)} nodes changed, same outputs at batches {changed.batch} and more")
+
+
 def _batch(text: str) -> int | None:
     if text == "dynamic":
         return None
