@@ -26,7 +26,7 @@ GPUs that gpuprof plans for without having one, from `gpuprof/datasets/devices.t
 all of this.
 
 Rates are dense peaks in TFLOP/s (int8: TOP/s), on tensor cores where the type has them; a dash means that none is
-published. Memory is in GiB, bandwidth in GB/s, prices in US dollars for one GPU and hour, on demand, as the source says.
+published. Memory is in GiB, bandwidth in GB/s, prices in US dollars for one GPU and hour, as the source says.
 """
 
 

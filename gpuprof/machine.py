@@ -1,4 +1,4 @@
-"""What a machine can do for gpuprof: the findings of ``gpuprof doctor`` and the facade through which it looks.
+"""A machine as ``gpuprof doctor`` looks at it, and what it says of it.
 
 Everything that is looked at goes through a `Machine`, so that a test can play any machine.
 """
@@ -126,24 +126,3 @@ class Machine:
             return (self.root / path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-
-
-def examine(machine: Machine, database: Path) -> tuple[Finding, ...]:
-    """Return everything that gpuprof wants to know of this machine, what is missing included.
-
-    Parameters
-    ----------
-    machine : Machine
-    database : Path
-        Directory of the kernel database, which need not exist.
-    """
-    from gpuprof.machine_gpu import gpu_findings, profiler_findings
-    from gpuprof.machine_host import host_findings, runtime_findings, storage_findings
-
-    return (
-        *gpu_findings(machine),
-        *profiler_findings(machine),
-        *runtime_findings(machine),
-        *host_findings(machine),
-        *storage_findings(database),
-    )

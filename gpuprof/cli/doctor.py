@@ -27,7 +27,8 @@ def doctor(
     as_csv: CsvOption = False,
 ) -> None:
     """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
-    from gpuprof.machine import Machine, examine
+    from gpuprof.doctor import examine
+    from gpuprof.machine import Machine
 
     chosen = chosen_format(as_json, as_csv)
     findings = examine(Machine(), db)

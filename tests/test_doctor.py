@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.machine import Finding, Machine, Status, examine
+from gpuprof.doctor import examine
+from gpuprof.machine import Finding, Machine, Status
 
 
 def _bare(root: Path, **ways: Any) -> Machine:
