@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from gpuprof.catalogue import device_of_driver
 from gpuprof.machine import Finding, Machine, Status
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -59,9 +60,11 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     persistent = _ask(nvml, "nvmlDeviceGetPersistenceMode", handle)
     mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
     memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    name = _text(_ask(nvml, "nvmlDeviceGetName", handle))
+    known = device_of_driver(name)
     detail = ", ".join(
         (
-            _text(_ask(nvml, "nvmlDeviceGetName", handle)),
+            name if known is None else f"{name} ({known.name})",
             f"driver {driver}",
             "memory unknown" if memory is None else f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} free",
             f"compute mode {_COMPUTE_MODES.get(mode, 'unknown')}",

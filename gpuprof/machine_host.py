@@ -73,10 +73,15 @@ def storage_findings(database: Path) -> Iterator[Finding]:
 
 
 def _onnxruntime(machine: Machine) -> Finding:
-    distribution = next((name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)), None)
-    if distribution is None:
+    installed = [name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)]
+    if not installed:
         fix = "pip install 'gpuprof[cpu]', on a machine with GPUs 'gpuprof[gpu]'"
         return Finding("runtime", "ONNX Runtime", Status.MISSING, "not installed", fix)
+    if len(installed) > 1:
+        fix = f"pip uninstall {' '.join(installed)}, then install one of them"
+        detail = f"{' and '.join(installed)} are both installed and overwrite each other"
+        return Finding("runtime", "ONNX Runtime", Status.LIMITED, detail, fix)
+    distribution = installed[0]
     runtime = machine.load("onnxruntime")
     if runtime is None:
         fix = f"pip install --force-reinstall {distribution}"
@@ -99,8 +104,11 @@ def _extras(machine: Machine) -> Iterator[Finding]:
         missing = [name for name in packages if machine.version(name) is None]
         purpose = _EXTRAS[extra]
         if missing:
-            detail, fix = f"{purpose}: without {', '.join(missing)}", f"pip install 'gpuprof[{extra}]'"
-            yield Finding("runtime", f"extra {extra}", Status.MISSING, detail, fix)
+            # The two builds of ONNX Runtime share their files, so that one has to go before the other comes.
+            swap = "onnxruntime-gpu" in missing and machine.version("onnxruntime") is not None
+            first = "pip uninstall onnxruntime, then " if swap else ""
+            detail = f"{purpose}: without {', '.join(missing)}"
+            yield Finding("runtime", f"extra {extra}", Status.MISSING, detail, f"{first}pip install 'gpuprof[{extra}]'")
         elif packages:
             yield Finding("runtime", f"extra {extra}", Status.OK, f"{purpose}: complete")
 

@@ -81,7 +81,7 @@ def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None
     finding = _found(_bare(tmp_path, load={"pynvml": _nvml()}.get), "GPU 0")
     assert finding.status is Status.OK
     assert finding.detail == (
-        "NVIDIA H200, driver 580.1, 140.0 GiB, 139.0 free, compute mode default, MIG off, persistence on"
+        "NVIDIA H200 (h200), driver 580.1, 140.0 GiB, 139.0 free, compute mode default, MIG off, persistence on"
     )
 
 
@@ -179,6 +179,14 @@ def test_an_onnx_runtime_that_cannot_be_imported_is_limited(tmp_path: Path) -> N
     runtime = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
     whole = _bare(tmp_path, version={"onnxruntime-gpu": "1.20"}.get, load={"onnxruntime": runtime}.get)
     assert _found(whole, "ONNX Runtime").detail == "1.20, providers CUDA, CPU"
+
+
+def test_two_builds_of_onnx_runtime_overwrite_each_other(tmp_path: Path) -> None:
+    both = _bare(tmp_path, version={"onnxruntime": "1.20", "onnxruntime-gpu": "1.20"}.get)
+    assert _found(both, "ONNX Runtime").fix == "pip uninstall onnxruntime-gpu onnxruntime, then install one of them"
+    needs = ["onnxruntime-gpu>=1.20; extra == 'gpu'"]
+    one = _bare(tmp_path, version={"onnxruntime": "1.20"}.get, requirements=lambda name: needs)
+    assert _found(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof[gpu]'"
 
 
 @pytest.mark.parametrize(("governor", "status"), [("powersave", Status.LIMITED), ("performance", Status.OK)])
