@@ -15,6 +15,7 @@ from gpuprof.plugins import load_plugin, plugin_names
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
     "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
+    "parvagpu": "gpuprof.placement.parvagpu:ParvaGpu",
 }
 
 DEFAULT = "ffd"

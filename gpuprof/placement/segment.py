@@ -35,7 +35,8 @@ class Segment:
         Of all processes together.
     batch, processes : int
     capacity_rps : float
-        The largest rate of Poisson arrivals that it serves within the demand's SLO; no more than the demand asks for.
+        The largest rate of Poisson arrivals that it serves within the demand's SLO; where it was looked for with
+        ``capped``, no more than the demand asks for.
     fraction : float
         Of the device's compute units.
     memory_bytes : int or None
@@ -81,10 +82,17 @@ class Segments:
 
     Requests do not wait for a batch to fill (``max_wait_ms`` 0): a free process takes what is there, so batches
     fill by themselves as the load grows, and waiting could only lengthen the tail without raising the capacity.
+
+    Parameters
+    ----------
+    problem : Problem
+    capped : bool
+        Look for capacities up to the demand's own rate only, which is quicker and all that most policies need.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, capped: bool = True) -> None:
         self.problem = problem
+        self._capped = capped
         self._estimates: dict[tuple[object, ...], Estimate] = {}
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
@@ -223,12 +231,13 @@ class Segments:
     def _capacity_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
         ceiling = self._throughput_rps(device, workload)
+        wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
-            return min(ceiling, demand.rate_rps) if self.meets(demand, device, workload, 0.0) else 0.0
+            return wanted if self.meets(demand, device, workload, 0.0) else 0.0
         server = self.server(device, workload)
-        if self._in_time(demand, server, demand.rate_rps):
-            return demand.rate_rps
-        low, high = ceiling * _LONELY, min(ceiling, demand.rate_rps)
+        if self._in_time(demand, server, wanted):
+            return wanted
+        low, high = ceiling * _LONELY, wanted
         if low >= high or not self._in_time(demand, server, low):
             return 0.0
         while high - low > RATE_PRECISION * low:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.policies import Policy
 
 
@@ -16,3 +17,15 @@ class TestFirstFitDecreasingOnSlicedDevices(TestFirstFitDecreasing):
 
 class TestFirstFitDecreasingOnTwoKinds(TestFirstFitDecreasing):
     fleet = ((sliced_device(), None), (plain_device(), None))
+
+
+class TestParvaGpu(PolicyContract):
+    fleet = ((sliced_device(), None),)
+
+    def policy(self) -> Policy:
+        return ParvaGpu()
+
+
+class TestParvaGpuSingleUnoptimized(TestParvaGpu):
+    def policy(self) -> Policy:
+        return ParvaGpu(single=True, unoptimized=True)

@@ -1,0 +1,258 @@
+"""ParvaGPU: MIG instances filled with processes of one model each (Lee et al., SC'24, §III)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.demand import Demand
+from gpuprof.deployment import Unplaced
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.fleet import FleetEntry
+from gpuprof.mig import MigPlacement, basic_profiles, legal_starts
+from gpuprof.placement.cover import MOST_REPLICAS, shared_out
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.whynot import why_not, why_not_all
+from gpuprof.share import Share
+
+#: GPUs with at most this many compute slices in use are broken up (Algorithm 2, line 15).
+FRAGMENTED_SLICES = 4
+#: Small enough to fill gaps (§III-E2).
+_SMALL_SLICES = 2
+#: Instances of three slices go to their highest start only, so that slot 3 stays usable (§III-E1); the others to
+#: the lowest that is free.
+_HIGH_SLICES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Triplet:
+    """The best (batch, processes) of one instance size for one service."""
+
+    segment: Segment
+    slices: int
+
+    @property
+    def efficiency(self) -> float:
+        """Throughput for each compute slice (equation 2)."""
+        return self.segment.capacity_rps / self.slices
+
+
+@dataclass(slots=True)
+class _Service:
+    demand: Demand
+    triplets: tuple[_Triplet, ...]
+
+    def last(self, rate_rps: float) -> _Triplet:
+        """LASTSEG: the smallest instance that serves the rest, the most efficient where none does."""
+        enough = [triplet for triplet in self.triplets if triplet.segment.capacity_rps >= rate_rps * (1 - 1e-9)]
+        return min(enough, key=lambda t: t.slices) if enough else self.optimal(self.triplets)
+
+    @staticmethod
+    def optimal(triplets: Iterable[_Triplet]) -> _Triplet:
+        """OPTSEG: the most throughput for each slice; the smaller instance where that is equal."""
+        return max(triplets, key=lambda t: (t.efficiency, -t.slices))
+
+
+@dataclass(slots=True)
+class _Gpu:
+    placed: list[tuple[MigPlacement, _Service, _Triplet]] = field(default_factory=list)
+
+    @property
+    def slices(self) -> int:
+        """Compute slices in use (``num_gpcs``)."""
+        return sum(triplet.slices for _, _, triplet in self.placed)
+
+    def add(self, device: Device, service: _Service, triplet: _Triplet) -> bool:
+        """Place the segment where it hinders others least, if it fits."""
+        profile = device.mig_profile(str(triplet.segment.share.mig))
+        starts = legal_starts(device, profile, [place for place, _, _ in self.placed])
+        if triplet.slices == _HIGH_SLICES:
+            starts = tuple(start for start in starts if start == profile.start_slots[-1])
+        if not starts:
+            return False
+        self.placed.append((MigPlacement(profile, starts[0]), service, triplet))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class ParvaGpu:
+    """Optimal Triplet Decision, Demand Matching, Segment Relocation and Allocation Optimization (Algorithms 1, 2).
+
+    Every service gets MIG instances of its own, in each of which processes of it share the compute units by MPS.
+    The paper and the published code leave open, and here is decided: the starts are those that the driver allows
+    (the paper's configuration 18 has one that it does not); of equally efficient instance sizes the smaller is
+    taken; the broken-up placement is kept only where it takes no more GPUs; the rate is shared out over a service's
+    segments in proportion to their throughput.
+
+    Attributes
+    ----------
+    single : bool
+        One process in each instance (the paper's ParvaGPU-single).
+    unoptimized : bool
+        Without Allocation Optimization (ParvaGPU-unoptimized).
+    processes : int
+        Most processes of an instance; the paper says three. `Options.max_processes` raises it.
+    """
+
+    single: bool = False
+    unoptimized: bool = False
+    processes: int = 3
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement on the fleet's first kind of device that has MIG.
+
+        Raises
+        ------
+        InputError
+            When no device of the fleet has MIG.
+        """
+        entry = _mig_entry(problem)
+        most = 1 if self.single else max(self.processes, problem.options.max_processes)
+        segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
+        services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
+        queue = [(service, triplet) for service in services for triplet in _matched(service)]
+        gpus = allocate(entry, queue, [])
+        if not self.unoptimized:
+            gpus = optimize(entry, gpus)
+        name = f"parvagpu{'-single' if self.single else ''}{'-unoptimized' if self.unoptimized else ''}"
+        return _placement(name, problem, segments, entry, gpus)
+
+
+def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Triplet, ...]:
+    """Optimal Triplet Decision (Algorithm 1, lines 2 to 12): of each instance size the segment of most throughput."""
+    found = []
+    for profile in basic_profiles(device):
+        share = Share(100.0, profile.name)
+        made = [segments.make(demand, device, work) for work in segments.workloads(demand.model, device, share)]
+        meeting = [segment for segment in made if segment is not None]
+        if meeting:
+            found.append(_Triplet(max(meeting, key=lambda one: one.capacity_rps), profile.compute_slices))
+    return tuple(found)
+
+
+def _matched(service: _Service) -> list[_Triplet]:
+    """Demand Matching (Algorithm 1, lines 14 to 22): optimal segments, and the smallest that serves the rest."""
+    if not service.triplets:
+        return []
+    demand = service.demand
+    limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
+    best = service.optimal(service.triplets)
+    count = math.floor(demand.rate_rps / best.segment.capacity_rps * (1 + 1e-12))
+    rest = demand.rate_rps - count * best.segment.capacity_rps
+    matched = [best] * min(count, limit + 1) + ([service.last(rest)] if rest > demand.rate_rps * 1e-9 else [])
+    if len(matched) <= limit:
+        return matched
+    widest = max(service.triplets, key=lambda triplet: triplet.segment.capacity_rps)
+    return [widest] * min(limit, math.ceil(demand.rate_rps / widest.segment.capacity_rps * (1 - 1e-12)))
+
+
+def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus: Sequence[_Gpu]) -> list[_Gpu]:
+    """Segment Relocation (Algorithm 2, ALLOCATION): largest segments first, each to the first GPU that takes it.
+
+    Segments that find no place on a fixed fleet are left out.
+    """
+    filled = [_Gpu(list(gpu.placed)) for gpu in gpus]
+    first: dict[int, int] = {}
+    for service, triplet in sorted(queue, key=lambda item: -item[1].slices):
+        start = first.get(triplet.slices, 0)
+        for index in range(start, len(filled)):
+            if filled[index].add(entry.device, service, triplet):
+                first[triplet.slices] = index
+                break
+        else:
+            first[triplet.slices] = len(filled)
+            if entry.count is None or len(filled) < entry.count:
+                filled.append(_Gpu())
+                filled[-1].add(entry.device, service, triplet)
+    return filled
+
+
+def optimize(entry: FleetEntry, gpus: Sequence[_Gpu]) -> list[_Gpu]:
+    """Allocation Optimization (Algorithm 2, lines 12 to 32): breaks up fragmented GPUs, the last first.
+
+    Their services get segments of one or two slices instead, in the gaps of the GPUs before them. What was freed
+    beyond need is counted towards the service's next segments.
+    """
+    current = list(gpus)
+    owed: dict[str, float] = {}  # by model; below zero a surplus (freed_rate of Algorithm 2)
+    for position in range(len(gpus) - 1, -1, -1):
+        if position >= len(current) or not 0 < current[position].slices <= FRAGMENTED_SLICES:
+            continue
+        broken_up = _broken_up(current[position], owed)
+        if broken_up is None:
+            continue
+        small, now_owed = broken_up
+        others = [*current[:position], *current[position + 1 :]]
+        tried = allocate(entry, small, others)
+        complete = sum(len(gpu.placed) for gpu in tried) == sum(len(gpu.placed) for gpu in others) + len(small)
+        if complete and len(tried) <= len(current):
+            current, owed = tried, now_owed
+    return current
+
+
+def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Service, _Triplet]], dict[str, float]] | None:
+    """Return the small segments that serve what ``gpu`` does, and what is owed then; None when there are none."""
+    now_owed = dict(owed)
+    small: list[tuple[_Service, _Triplet]] = []
+    for _, service, triplet in gpu.placed:
+        model = service.demand.model
+        replaced, rest = _small_segments(service, now_owed.get(model, 0.0) + triplet.segment.capacity_rps)
+        if replaced is None:
+            return None
+        now_owed[model] = rest
+        small += [(service, one) for one in replaced]
+    return small, now_owed
+
+
+def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] | None, float]:
+    """Return segments of at most two slices for the rate, and what of it remains (below zero: a surplus)."""
+    small = [triplet for triplet in service.triplets if triplet.slices <= _SMALL_SLICES]
+    if not small or service.demand.max_replicas is not None:
+        return None, owed_rps
+    chosen = []
+    best = service.optimal(small)
+    while owed_rps > service.demand.rate_rps * 1e-9:
+        enough = [triplet for triplet in small if triplet.segment.capacity_rps >= owed_rps]
+        one = min(enough, key=lambda t: t.slices) if enough else best
+        chosen.append(one)
+        owed_rps -= one.segment.capacity_rps
+    return chosen, owed_rps
+
+
+def _mig_entry(problem: Problem) -> FleetEntry:
+    for entry in problem.fleet.entries:
+        if entry.device.mig_profiles:
+            return entry
+    names = ", ".join(entry.device.name for entry in problem.fleet.entries)
+    raise InputError(f"parvagpu needs a device with MIG but the fleet has {names}", "name one, as in --gpus a100-80")
+
+
+def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntry, gpus: Sequence[_Gpu]) -> Placement:
+    """Share the rates out over what was placed and name what is missing."""
+    rates: dict[str, list[PlacedReplica]] = {}
+    unplaced = []
+    for demand in problem.by_priority():
+        own = [triplet.segment for gpu in gpus for _, service, triplet in gpu.placed if service.demand is demand]
+        if not own:
+            unplaced.append(
+                Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=why_not(problem, segments, demand))
+            )
+            continue
+        cover = shared_out(demand.rate_rps, own)
+        rates[demand.model] = [segment.replica(rate) for segment, rate in cover.parts]
+        if cover.missing_rps:
+            reason = why_not_all(problem, demand, demand.rate_rps - cover.missing_rps)
+            unplaced.append(Unplaced(model=demand.model, rate_rps=cover.missing_rps, reason=reason))
+    placed = []
+    for gpu in gpus:
+        partitions = [
+            PlacedPartition((rates[service.demand.model].pop(0),), place.profile.name, place.start)
+            for place, service, _ in gpu.placed
+        ]
+        if partitions:
+            placed.append(PlacedGpu(entry.device.name, tuple(sorted(partitions, key=lambda p: p.start or 0))))
+    return Placement(name, tuple(placed), tuple(unplaced))
