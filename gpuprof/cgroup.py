@@ -95,7 +95,7 @@ def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> t
     for path, version in candidates:
         if os.access(path, os.W_OK) and (version == 1 or _hands_on_cpu(path)):
             return path, version
-    tried = ", ".join(str(path) for path, _ in candidates) or "no cpu controller is mounted"
+    tried = ", ".join(dict.fromkeys(str(path) for path, _ in candidates)) or "no cpu controller is mounted"
     raise _unavailable(tried)
 
 
