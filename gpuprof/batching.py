@@ -1,6 +1,8 @@
-"""The batching rule: one pure function that the router and the simulator obey and the queueing model assumes."""
+"""The batching rule: pure functions that the router and the simulator obey and the queueing model assumes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms: float) -> int:
@@ -18,3 +20,19 @@ def batch_size_now(waiting: int, batch: int, oldest_wait_ms: float, max_wait_ms:
     if waiting >= batch:
         return batch
     return waiting if waiting and oldest_wait_ms >= max_wait_ms else 0
+
+
+def wait_limit_ms(max_wait_ms: float, deadline_ms: float, latency_ms: Sequence[float]) -> float:
+    """Return how long the oldest request may wait for others, so that it can still meet its deadline.
+
+    Parameters
+    ----------
+    max_wait_ms : float
+        Of the replica.
+    deadline_ms : float
+        Of the request, from its arrival on.
+    latency_ms : sequence of float
+        Expected time of a batch of 1, 2, …; the largest counts, because others may join until the end.
+    """
+    slack = deadline_ms - latency_ms[-1] if latency_ms else deadline_ms
+    return max(0.0, min(max_wait_ms, slack))

@@ -1,0 +1,51 @@
+"""``gpuprof serve``: run a deployment map on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuprof.cli.output import say
+from gpuprof.errors import InputError
+
+DEFAULT_PORT = 8000
+
+
+def serve(
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(
+        "map.json"
+    ),
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="HTTP port; 0: any that is free.", min=0, max=65535)] = DEFAULT_PORT,
+    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
+    node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None,
+    buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024,
+    max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64,
+    hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0,
+    drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0,
+) -> None:
+    """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
+    from gpuprof.deployment import read_map
+    from gpuprof.routing import routing_rule
+    from gpuprof.serving.server import ServerSettings, run_server
+    from gpuprof.serving.serving_plan import plan_workers
+
+    if buffer_mb < max_body_mb:
+        raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
+    routing_rule(routing)
+    deployment = read_map(map_file)
+    plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node)
+    settings = ServerSettings(host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s, drain_s)
+    started = time.monotonic()
+
+    def ready(url: str, workers: int) -> None:
+        models = len({planned.model for planned in plan})
+        took_s = time.monotonic() - started
+        typer.echo(f"serving {models} model(s) with {workers} worker(s) on {url} (ready in {took_s:.1f} s)")
+
+    run_server(deployment, plan, settings, ready)
+    say("drained")

@@ -1,0 +1,162 @@
+"""The data types of the Open Inference Protocol and what they are in NumPy, ONNX Runtime and bytes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+#: Bytes of an element; BYTES elements carry their own length.
+ITEM_BYTES = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "FP32": 4,
+    "FP64": 8,
+    "BF16": 2,
+    "BYTES": 0,
+}
+#: NumPy has no bfloat16: its bits travel as unsigned 16-bit integers.
+NUMPY_NAMES = {
+    "BOOL": "bool",
+    "UINT8": "uint8",
+    "UINT16": "uint16",
+    "UINT32": "uint32",
+    "UINT64": "uint64",
+    "INT8": "int8",
+    "INT16": "int16",
+    "INT32": "int32",
+    "INT64": "int64",
+    "FP16": "float16",
+    "FP32": "float32",
+    "FP64": "float64",
+    "BF16": "uint16",
+    "BYTES": "object",
+}
+FROM_ONNX = {
+    "tensor(bool)": "BOOL",
+    "tensor(uint8)": "UINT8",
+    "tensor(uint16)": "UINT16",
+    "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64",
+    "tensor(int8)": "INT8",
+    "tensor(int16)": "INT16",
+    "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64",
+    "tensor(float16)": "FP16",
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(bfloat16)": "BF16",
+    "tensor(string)": "BYTES",
+}
+_LENGTH = struct.Struct("<I")
+
+
+def datatype_of(onnx_type: str, where: str) -> str:
+    """Return the protocol's name of a type as ONNX Runtime names it, ``"tensor(float)"``.
+
+    Raises
+    ------
+    InputError
+        For what the protocol has no word for: sequences, maps, 8-bit floats, …
+    """
+    if onnx_type not in FROM_ONNX:
+        raise InputError(f"{where} has type {onnx_type}, which the Open Inference Protocol cannot carry")
+    return FROM_ONNX[onnx_type]
+
+
+def split_strings(data: bytes | bytearray | memoryview, count: int) -> list[bytes]:
+    """Return the ``count`` strings of a BYTES tensor: each is preceded by its length, 4 bytes, little endian.
+
+    Raises
+    ------
+    ValueError
+        When the lengths do not add up.
+    """
+    strings = []
+    position = 0
+    for _ in range(count):
+        if position + 4 > len(data):
+            raise ValueError("ends before its last string")
+        (length,) = _LENGTH.unpack_from(data, position)
+        position += 4 + length
+        if position > len(data):
+            raise ValueError("ends within a string")
+        strings.append(bytes(data[position - length : position]))
+    if position != len(data):
+        raise ValueError(f"goes on for {len(data) - position} bytes after its last string")
+    return strings
+
+
+def join_strings(strings: Sequence[bytes]) -> bytes:
+    """Return the bytes of a BYTES tensor."""
+    return b"".join(_LENGTH.pack(len(text)) + text for text in strings)
+
+
+def to_bytes(values: list[Any], datatype: str) -> bytes:
+    """Return JSON values, flat, as the bytes of a tensor.
+
+    Raises
+    ------
+    ValueError
+        When a value is not of the type or out of its range.
+    """
+    if datatype == "BYTES":
+        if not all(isinstance(value, str) for value in values):
+            raise ValueError("must hold strings")
+        return join_strings([value.encode() for value in values])
+    if datatype == "BF16":
+        raise ValueError("has type BF16, which JSON cannot carry: send it as binary data")
+    _check_kinds(values, datatype)
+    import numpy as np
+
+    try:
+        with np.errstate(over="ignore"):  # beyond float16 is infinity, as in any conversion to it
+            return np.asarray(values, dtype=NUMPY_NAMES[datatype]).tobytes()
+    except (OverflowError, TypeError, ValueError):
+        raise ValueError(f"has a value that is out of the range of {datatype}") from None
+
+
+def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> list[Any]:
+    """Return the elements of a tensor as flat JSON values; NaN and infinities become null, bad UTF-8 is replaced.
+
+    Raises
+    ------
+    ValueError
+        For BF16.
+    """
+    if datatype == "BYTES":
+        return [text.decode(errors="replace") for text in split_strings(data, count)]
+    if datatype == "BF16":
+        raise ValueError("has type BF16, which JSON cannot carry: ask for binary data")
+    import numpy as np
+
+    values: list[Any] = np.frombuffer(data, NUMPY_NAMES[datatype]).tolist()
+    return values
+
+
+def _check_kinds(values: list[Any], datatype: str) -> None:
+    kinds = set(map(type, values))
+    if datatype == "BOOL":
+        allowed: set[type] = {bool, int}
+        if not kinds <= allowed or any(value not in (0, 1) for value in values):
+            raise ValueError("must hold true and false")
+    elif datatype.startswith(("INT", "UINT")):
+        if not kinds <= {int}:
+            raise ValueError("must hold whole numbers")
+    elif not kinds <= {int, float}:
+        raise ValueError("must hold numbers")

@@ -1,0 +1,121 @@
+"""What the server says of itself and of its models: metadata, configuration, statistics, index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpuprof.serving.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.statistics import BatchStatistics, ModelStatistics
+
+SERVER_NAME = "gpuprof"
+EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+
+
+def server_metadata() -> dict[str, Any]:
+    """Return what ``GET /v2`` answers."""
+    from gpuprof import __version__
+
+    return {"name": SERVER_NAME, "version": __version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(spec: ModelSpec, versions: list[str]) -> dict[str, Any]:
+    """Return inputs and outputs with their shapes, batch included."""
+    return {
+        "name": spec.name,
+        "versions": versions,
+        "platform": spec.platform,
+        "inputs": [_tensor_metadata(tensor) for tensor in spec.inputs],
+        "outputs": [_tensor_metadata(tensor) for tensor in spec.outputs],
+    }
+
+
+def _tensor_metadata(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def model_config(model: ServedModel) -> dict[str, Any]:
+    """Return the model's configuration in the words of Triton, whose clients ask for it."""
+    spec = model.spec
+    config: dict[str, Any] = {
+        "name": spec.name,
+        "platform": spec.platform,
+        "backend": "onnxruntime",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": spec.max_batch,
+        "input": [_tensor_config(tensor, spec.max_batch) for tensor in spec.inputs],
+        "output": [_tensor_config(tensor, spec.max_batch) for tensor in spec.outputs],
+        "instance_group": [
+            {"name": replica.plan.name, "kind": "KIND_CPU", "count": len(replica.seats)} for replica in model.replicas
+        ],
+    }
+    if spec.max_batch > 1:
+        waits_us = [int(1000 * replica.plan.max_wait_ms) for replica in model.replicas]
+        sizes = sorted({replica.plan.batch for replica in model.replicas})
+        config["dynamic_batching"] = {
+            "preferred_batch_size": sizes,
+            "max_queue_delay_microseconds": max(waits_us, default=0),
+        }
+    return config
+
+
+def _tensor_config(tensor: TensorSpec, max_batch: int) -> dict[str, Any]:
+    kind = "TYPE_STRING" if tensor.datatype == "BYTES" else f"TYPE_{tensor.datatype}"
+    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:] if max_batch else tensor.shape)}
+
+
+def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
+    """Return counts and nanoseconds by stage, as ``/stats`` answers them."""
+    own = model.statistics
+    return {
+        "name": model.name,
+        "version": version,
+        "last_inference": own.last_ms,
+        "inference_count": own.rows,
+        "execution_count": sum(batch.count for batch in _batches(model).values()),
+        "inference_stats": _stages(own),
+        "batch_stats": [
+            {
+                "batch_size": size,
+                "compute_input": _duration(batch.count, batch.gather),
+                "compute_infer": _duration(batch.count, batch.infer),
+                "compute_output": _duration(batch.count, batch.scatter),
+            }
+            for size, batch in sorted(_batches(model).items())
+        ],
+    }
+
+
+def _stages(own: ModelStatistics) -> dict[str, Any]:
+    return {
+        "success": _duration(own.answered, own.total_ns),
+        "fail": _duration(own.failed + own.refused, own.failed_ns),
+        "queue": _duration(own.answered, own.stages.queue),
+        "compute_input": _duration(own.answered, own.stages.gather),
+        "compute_infer": _duration(own.answered, own.stages.infer),
+        "compute_output": _duration(own.answered, own.stages.scatter),
+        "cache_hit": _duration(0, 0),
+        "cache_miss": _duration(0, 0),
+    }
+
+
+def _duration(count: int, nanoseconds: int) -> dict[str, int]:
+    return {"count": count, "ns": nanoseconds}
+
+
+def _batches(model: ServedModel) -> dict[int, BatchStatistics]:
+    merged: dict[int, BatchStatistics] = {}
+    for replica in model.replicas:
+        for size, batch in replica.statistics.batches.items():
+            own = merged.setdefault(size, BatchStatistics())
+            own.count += batch.count
+            own.gather += batch.gather
+            own.infer += batch.infer
+            own.scatter += batch.scatter
+    return merged
+
+
+def index_entry(model: ServedModel, version: str) -> dict[str, str]:
+    """Return the model's line of the repository index."""
+    state = "READY" if model.is_ready else "UNAVAILABLE"
+    return {"name": model.name, "version": version, "state": state, "reason": "" if model.is_ready else "no worker"}

@@ -1,0 +1,84 @@
+"""The router: every model that is served, behind one door for all protocols."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from gpuprof.serving.arena import Arena
+from gpuprof.serving.infer_request import Asked
+from gpuprof.serving.inference import Refusal, bad_request
+from gpuprof.serving.served_model import ServedModel
+
+
+class Router:
+    """Finds models by name and version.
+
+    Parameters
+    ----------
+    arena : Arena
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self.arena = arena
+        self.models: dict[str, dict[str, ServedModel]] = {}
+        self.draining = False
+
+    def add(self, model: ServedModel, version: str = "1") -> None:
+        """Serve ``model`` from now on."""
+        self.models.setdefault(model.name, {})[version] = model
+
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return a model; without a version the newest.
+
+        Raises
+        ------
+        Refusal
+            404.
+        """
+        versions = self.models.get(name)
+        if versions is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, list(self.models), n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
+            raise Refusal(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
+        if not version:
+            return versions[max(versions, key=_version_order)]
+        if version not in versions:
+            known = ", ".join(sorted(versions, key=_version_order))
+            raise Refusal(HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})")
+        return versions[version]
+
+    def all(self) -> list[ServedModel]:
+        """Return every version of every model."""
+        return [model for versions in self.models.values() for model in versions.values()]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model can be answered."""
+        return not self.draining and all(model.is_ready for model in self.all())
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are accepted and not yet answered."""
+        return sum(model.in_flight for model in self.all())
+
+
+def deadline_ms(model: ServedModel, asked: Asked) -> float:
+    """Return until when a request is to be answered: its own timeout, or the model's SLO.
+
+    Raises
+    ------
+    Refusal
+        400, for a priority that there is not.
+    """
+    if asked.priority > _LOWEST_PRIORITY:
+        raise bad_request(f"the priority must be at most {_LOWEST_PRIORITY} but got {asked.priority}")
+    return model.slo_ms if asked.timeout_ms is None else asked.timeout_ms
+
+
+_LOWEST_PRIORITY = 1 << 31
+
+
+def _version_order(version: str) -> tuple[int, str]:
+    return (int(version), "") if version.isdigit() else (-1, version)

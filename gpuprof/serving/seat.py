@@ -1,0 +1,188 @@
+"""The place of one worker: it is filled again when its worker dies, refuses or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import logging
+from collections.abc import Callable
+
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.serving.arena import Arena
+from gpuprof.serving.inference import Inference
+from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.worker_link import BatchAnswer, LinkEvents, SentBatch, WorkerLink
+
+_LOG = logging.getLogger("gpuprof.serving")
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 10.0
+#: A worker that lived for so long is started again without delay.
+_LONG_LIFE_S = 30.0
+_DEPTH = 2  # batches that a worker may have: one it runs, one at hand
+
+
+class Seat:
+    """Keeps one worker running.
+
+    Parameters
+    ----------
+    name : str
+        For logs, ``"resnet50/0.1"``.
+    order : WorkerOrder
+    launcher : Launcher
+    arena : Arena
+    hang_s : float
+        A worker that owes an answer for so long beyond what its batches should take is killed.
+    """
+
+    def __init__(self, name: str, order: WorkerOrder, launcher: Launcher, arena: Arena, hang_s: float) -> None:
+        self.name = name
+        self.order = order
+        self._launcher = launcher
+        self._arena = arena
+        self._hang_s = hang_s
+        self._link: WorkerLink | None = None
+        self._loop = asyncio.get_running_loop()
+        self._started = 0.0
+        self._busy_until = 0.0
+        self._failures = 0
+        self._stopping = False
+        self._refusal: GpuprofError | None = None
+        self._was_ready = asyncio.Event()
+        self.restarts = 0
+
+    def bind(
+        self,
+        ready: Callable[[], None],
+        done: Callable[[SentBatch, BatchAnswer], None],
+        failed: Callable[[SentBatch, str], None],
+        lost: Callable[[list[SentBatch]], None],
+    ) -> None:
+        """Say whom to tell what."""
+        self._on_ready = ready
+        self._on_done = done
+        self._on_failed = failed
+        self._on_lost = lost
+
+    async def start(self) -> ModelSpec:
+        """Start the worker and wait until it is ready.
+
+        Raises
+        ------
+        GpuprofError
+            What the worker found wrong with the model or its share.
+        """
+        self._begin()
+        await self._was_ready.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._link is not None and self._link.spec is not None
+        return self._link.spec
+
+    async def stop(self) -> None:
+        """End the worker and wait for its end."""
+        self._stopping = True
+        link = self._link
+        if link is None:
+            return
+        link.close()
+        while link.is_alive:
+            await asyncio.sleep(0.005)
+        if link.ended is not None:
+            await link.ended
+
+    @property
+    def pid(self) -> int | None:
+        """Process of the worker that is there now."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a worker that takes batches."""
+        return self._link is not None and self._link.is_ready
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is a worker with nothing to do."""
+        return self._link is not None and self._link.is_ready and not self._link.sent
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a worker that may be given a batch in advance."""
+        return self._link is not None and self._link.is_ready and len(self._link.sent) < _DEPTH
+
+    @property
+    def requests(self) -> int:
+        """Requests that the worker has."""
+        return 0 if self._link is None else sum(len(batch.inferences) for batch in self._link.sent.values())
+
+    def busy_ms(self, now: float) -> float:
+        """Return the time until the worker is expected to have finished what it has."""
+        return max(0.0, 1000.0 * (self._busy_until - now)) if self._link is not None and self._link.sent else 0.0
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
+        """Give the worker a batch."""
+        assert self._link is not None
+        begins = max(now, self._busy_until) if self._link.sent else now
+        self._busy_until = begins + expected_ms / 1000.0
+        self._link.send(inferences, rows, expected_ms, now)
+
+    def watch(self, now: float) -> None:
+        """Kill the worker when it has been silent for too long; ask an idle one for a sign of life."""
+        link = self._link
+        if link is None or not link.is_ready:
+            return
+        expected_s = sum(batch.expected_ms for batch in link.sent.values()) / 1000.0
+        if link.silent_s(now) > self._hang_s + 3.0 * expected_s:
+            _LOG.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": link.pid})
+            link.kill()
+        elif not link.sent:
+            link.ping(now)
+
+    def _begin(self) -> None:
+        self._started = time.monotonic()
+        events = LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost)
+        self._link = WorkerLink(self._launcher, self._arena, events)
+        self._starting = asyncio.ensure_future(self._launch(self._link))
+
+    async def _launch(self, link: WorkerLink) -> None:
+        try:
+            await link.start(self.order)
+        except OSError as error:
+            _LOG.error("cannot start a worker", extra={"worker": self.name, "error": str(error)})
+            self._lost([])
+
+    def _ready(self, spec: ModelSpec) -> None:
+        _LOG.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
+        self._was_ready.set()
+        self._on_ready()
+
+    def _refused(self, kind: str, message: str, fix: str) -> None:
+        _LOG.error("worker refuses", extra={"worker": self.name, "error": message})
+        if not self._was_ready.is_set():
+            self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
+
+    def _done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        assert self._link is not None
+        now = time.monotonic()
+        self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
+        self._on_done(batch, answer)
+
+    def _lost(self, batches: list[SentBatch]) -> None:
+        lived_s = time.monotonic() - self._started
+        if not self._was_ready.is_set():
+            if self._refusal is None:
+                self._refusal = UnavailableError(f"the worker {self.name} ended while it loaded {self.order.path}")
+            self._was_ready.set()
+        elif not self._stopping:
+            self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
+            delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
+            self.restarts += 1
+            _LOG.warning("worker died, starts again", extra={"worker": self.name, "in_s": delay})
+            self._loop.call_later(delay, self._restart)
+        self._on_lost(batches)
+
+    def _restart(self) -> None:
+        if not self._stopping:
+            self._begin()

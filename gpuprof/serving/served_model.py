@@ -1,0 +1,140 @@
+"""A model as the router serves it: its replicas, the choice among them, and its statistics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http import HTTPStatus
+
+from gpuprof.routing import RoutingRule, expected_finish_ms, is_hopeless
+from gpuprof.serving.arena import Arena
+from gpuprof.serving.inference import Inference, Refusal
+from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.replica import Replica
+from gpuprof.serving.statistics import ModelStatistics
+from gpuprof.serving.worker_link import BatchAnswer
+
+_MAX_WAITING = 20_000  # requests, whatever the SLO allows
+
+
+class ServedModel:
+    """Routes the requests of one model.
+
+    Parameters
+    ----------
+    name : str
+    slo_ms : float
+    rule : RoutingRule
+    arena : Arena
+    """
+
+    def __init__(self, name: str, slo_ms: float, rule: RoutingRule, arena: Arena) -> None:
+        self.name = name
+        self.slo_ms = slo_ms
+        self.replicas: list[Replica] = []
+        self.statistics = ModelStatistics()
+        self._rule = rule
+        self._arena = arena
+        self._loop = asyncio.get_running_loop()
+        self._orphans: list[Inference] = []
+        self._spec: ModelSpec | None = None
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Inputs and outputs; known once a worker is ready."""
+        assert self._spec is not None
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: ModelSpec) -> None:
+        self._spec = spec
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any replica lives."""
+        return any(replica.is_alive for replica in self.replicas)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are accepted and not yet answered."""
+        return len(self._orphans) + sum(replica.in_flight for replica in self.replicas)
+
+    def submit(self, inference: Inference) -> None:
+        """Queue a request with the replica that the rule chooses.
+
+        Raises
+        ------
+        Refusal
+            503, when it could not be answered in time.
+        """
+        now = time.monotonic()
+        alive = [replica for replica in self.replicas if replica.is_alive]
+        if not alive:
+            self.statistics.refused += 1
+            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
+        loads = [replica.load(now) for replica in alive]
+        chosen = self._rule.choose(loads)
+        finish_ms = expected_finish_ms(loads[chosen])
+        waited_ms = 1000.0 * (now - inference.arrived)
+        if is_hopeless(finish_ms, waited_ms, inference.deadline_ms) and loads[chosen].waiting:
+            self.statistics.refused += 1
+            raise overloaded(self.name, finish_ms + waited_ms - inference.deadline_ms)
+        if loads[chosen].waiting > _MAX_WAITING:
+            self.statistics.refused += 1
+            raise overloaded(self.name, finish_ms)
+        alive[chosen].submit(inference)
+
+    def adopt(self, inferences: list[Inference]) -> None:
+        """Place accepted requests whose replica has no worker left; they wait when nobody has one."""
+        now = time.monotonic()
+        alive = [replica for replica in self.replicas if replica.is_alive]
+        if not alive:
+            self._orphans += inferences
+            return
+        for inference in inferences:
+            alive[self._rule.choose([replica.load(now) for replica in alive])].take_back([inference])
+
+    def revive(self) -> None:
+        """Place what waited for a worker; called when one is ready."""
+        orphans, self._orphans = self._orphans, []
+        if orphans:
+            self.adopt(orphans)
+
+    def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
+        """Count an answer and hand it to whoever waits for it."""
+        now = time.monotonic()
+        times = inference.times
+        times.queue = int(1e9 * (inference.sent - inference.arrived))
+        times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
+        took_ms = 1000.0 * (now - inference.arrived)
+        in_slo = took_ms <= inference.deadline_ms
+        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times, in_slo, int(time.time() * 1000))
+        slot, inference.output_slot = inference.output_slot, None
+        inference.on_done(inference, answer.outputs[position], slot)
+        inference.release(self._arena)
+
+    def refuse(self, inference: Inference, refusal: Refusal) -> None:
+        """Count an accepted request that cannot be answered, and say so to whoever waits for it."""
+        self.statistics.failed += 1
+        self.statistics.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
+        self.discard(inference)
+        inference.on_refused(inference, refusal)
+
+    def forget_cancelled(self) -> None:
+        """Drop waiting requests whose client has gone."""
+        for replica in self.replicas:
+            for inference in replica.drop_cancelled():
+                self.discard(inference)
+
+    def discard(self, inference: Inference) -> None:
+        """Give back everything that a request held."""
+        inference.release(self._arena)
+        if inference.output_slot is not None:
+            self._arena.give_back(inference.output_slot)
+            inference.output_slot = None
+
+
+def overloaded(model: str, late_ms: float) -> Refusal:
+    """Return the refusal of a request that would be ``late_ms`` too late."""
+    message = f"model {model!r} is overloaded: the answer would be {late_ms:.0f} ms too late"
+    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0))

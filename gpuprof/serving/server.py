@@ -1,0 +1,251 @@
+"""The server: starts the workers of a plan, opens the door, watches, and drains."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import InputError
+from gpuprof.routing import routing_rule
+from gpuprof.serving.arena import Arena
+from gpuprof.serving.http_api import HttpApi
+from gpuprof.serving.http_connection import HttpConnection
+from gpuprof.serving.launcher import LocalLauncher
+from gpuprof.serving.replica import Replica
+from gpuprof.serving.router import Router
+from gpuprof.serving.seat import Seat
+from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.statistics import ModelStatistics
+
+_WATCH_S = 0.5
+_GRACE_S = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How a server listens and what it allows.
+
+    Attributes
+    ----------
+    host, port : str, int
+    routing : str
+        Name of a routing rule.
+    buffer_bytes : int
+        Memory for the tensors of all requests and answers together.
+    max_body_bytes : int
+        Of one inference request.
+    hang_s : float
+        Beyond what its batches should take, a worker that is silent for so long is replaced.
+    drain_s : float
+        How long requests may take to be answered after the server was told to stop.
+    stall_s : float
+        A connection that stands still in the middle of a request or an answer for so long is closed.
+    idle_s : float
+        A connection on which nothing is asked for so long is closed.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    routing: str = "fastest"
+    buffer_bytes: int = 1 << 30
+    max_body_bytes: int = 64 << 20
+    hang_s: float = 5.0
+    drain_s: float = 30.0
+    stall_s: float = 30.0
+    idle_s: float = 300.0
+
+
+class Server:
+    """Serves a plan.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    plan : sequence of PlannedReplica
+    settings : ServerSettings
+    """
+
+    def __init__(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica], settings: ServerSettings) -> None:
+        self._deployment = deployment
+        self._plan = plan
+        self._settings = settings
+        self._seats: list[Seat] = []
+        self._stop = asyncio.Event()
+        self._arena = Arena(settings.buffer_bytes)
+        self._launcher = LocalLauncher(self._arena)
+        self.router = Router(self._arena)
+        self._api = HttpApi(self.router, settings.max_body_bytes)
+
+    async def run(self, ready: Callable[[str, int], None]) -> None:
+        """Serve until told to stop; ``ready`` is called with the address and the number of workers.
+
+        Raises
+        ------
+        GpuprofError
+            When the port is taken, or a worker cannot hold its share or load its model.
+        """
+        listener = await self._listen()
+        self._handle_signals()
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            await self._start_workers()
+            if not self._stop.is_set():
+                await listener.start_serving()
+                host, port = listener.sockets[0].getsockname()[:2]
+                ready(f"http://{_in_url(host)}:{port}", len(self._seats))
+                await self._stop.wait()
+                await self._drain(listener)
+        finally:
+            watch.cancel()
+            listener.close()
+            for connection in list(self._api.connections):
+                connection.close()
+            await asyncio.gather(*(seat.stop() for seat in self._seats))
+            self._arena.close()
+
+    async def _listen(self) -> asyncio.Server:
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.create_server(
+                lambda: HttpConnection(self._api), settings.host, settings.port, backlog=1024, start_serving=False
+            )
+        except OSError as error:
+            where = f"{settings.host}:{settings.port}"
+            if error.errno == errno.EADDRINUSE:
+                raise InputError(
+                    f"port {settings.port} is taken on {settings.host}", "choose another with --port"
+                ) from None
+            raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._told_to_stop)
+
+    def _told_to_stop(self) -> None:
+        if self._stop.is_set():  # told twice: at once
+            for seat in self._seats:
+                if seat.pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(seat.pid, signal.SIGKILL)
+            os._exit(130)
+        self._stop.set()
+
+    async def _start_workers(self) -> None:
+        models: dict[str, ServedModel] = {}
+        for planned in self._plan:
+            if planned.model not in models:
+                rule = routing_rule(self._settings.routing)
+                slo_ms = self._deployment.models[planned.model].slo_ms
+                models[planned.model] = ServedModel(planned.model, slo_ms, rule, self._arena)
+            self._add_replica(models[planned.model], planned)
+        await self._until_ready(models)
+        for model in models.values():
+            self.router.add(model)
+
+    async def _until_ready(self, models: dict[str, ServedModel]) -> None:
+        """Start every worker, a few at a time; return when all are ready, or when told to stop before."""
+        limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+
+        async def start(model: ServedModel, seat: Seat) -> None:
+            async with limit:
+                model.spec = await seat.start()
+
+        tasks = [
+            asyncio.ensure_future(start(model, seat))
+            for model in models.values()
+            for replica in model.replicas
+            for seat in replica.seats
+        ]
+        all_ready = asyncio.gather(*tasks)
+        stopped = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({all_ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if all_ready.done():
+            all_ready.result()
+        all_ready.cancel()
+        with suppress(asyncio.CancelledError):
+            await all_ready
+
+    def _add_replica(self, model: ServedModel, planned: PlannedReplica) -> None:
+        seats = [
+            Seat(f"{planned.plan.name}.{number}", order, self._launcher, self._arena, self._settings.hang_s)
+            for number, order in enumerate(planned.orders)
+        ]
+        self._seats += seats
+        model.replicas.append(Replica(planned.plan, seats, model, ModelStatistics()))
+
+    async def _watch(self) -> None:
+        """Look after workers that hang, clients that stand still and clients that have gone."""
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            now = time.monotonic()
+            for seat in self._seats:
+                seat.watch(now)
+            for connection in list(self._api.connections):
+                still_s = now - connection.touched
+                if connection.is_idle:
+                    if still_s > self._settings.idle_s:
+                        connection.close()
+                elif not connection.busy and still_s > self._settings.stall_s:
+                    connection.abort()
+            for model in self.router.all():
+                model.forget_cancelled()
+
+    async def _drain(self, listener: asyncio.Server) -> None:
+        """Answer what was asked, and what is being asked, then return."""
+        self.router.draining = True
+        await asyncio.sleep(_GRACE_S)  # connections that wait to be accepted are taken in
+        listener.close()
+        deadline = time.monotonic() + self._settings.drain_s
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:
+            idle = not self.router.in_flight and all(connection.is_idle for connection in self._api.connections)
+            quiet = quiet + 1 if idle else 0
+            await asyncio.sleep(_GRACE_S / 2)
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def run_server(
+    deployment: DeploymentMap,
+    plan: Sequence[PlannedReplica],
+    settings: ServerSettings,
+    ready: Callable[[str, int], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Raises
+    ------
+    GpuprofError
+        As `Server.run`.
+    """
+    import uvloop
+
+    _raise_file_limit()
+
+    async def main() -> None:
+        await Server(deployment, plan, settings).run(ready)
+
+    uvloop.run(main())
+
+
+def _raise_file_limit() -> None:
+    """Allow as many connections as the system does."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,88 @@
+"""What a model's server has done since it started: counts, times by stage, latencies."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+from gpuprof.serving.inference import StageTimes
+
+#: Upper ends of the latency histogram's buckets in milliseconds.
+BUCKETS_MS = (
+    0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 750.0,
+    1000.0, 2000.0, 5000.0, 10000.0,
+)  # fmt: skip
+STAGES = ("queue", "gather", "infer", "scatter")
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Batches of one size: how many, and their nanoseconds of gathering, of the model and of scattering."""
+
+    count: int = 0
+    gather: int = 0
+    infer: int = 0
+    scatter: int = 0
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Counts of one model, or of one of its replicas.
+
+    Attributes
+    ----------
+    answered, in_slo, failed, refused : int
+        Requests; ``in_slo`` are those answered within their deadline: goodput.
+    rows : int
+        Inferences, a request of n rows counting n.
+    batches : dict of int to BatchStatistics
+        By number of rows.
+    total_ns : int
+        Time from arrival to answer, of the answered requests.
+    failed_ns : int
+        Likewise of the failed.
+    stages : StageTimes
+        Sums over the answered requests.
+    last_ms : int
+        Milliseconds since the epoch of the last answer.
+    buckets : list of int
+        Answers by latency, `BUCKETS_MS` and one more for the rest.
+    restarts, retried : int
+        Workers started again; requests sent again because their worker died.
+    """
+
+    answered: int = 0
+    in_slo: int = 0
+    failed: int = 0
+    refused: int = 0
+    rows: int = 0
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    total_ns: int = 0
+    failed_ns: int = 0
+    stages: StageTimes = field(default_factory=StageTimes)
+    last_ms: int = 0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS_MS) + 1))
+    restarts: int = 0
+    retried: int = 0
+
+    def add_batch(self, rows: int, gather: int, infer: int, scatter: int) -> None:
+        """Count a batch."""
+        own = self.batches.setdefault(rows, BatchStatistics())
+        own.count += 1
+        own.gather += gather
+        own.infer += infer
+        own.scatter += scatter
+
+    def add_answer(self, rows: int, total_ns: int, times: StageTimes, in_slo: bool, now_ms: int) -> None:
+        """Count an answered request."""
+        self.answered += 1
+        self.in_slo += in_slo
+        self.rows += rows
+        self.total_ns += total_ns
+        stages = self.stages
+        stages.queue += times.queue
+        stages.gather += times.gather
+        stages.infer += times.infer
+        stages.scatter += times.scatter
+        self.last_ms = now_ms
+        self.buckets[bisect_left(BUCKETS_MS, total_ns / 1e6)] += 1
