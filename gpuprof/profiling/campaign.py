@@ -7,7 +7,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -86,7 +86,7 @@ class Campaign:
         self.force = force
         self.limits = limits
 
-    def run(self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None) -> Iterator[Outcome]:
+    def run(self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None) -> Generator[Outcome, None, None]:
         """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
 
         A cell is left alone when a run of it is there with this collector and these versions, unless that run was
@@ -107,13 +107,16 @@ class Campaign:
         known = {} if self.force else self._known()
         open_cells = [cell for cell in cells if self._key(cell) not in known]
         self._check_models(open_cells)
+        alone = {key: rows[0]["latency_mean_ms"] for key, rows in known.items()}
         for cell in cells:
             begin(cell)
             rows = known.get(self._key(cell))
             if rows is not None:
                 yield Outcome(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
-            yield self._measure(cell)
+            outcome = self._measure(cell, alone)
+            alone[self._key(cell)] = outcome.row["latency_mean_ms"]
+            yield outcome
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
         """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
@@ -131,12 +134,14 @@ class Campaign:
                 run = replace(run, runtime=runtime, runtime_version=version, **_machine())
                 self.database.append(Run(run, devices=[row]))
 
-    def _measure(self, cell: Cell) -> Outcome:
+    def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> Outcome:
         started = datetime.now(UTC)
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
         try:
             collected = self.collector.collect(request)
+            solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
+            collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
@@ -233,6 +238,11 @@ def _label(job: Job) -> str:
 
 def _beside(cell: Cell) -> str:
     return " + ".join(map(_label, cell.beside))
+
+
+def _beside_solo(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
+    """Put beside what each one took in company what it took alone."""
+    return tuple(replace(row, solo_latency_mean_ms=latency) for row, latency in zip(rows, solo, strict=False))
 
 
 def _failure(request: Request, cell: Cell, error: str) -> Collected:

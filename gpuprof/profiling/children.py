@@ -64,6 +64,11 @@ class Child:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    @property
+    def process_id(self) -> int:
+        """Id of the process, and of its process group."""
+        return self._process.pid
+
     def tell(self, line: str) -> None:
         """Send one line; a child that is gone is noticed when it is asked."""
         assert self._process.stdin is not None

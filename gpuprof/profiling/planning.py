@@ -134,12 +134,14 @@ def plan_cells(
 ) -> tuple[Cell, ...]:
     """Return a cell for each model, share, batch and number of processes, and beside the neighbours again.
 
+    What is measured in company is measured alone first, the neighbours too: a slowdown needs both.
+
     Raises
     ------
     InputError
         When a model cannot be read or bound to a batch, or the neighbours leave no room.
     """
-    cells = []
+    cells: list[Cell] = []
     for model in models:
         for share in shares:
             for batch in batches:
@@ -147,8 +149,14 @@ def plan_cells(
                     job = model.job(batch, share, count)
                     cells.append(Cell(job))
                     if neighbours:
-                        cells.append(Cell(job, tuple(_beside(job, neighbours))))
-    return tuple(cells)
+                        others = tuple(_beside(job, neighbours))
+                        cells += [*map(Cell, others), Cell(job, others)]
+    return tuple({_identity(cell): cell for cell in cells}.values())
+
+
+def _identity(cell: Cell) -> tuple[object, ...]:
+    """Tell cells apart without comparing graphs of thousands of ops."""
+    return tuple((job.path, job.workload) for job in (cell.job, *cell.beside))
 
 
 def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:

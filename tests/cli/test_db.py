@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.kernel_db.store import KernelDb
+from tests.kernel_db.rows import a_run
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelDb:
+    monkeypatch.setenv("GPUPROF_DB", str(tmp_path / "db"))
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2", model="other", batch=8))
+    return database
+
+
+def test_ls_names_models_devices_and_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "ls", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["model"], row["batches"], row["shares"], row["collectors"]) for row in rows] == [
+        ("net", [1], ["100%"], "ort"),
+        ("other", [8], ["100%"], "ort"),
+    ]
+
+
+def test_show_gives_a_table_or_what_is_known_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "show", "other", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["batch"] == 8 and "power_w" not in row
+    assert main(["db", "show", "kernels", "--limit", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.out.count("CPU:Conv") == 2 and "2 of 6 rows" in said.err
+    assert main(["db", "show", "othr"]) == 3
+    assert "did you mean other" in capsys.readouterr().err
+
+
+def test_sql_answers_as_csv_and_numbers_columns_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "sql", "select 1 as a, 2 as a", "--csv"]) == 0
+    assert capsys.readouterr().out == "a,a_2\n1,2\n"
+
+
+def test_verify_says_what_is_damaged_and_where(database: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "verify"]) == 0
+    (database.path / "r1" / "models.parquet").write_bytes(b"xx")
+    assert main(["db", "verify"]) == 3
+    assert "models.parquet" in capsys.readouterr().err
+
+
+def test_compact_and_export(tmp_path: Path, database: KernelDb, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "compact"]) == 0
+    assert "2 segments" in capsys.readouterr().err
+    assert main(["db", "export", "-o", str(tmp_path / "out"), "--format", "csv"]) == 0
+    assert (tmp_path / "out" / "models.csv").read_text().count("\n") == 3
+    assert main(["db", "export", "-o", str(tmp_path / "trace.json"), "--format", "trace"]) == 0
+    assert (tmp_path / "trace.json").exists()
+
+
+def test_a_database_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "ls", "--db", "/nonexistent"]) == 3
+    assert "the kernel database /nonexistent does not exist" in capsys.readouterr().err

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.kernel_db.store import KernelDb
+from tests.profiling.models import write_convs, write_mlp, write_strange
+
+QUICK = ["--share", "100", "--time-limit", "0.4"]
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+
+
+def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_convs(tmp_path / "convs.onnx")
+    code = main(["profile", "convs.onnx", "--batch", "1,2", *QUICK, "--json"])
+    said = capsys.readouterr()
+    rows = json.loads(said.out)
+    assert code in (0, 2)  # a noisy machine is told, and the rows are kept all the same
+    assert [row["batch"] for row in rows] == [1, 2]
+    assert all(row["latency_p50_ms"] > 0 and row["memory_peak_bytes"] > 0 and row["measured_now"] for row in rows)
+    database = KernelDb(tmp_path / "gpuprof-db")
+    assert database.read("ops").num_rows == 14
+    assert database.read("devices").num_rows == 1
+    assert set(database.read("models").column("stable").to_pylist()) <= {True, False}
+    main(["profile", "convs.onnx", "--batch", "1,2", *QUICK])
+    again = capsys.readouterr()
+    kept = sum(row["stable"] for row in rows)
+    assert f"{kept} of 2 were measured before" in again.err or kept == 0
+    assert "requests/s" in again.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothere.onnx"], "there is no model file nothere.onnx"),
+        (["text.onnx"], "not an ONNX model"),
+        (["cut.onnx"], "cut.onnx"),
+        (["odd.onnx"], "Nonsense"),
+        (["mlp.onnx", "--batch", "0"], "a batch size must be"),
+        (["mlp.onnx", "--batch", "two"], "a batch size must be"),
+        (["mlp.onnx", "--share", "0"], "a share must be above 0"),
+        (["mlp.onnx", "--share", "1g.5gb"], "no MIG instance"),
+        (["mlp.onnx", "--collector", "nsight"], "unknown collector 'nsight'"),
+        (["mlp.onnx", "--db", "mlp.onnx/db"], "cannot write to the kernel database"),
+        (["mlp.onnx", "--beside", "mlp.onnx"], "leave no room"),
+        (["mlp.onnx", "--json", "--csv"], "exclude each other"),
+    ],
+)
+def test_bad_input_gets_one_line_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    whole = write_mlp(tmp_path / "mlp.onnx").read_bytes()
+    (tmp_path / "text.onnx").write_text("hello")
+    (tmp_path / "cut.onnx").write_bytes(whole[: len(whole) // 2])
+    write_strange(tmp_path / "odd.onnx")
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["profile", "--share", "100", *words]) == 3
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert sum(line.startswith("gpuprof:") for line in said.err.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before

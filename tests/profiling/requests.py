@@ -1,0 +1,22 @@
+"""Requests that are measured in a moment."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpuprof.device import Device
+from gpuprof.onnx_graph import load_graph
+from gpuprof.profiling.job import Job, Limits, Request
+from gpuprof.share import Share
+
+QUICK = Limits(min_time_s=0.05, want_repeats=20, want_time_s=0.2, max_time_s=0.4, hang_s=60.0)
+CPU = Device("cpu-test", "cpu", 1, 1000.0, {}, 1, 1.0, 1)
+
+
+def a_job(path: Path, batch: int = 2, share: float = 100.0, processes: int = 1) -> Job:
+    return Job(load_graph(path, batch), path, Share(share), processes)
+
+
+def a_request(path: Path, run_id: str = "r1", batch: int = 2) -> Request:
+    return Request(run_id, datetime(2026, 1, 2, tzinfo=UTC), CPU, a_job(path, batch), limits=QUICK)
