@@ -24,6 +24,7 @@ VERBS = {
     "zoo": "zoo",
     "db": "db",
     "doctor": "doctor",
+    "calibrate": "calibrate",
 }
 
 

@@ -1,0 +1,174 @@
+"""iGniter's analytical model of co-located inference on a GPU shared by MPS (TPDS'22, section 3).
+
+Times are in milliseconds, frequencies in MHz, powers in watts, data in bytes; a share is a fraction of the GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareCoefficients:
+    """The seven coefficients of a GPU.
+
+    Attributes
+    ----------
+    max_power_w, max_clock_mhz, idle_power_w : float
+        P, F, p_idle.
+    pcie_bytes_per_ms : float
+        B_pcie.
+    alpha_f : float
+        MHz for each watt of demand above the limit; negative.
+    alpha_sch, beta_sch : float
+        Scheduling delay of a kernel in ms, by the number of co-located workloads.
+    share_unit : float
+        r_unit: the smallest step of a share.
+    """
+
+    max_power_w: float
+    max_clock_mhz: float
+    idle_power_w: float
+    pcie_bytes_per_ms: float
+    alpha_f: float
+    alpha_sch: float
+    beta_sch: float
+    share_unit: float = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadCoefficients:
+    """The coefficients of a model on a GPU.
+
+    Attributes
+    ----------
+    load_bytes, feedback_bytes : float
+        d_load, d_feedback: of one request.
+    kernels : int
+        n_k.
+    launch_ms : float
+        k_sch: scheduling delay of a kernel when the model runs alone.
+    active : tuple of 5 floats
+        k_1 … k_5 of equation 11.
+    cache : float
+        α_cache: what a percent of L2 used by others adds to the active time.
+    power, l2 : tuple of (float, float)
+        α and β of the two lines over b / k_act.
+    """
+
+    load_bytes: float
+    feedback_bytes: float
+    kernels: int
+    launch_ms: float
+    active: tuple[float, float, float, float, float]
+    cache: float
+    power: tuple[float, float]
+    l2: tuple[float, float]
+
+    def active_ms(self, batch: float, share: float) -> float:
+        """Return k_act, the GPU's active time alone (equation 11)."""
+        k1, k2, k3, k4, k5 = self.active
+        return (k1 * batch**2 + k2 * batch + k3) / (share + k4) + k5
+
+    def power_w(self, batch: float, share: float) -> float:
+        """Return p, the power above idle alone (section 3.1, unnumbered)."""
+        return max(0.0, self.power[0] * batch / self.active_ms(batch, share) + self.power[1])
+
+    def l2_pct(self, batch: float, share: float) -> float:
+        """Return c, the L2 utilisation alone (section 3.1, unnumbered)."""
+        return max(0.0, self.l2[0] * batch / self.active_ms(batch, share) + self.l2[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A workload on a GPU: its coefficients, batch size and share."""
+
+    workload: WorkloadCoefficients
+    batch: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the model says of one workload.
+
+    Attributes
+    ----------
+    load_ms, gpu_ms, feedback_ms : float
+        The three phases.
+    clock_mhz : float
+    """
+
+    load_ms: float
+    gpu_ms: float
+    feedback_ms: float
+    clock_mhz: float
+    batch: int
+
+    @property
+    def latency_ms(self) -> float:
+        """t_inf (equation 1)."""
+        return self.load_ms + self.gpu_ms + self.feedback_ms
+
+    @property
+    def throughput_rps(self) -> float:
+        """h (equation 2), loading being overlapped."""
+        return 1000.0 * self.batch / (self.gpu_ms + self.feedback_ms)
+
+
+def predict(hardware: HardwareCoefficients, victim: Placed, beside: Sequence[Placed]) -> Predicted:
+    """Return what ``victim`` takes beside any number of others (equations 1 to 10)."""
+    together = [victim, *beside]
+    workload = victim.workload
+    extra = added_launch_ms(hardware, len(together))
+    launching = (workload.launch_ms + extra) * workload.kernels  # 5
+    crowded = sum(other.workload.l2_pct(other.batch, other.share) for other in beside)
+    active = workload.active_ms(victim.batch, victim.share) * (1.0 + workload.cache * crowded)  # 8
+    demand = sum(one.workload.power_w(one.batch, one.share) for one in together) + hardware.idle_power_w  # 10
+    clock = clock_mhz(hardware, demand)
+    return Predicted(
+        load_ms=workload.load_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3
+        gpu_ms=(launching + active) * hardware.max_clock_mhz / clock,  # 4
+        feedback_ms=workload.feedback_bytes * victim.batch / hardware.pcie_bytes_per_ms,  # 3
+        clock_mhz=clock,
+        batch=victim.batch,
+    )
+
+
+def added_launch_ms(hardware: HardwareCoefficients, workloads: int) -> float:
+    """Return Δ_sch, what co-location adds to the scheduling of a kernel (equations 6 and 7)."""
+    return 0.0 if workloads <= 1 else max(0.0, hardware.alpha_sch * workloads + hardware.beta_sch)
+
+
+def clock_mhz(hardware: HardwareCoefficients, demand_w: float) -> float:
+    """Return the frequency under a demand for power (equation 9), at least a tenth of the highest."""
+    over = max(0.0, demand_w - hardware.max_power_w)
+    return max(hardware.max_clock_mhz + hardware.alpha_f * over, 0.1 * hardware.max_clock_mhz)
+
+
+def appropriate_batch(
+    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, rate_rps: float
+) -> int:
+    """Return b_appr, the batch that just meets the rate (equation 17)."""
+    rate, pcie = rate_rps / 1000.0, hardware.pcie_bytes_per_ms
+    batch = slo_ms * rate * pcie / (2.0 * (pcie + rate * workload.load_bytes))
+    return max(1, math.ceil(batch - 1e-9))
+
+
+def lower_bound_share(
+    hardware: HardwareCoefficients, workload: WorkloadCoefficients, slo_ms: float, batch: int
+) -> float | None:
+    """Return r_lower, the least share that meets half of the SLO alone (equation 18).
+
+    None where no share does: the fixed parts alone take longer, or more than the whole GPU would be needed.
+    """
+    k1, k2, k3, k4, k5 = workload.active
+    transfer = (workload.load_bytes + workload.feedback_bytes) * batch / hardware.pcie_bytes_per_ms
+    left = slo_ms / 2.0 - transfer - k5 - workload.launch_ms * workload.kernels
+    if left <= 0.0:
+        return None
+    steps = ((k1 * batch**2 + k2 * batch + k3) / left - k4) / hardware.share_unit
+    share = max(1, math.ceil(steps - 1e-9)) * hardware.share_unit
+    return share if share <= 1.0 + 1e-9 else None

@@ -1,0 +1,127 @@
+"""iGniter's profile of a GPU, read from the kernel database instead of from its own tools' files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter_fit import Configuration, HardwareProfile, WorkloadProfile
+from gpuprof.kernel_db.schema import workload_label
+from gpuprof.kernel_db.store import KernelDb
+
+Row = Mapping[str, Any]
+_NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
+_LEAST_CONFIGURATIONS = 5
+
+
+def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Return the profiles of ``device`` and of every model measured on it in enough configurations.
+
+    What is needed: for each model at least five (the paper: eleven) configurations of batch and share with power,
+    clock, launch delay (``dispatch_ms``), kernels and bytes copied; for one model, one to five copies at once.
+
+    Raises
+    ------
+    InputError
+        Saying what is missing.
+    """
+    models = [dict(row) for row in db.read("models", where={"device": device.name, "processes": 1}).to_pylist()]
+    complete = [row for row in models if all(row[name] is not None for name in _NEEDED)]
+    if not complete:
+        missing = [name for name in _NEEDED if not any(row[name] is not None for row in models)]
+        raise InputError(
+            f"no model was measured on {device.name} with all of iGniter's metrics: "
+            f"{', '.join(missing) or 'never all of them in one row'} missing",
+            "profile on a GPU with nsys, or give iGniter's own profile with --profile",
+        )
+    beside = [dict(row) for row in db.read("colocations", where={"device": device.name}).to_pylist()]
+    pcie = _pcie_bytes_per_ms(db, device)
+    by_model: dict[str, list[Row]] = {}
+    for row in complete:
+        by_model.setdefault(row["model"], []).append(row)
+    workloads = {
+        name: profile
+        for name, rows in by_model.items()
+        if len(rows) >= _LEAST_CONFIGURATIONS and (profile := _workload(rows, beside, pcie)) is not None
+    }
+    return _hardware(device, complete, beside, pcie), workloads
+
+
+def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
+    rows = db.read("devices", columns=["pcie_bytes_per_s"], where={"device": device.name}).to_pylist()
+    known = [row["pcie_bytes_per_s"] for row in rows if row["pcie_bytes_per_s"]]
+    if not known:
+        raise InputError(f"the bandwidth between host and {device.name} was not measured")
+    return float(known[-1]) / 1000.0
+
+
+def _copies(row: Row, beside: list[dict[str, Any]]) -> dict[int, Row]:
+    """Return what was measured of a workload by the number of its copies, itself included."""
+    share = row["sm_share_pct"]
+    label = workload_label(row["model"], row["batch"], share, row["mig_profile"], 1)
+    found: dict[int, Row] = {1: row}
+    for other in beside:
+        same = (other["model"], other["batch"], other["sm_share_pct"]) == (row["model"], row["batch"], share)
+        others = other["beside"].split(" + ")
+        if same and other["latency_mean_ms"] is not None and set(others) == {label}:
+            found[1 + len(others)] = other
+    return found
+
+
+def _hardware(device: Device, rows: list[dict[str, Any]], beside: list[dict[str, Any]], pcie: float) -> HardwareProfile:
+    copies, kernels = max(
+        ((_copies(row, beside), row["kernel_count"]) for row in rows), key=lambda one: len(one[0])
+    )  # fmt: skip
+    counts = range(1, len(copies) + 1)
+    idle = next((row["idle_power_w"] for row in rows if row["idle_power_w"] is not None), None)
+    if len(copies) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
+        raise InputError(
+            f"iGniter's hardware coefficients need one to five copies of a model at once on {device.name}, "
+            f"and its idle power, but there are {len(copies)} copies",
+            "profile one model --beside itself",
+        )
+    return HardwareProfile(
+        device.max_power_w,
+        device.clock_mhz,
+        float(idle),
+        pcie,
+        tuple(float(copies[count]["power_w"]) for count in counts),
+        tuple(float(copies[count]["clock_mhz"]) for count in counts),
+        tuple(float(copies[count]["dispatch_ms"]) / kernels for count in counts),
+    )
+
+
+def _workload(rows: list[Row], beside: list[dict[str, Any]], pcie: float) -> WorkloadProfile | None:
+    """Return the profile of a model, None if it was never measured beside a copy of itself."""
+    pair = next(((row, found[2]) for row in rows if 2 in (found := _copies(row, beside))), None)
+    if pair is None:
+        return None
+    alone, together = pair
+    return WorkloadProfile(
+        load_bytes=alone["h2d_bytes"] / alone["batch"],
+        feedback_bytes=alone["d2h_bytes"] / alone["batch"],
+        kernels=alone["kernel_count"],
+        idle_ms=alone["dispatch_ms"],
+        active_ms=_gpu_ms(alone, alone, pcie) - alone["dispatch_ms"],
+        active_beside_ms=_gpu_ms(together, alone, pcie) - (together["dispatch_ms"] or alone["dispatch_ms"]),
+        clock_beside_mhz=together["clock_mhz"] or alone["clock_mhz"],
+        l2_beside_pct=alone["l2_pct"] or 0.0,
+        configurations=tuple(
+            Configuration(
+                row["batch"],
+                row["sm_share_pct"] / 100.0,
+                _gpu_ms(row, row, pcie),
+                row["power_w"],
+                row["clock_mhz"],
+                row["l2_pct"],
+            )
+            for row in rows
+        ),
+    )
+
+
+def _gpu_ms(row: Row, copied: Row, pcie: float) -> float:
+    """Return the time on the GPU: latency less the transfers."""
+    return float(row["latency_mean_ms"] - (copied["h2d_bytes"] + copied["d2h_bytes"]) / pcie)
