@@ -124,7 +124,7 @@ class BatchOutputs:
 
         if self._spec.outputs[position].datatype == "BYTES":
             return join_strings([str(text).encode(errors="surrogateescape") for text in piece.ravel()])
-        return memoryview(np.ascontiguousarray(piece).reshape(-1).view(np.uint8))
+        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
 
     def _write(
         self, own: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]

@@ -13,7 +13,7 @@ from gpuprof.serving.http_connection import SCRATCH_BYTES, HttpConnection, Recei
 from gpuprof.serving.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
 from gpuprof.serving.infer_request import Asked, read_request
 from gpuprof.serving.infer_response import write_response
-from gpuprof.serving.inference import Inference, OutputTensor, Refusal
+from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.router import Router, deadline_ms
 from gpuprof.serving.served_model import ServedModel
 
@@ -50,7 +50,7 @@ class HttpApi:
 
         Raises
         ------
-        Refusal
+        RefusedError
             404 for an address that there is not, 405 for a method that it does not have.
         """
         key = (head.method, head.target)
@@ -67,7 +67,7 @@ class HttpApi:
 
     def _find(self, head: HttpHead) -> Route:
         if len(head.target) > _MAX_TARGET_BYTES:
-            raise Refusal(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+            raise RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
         path = head.target.split(b"?", 1)[0].decode("latin-1")
         words = [unquote(word) for word in path.strip("/").split("/")]
         method = "GET" if head.method == b"HEAD" else head.method.decode("latin-1")
@@ -88,7 +88,7 @@ class HttpApi:
                 return self._model_route(name, version, rest, method)
             case ["v2", "models", name, *rest]:
                 return self._model_route(name, "", rest, method)
-        raise Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
 
     def _model_route(self, name: str, version: str, rest: list[str], method: str) -> Route:
         model = self.router.find(name, version)
@@ -103,7 +103,7 @@ class HttpApi:
                 return _only("GET", method, _simple(partial(self._statistics, name, version)))
             case ["infer"]:
                 return _only("POST", method, Route(partial(self._infer, model), self._max_body_bytes, in_arena=True))
-        raise Refusal(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
     def _metrics(self, connection: HttpConnection) -> None:
         from gpuprof.serving.metrics import CONTENT_TYPE, render
@@ -152,7 +152,7 @@ class HttpApi:
                 kin=_kin(model, asked),
             )
             model.submit(inference)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             for slot in slots:
                 self.arena.give_back(slot)
             connection.refuse(refusal)
@@ -170,7 +170,7 @@ class HttpApi:
     ) -> None:
         try:
             text, tensors = write_response(model.spec, asked, outputs)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             if slot is not None:
                 self.arena.give_back(slot)
             connection.refuse(refusal)
@@ -199,7 +199,7 @@ def _simple(answer: Answer) -> Route:
     def handle(connection: HttpConnection, head: HttpHead, received: ReceivedBody) -> None:
         try:
             answer(connection)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             connection.refuse(refusal)
 
     return Route(handle)
@@ -207,7 +207,7 @@ def _simple(answer: Answer) -> Route:
 
 def _only(allowed: str, method: str, route: Route) -> Route:
     if method != allowed:
-        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"the method must be {allowed} but got {method[:20]}")
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"the method must be {allowed} but got {method[:20]}")
     return route
 
 

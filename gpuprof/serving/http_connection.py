@@ -28,7 +28,7 @@ from gpuprof.serving.http_message import (
     write_head,
 )
 from gpuprof.serving.infer_request import Body
-from gpuprof.serving.inference import Refusal, bad_request
+from gpuprof.serving.inference import RefusedError, bad_request
 from gpuprof.serving.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
@@ -73,14 +73,18 @@ class Site(Protocol):
     arena: Arena
     scratch: bytearray
     connections: set[HttpConnection]
-    draining: bool
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are to be closed after their answer."""
+        ...
 
     def route(self, head: HttpHead) -> Route:
         """Return what answers this request.
 
         Raises
         ------
-        Refusal
+        RefusedError
             404, 405, …
         """
         ...
@@ -95,7 +99,7 @@ class _Incoming:
     arrived: float
     length: int
     json_bytes: int
-    refusal: Refusal | None = None
+    refusal: RefusedError | None = None
     slot: Slot | None = None
     start: int = 0
     received: int = 0
@@ -227,7 +231,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Answer with a JSON document."""
         self.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
 
-    def refuse(self, refusal: Refusal) -> None:
+    def refuse(self, refusal: RefusedError) -> None:
         """Answer with an error."""
         extra = b""
         if refusal.retry_after_s is not None:
@@ -273,7 +277,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             stop = buffer.find(b"\r\n\r\n", position, end)
             if stop < 0:
                 if end - position > _MAX_HEAD_BYTES:
-                    self._reject(Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
+                    self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
                 break
             stop += 4
             self._begin(bytes(memoryview(buffer)[position:stop]))
@@ -285,14 +289,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.touched = time.monotonic()
         try:
             head = read_head(text)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._reject(refusal)
             return
         self._keep_alive = head.keep_alive and not head.chunked
         incoming = self._incoming = _Incoming(head, _DISCARD, self.touched, head.length or 0, 0)
         try:
             self._prepare(incoming, text)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             # A body that is not much too large is read, so that the connection can go on.
             if head.chunked or incoming.length > _MAX_DISCARDED_BYTES or b"expect" in head.headers:
                 self._reject(refusal)
@@ -307,7 +311,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         head = incoming.head
         incoming.route = self._site.route(head)
         if head.headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
         if head.chunked:
             body = ChunkedBody(incoming.route.max_body)
             incoming.chunks = (chunk_parser(text, body), body)
@@ -322,7 +326,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Take memory for a large body, placed so that the first tensor in it is aligned."""
         slot = self._site.arena.take(incoming.length + ALIGNMENT)
         if slot is None:
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, "the server has no memory left for this request", 1.0)
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the server has no memory left for this request", 1.0)
         incoming.slot = slot
         incoming.start = slot.offset + -incoming.json_bytes % ALIGNMENT
         incoming.view = self._site.arena.view(incoming.start, incoming.length)
@@ -346,18 +350,18 @@ class HttpConnection(asyncio.BufferedProtocol):
         parser, body = incoming.chunks
         try:
             parser.feed_data(data)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             self._reject(refusal)
         except httptools.HttpParserError as error:
             cause = error.__context__
-            self._reject(cause if isinstance(cause, Refusal) else bad_request(f"not HTTP: {error}"))
+            self._reject(cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}"))
         else:
             if body.is_whole:
                 incoming.data = body.data
                 incoming.length = len(body.data)
                 try:
                     incoming.json_bytes = _json_length(incoming.head, incoming.length)
-                except Refusal as refusal:
+                except RefusedError as refusal:
                     incoming.refusal = refusal
                 self._dispatch(incoming)
         return 0
@@ -382,7 +386,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._site.arena.give_back(slot)
         self._unsent = []
 
-    def _reject(self, refusal: Refusal) -> None:
+    def _reject(self, refusal: RefusedError) -> None:
         """Answer before the request was read, and close: what follows cannot be told apart from a request."""
         incoming = self._incoming
         if incoming is not None and incoming.slot is not None:

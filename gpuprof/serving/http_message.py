@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 import httptools
 
-from gpuprof.serving.inference import Refusal, bad_request
+from gpuprof.serving.inference import RefusedError, bad_request
 
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
@@ -68,7 +68,7 @@ def read_head(text: bytes) -> HttpHead:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when it is no HTTP.
     """
     head = HttpHead()
@@ -105,9 +105,9 @@ def chunk_parser(text: bytes, body: ChunkedBody) -> httptools.HttpRequestParser:
     return parser
 
 
-def too_large(limit: int) -> Refusal:
+def too_large(limit: int) -> RefusedError:
     """Return the refusal of a body of more than ``limit`` bytes."""
-    return Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")
+    return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")
 
 
 def write_head(status: int, content_type: bytes, length: int, keep_alive: bool, extra: bytes = b"") -> bytes:

@@ -69,7 +69,7 @@ def read_request(spec: ModelSpec, body: Body) -> Asked:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, saying what is wrong.
     """
     try:
@@ -98,7 +98,7 @@ def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when they do not, or are none, or more than a batch holds.
     """
     if not spec.max_batch:
@@ -117,7 +117,7 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str 
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when they are not.
     """
     if datatype != tensor.datatype:
@@ -194,7 +194,7 @@ def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when one is not of the tensor's type.
     """
     try:
@@ -208,7 +208,7 @@ def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when it is not.
     """
     if tensor.datatype == "BYTES":

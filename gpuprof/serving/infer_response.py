@@ -19,7 +19,7 @@ def write_response(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, when an output that JSON cannot carry was asked for in JSON.
     """
     if asked.outputs is not None:

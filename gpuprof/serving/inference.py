@@ -10,7 +10,7 @@ from gpuprof.serving.arena import Arena, Slot
 from gpuprof.serving.wire import Buffer
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """The server does not answer a request, and says why.
 
     Parameters
@@ -28,9 +28,9 @@ class Refusal(Exception):
         self.retry_after_s = retry_after_s
 
 
-def bad_request(message: str) -> Refusal:
+def bad_request(message: str) -> RefusedError:
     """Return the refusal of a request that is wrong in itself."""
-    return Refusal(HTTPStatus.BAD_REQUEST, message)
+    return RefusedError(HTTPStatus.BAD_REQUEST, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Inference:
     arrived: float
     deadline_ms: float
     on_done: Callable[[Inference, list[OutputTensor], Slot | None], None]
-    on_refused: Callable[[Inference, Refusal], None]
+    on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0
     slots: list[Slot] = field(default_factory=list)
     attempts: int = 0

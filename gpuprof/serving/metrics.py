@@ -40,7 +40,7 @@ class RouterCollector(Collector):
 
 def render(router: Router) -> bytes:
     """Return the figures in Prometheus' text format."""
-    return generate_latest(RouterCollector(router))  # type: ignore[arg-type]
+    return generate_latest(RouterCollector(router))
 
 
 def _requests(models: list[ServedModel]) -> Metric:

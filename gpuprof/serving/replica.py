@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gpuprof.batching import batch_size_now, wait_limit_ms
 from gpuprof.routing import ReplicaLoad
-from gpuprof.serving.inference import Inference, Refusal, bad_request
+from gpuprof.serving.inference import Inference, RefusedError, bad_request
 from gpuprof.serving.latency_table import LatencyTable
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.statistics import ModelStatistics
@@ -55,7 +55,7 @@ class ReplicaOwner(Protocol):
         """Take an answered inference; its outputs are those at ``position``."""
         ...
 
-    def refuse(self, inference: Inference, refusal: Refusal) -> None:
+    def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Take an accepted inference that cannot be answered."""
         ...
 
@@ -238,7 +238,7 @@ class Replica:
         for inference in lost:
             if inference.attempts >= MAX_ATTEMPTS:
                 message = f"{inference.attempts} workers ended while they ran this request"
-                self._owner.refuse(inference, Refusal(HTTPStatus.INTERNAL_SERVER_ERROR, message))
+                self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
             else:
                 inference.alone = inference.attempts > 1
                 again.append(inference)

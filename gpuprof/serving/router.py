@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.infer_request import Asked
-from gpuprof.serving.inference import Refusal, bad_request
+from gpuprof.serving.inference import RefusedError, bad_request
 from gpuprof.serving.served_model import ServedModel
 
 
@@ -32,7 +32,7 @@ class Router:
 
         Raises
         ------
-        Refusal
+        RefusedError
             404.
         """
         versions = self.models.get(name)
@@ -41,12 +41,14 @@ class Router:
 
             near = difflib.get_close_matches(name, list(self.models), n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
-            raise Refusal(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
         if not version:
             return versions[max(versions, key=_version_order)]
         if version not in versions:
             known = ", ".join(sorted(versions, key=_version_order))
-            raise Refusal(HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})")
+            raise RefusedError(
+                HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})"
+            )
         return versions[version]
 
     def all(self) -> list[ServedModel]:
@@ -69,7 +71,7 @@ def deadline_ms(model: ServedModel, asked: Asked) -> float:
 
     Raises
     ------
-    Refusal
+    RefusedError
         400, for a priority that there is not.
     """
     if asked.priority > _LOWEST_PRIORITY:

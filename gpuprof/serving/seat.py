@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import logging
+import time
 from collections.abc import Callable
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError

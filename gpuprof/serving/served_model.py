@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from gpuprof.routing import RoutingRule, expected_finish_ms, is_hopeless
 from gpuprof.serving.arena import Arena
-from gpuprof.serving.inference import Inference, Refusal
+from gpuprof.serving.inference import Inference, RefusedError
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.statistics import ModelStatistics
@@ -64,14 +64,14 @@ class ServedModel:
 
         Raises
         ------
-        Refusal
+        RefusedError
             503, when it could not be answered in time.
         """
         now = time.monotonic()
         alive = [replica for replica in self.replicas if replica.is_alive]
         if not alive:
             self.statistics.refused += 1
-            raise Refusal(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
         loads = [replica.load(now) for replica in alive]
         chosen = self._rule.choose(loads)
         finish_ms = expected_finish_ms(loads[chosen])
@@ -113,7 +113,7 @@ class ServedModel:
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
 
-    def refuse(self, inference: Inference, refusal: Refusal) -> None:
+    def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Count an accepted request that cannot be answered, and say so to whoever waits for it."""
         self.statistics.failed += 1
         self.statistics.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
@@ -134,7 +134,7 @@ class ServedModel:
             inference.output_slot = None
 
 
-def overloaded(model: str, late_ms: float) -> Refusal:
+def overloaded(model: str, late_ms: float) -> RefusedError:
     """Return the refusal of a request that would be ``late_ms`` too late."""
     message = f"model {model!r} is overloaded: the answer would be {late_ms:.0f} ms too late"
-    return Refusal(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0))
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0))

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
@@ -168,7 +169,8 @@ class Server:
         ]
         all_ready = asyncio.gather(*tasks)
         stopped = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({all_ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {all_ready, stopped}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if all_ready.done():
             all_ready.result()

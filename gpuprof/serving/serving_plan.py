@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Replica
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.replica import ReplicaPlan
@@ -51,7 +51,7 @@ def plan_workers(
     planned: list[PlannedReplica] = []
     counts: dict[str, int] = {}
     for gpu in chosen.gpus:
-        for partition, replica, part in _cpu_shares(gpu):
+        for replica, part in _cpu_shares(gpu):
             number = counts.get(replica.model, 0)
             counts[replica.model] = number + 1
             path = model_path(deployment, replica.model, base)
@@ -99,15 +99,15 @@ def _node(deployment: DeploymentMap, name: str | None) -> Node:
     return next(iter(nodes.values()))
 
 
-def _cpu_shares(gpu: Gpu) -> list[tuple[Partition, Replica, CpuSlice]]:
+def _cpu_shares(gpu: Gpu) -> list[tuple[Replica, CpuSlice]]:
     """Return each replica of a CPU with its part of this machine's cores."""
     if not gpu.device.startswith(_CPU_PREFIX):
         raise UnavailableError(f"the map uses {gpu.device}, which this machine does not have", "see gpuprof doctor")
     if gpu.index:
         raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
-    placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
-    slices = plan_slices([replica.sm_share_pct for _, replica in placed], own_cores())
-    return [(partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True)]
+    placed = [replica for partition in gpu.partitions for replica in partition.replicas]
+    slices = plan_slices([replica.sm_share_pct for replica in placed], own_cores())
+    return list(zip(placed, slices, strict=True))
 
 
 def _order(replica: Replica, path: str, part: CpuSlice, group: str) -> WorkerOrder:

@@ -1,0 +1,179 @@
+"""``gpuprof load``: send traffic to a server and compare what comes back with what was predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    number,
+    percent,
+    print_json,
+    print_rows,
+    say,
+)
+from gpuprof.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.serving.load import LoadOutcome, LoadSettings, Stream
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("rate_rps", "sent/s", number()),
+    Column("goodput_rps", "goodput/s", number()),
+    Column("predicted_goodput_rps", "predicted", number()),
+    Column("goodput_rps_error", "error", percent),
+    Column("p50_ms", "p50 ms", number()),
+    Column("predicted_p50_ms", "predicted", number()),
+    Column("p50_ms_error", "error", percent),
+    Column("p95_ms", "p95 ms", number()),
+    Column("predicted_p95_ms", "predicted", number()),
+    Column("p95_ms_error", "error", percent),
+    Column("p99_ms", "p99 ms", number()),
+    Column("predicted_p99_ms", "predicted", number()),
+    Column("p99_ms_error", "error", percent),
+    Column("slo_ms", "SLO ms", number()),
+)
+_STAGE_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("router_ms", "network and router ms", number(2)),
+    Column("queue_ms", "queue ms", number(2)),
+    Column("gather_ms", "gather ms", number(2)),
+    Column("infer_ms", "model ms", number(2)),
+    Column("scatter_ms", "scatter ms", number(2)),
+    Column("batches", "batches by size", lambda value: _histogram(value)),
+)
+
+
+def load(
+    target: Annotated[
+        str, typer.Argument(help="Address of the server, or the map that it serves at the usual one.")
+    ] = ("map.json"),
+    duration: Annotated[float, typer.Option(help="Seconds that count.", min=0.1)] = 20.0,
+    map_file: Annotated[Path | None, typer.Option("--map", help="Deployment map: rates, SLOs, predictions.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, instead of the map's.")] = None,
+    rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0,
+    arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.")] = "poisson",
+    scv: Annotated[float, typer.Option(help="Burstiness of gamma; Poisson is 1.", min=0.01)] = 4.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before those that count.", min=0.0)] = 2.0,
+    clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
+    from gpuprof.serving.load import LoadSettings, run_load
+    from gpuprof.serving.load_target import Target
+
+    chosen = chosen_format(as_json, as_csv)
+    map_path, address = _where(target, map_file)
+    deployment = _read(map_path)
+    streams = _streams(deployment, map_path, rate or [], rate_scale)
+    settings = LoadSettings(duration, warmup, seed, arrivals, scv, clients)
+    say(f"sending {_named(streams)} to {address} for {warmup:g} + {duration:g} s")
+    outcome = run_load(Target.parse(address), streams, settings)
+    _show(_rows(outcome, deployment, streams, settings), outcome, chosen)
+
+
+def _where(target: str, map_file: Path | None) -> tuple[Path | None, str]:
+    """Return the map and the address of the server."""
+    if target.endswith(".json") or Path(target).is_file():
+        if map_file is not None:
+            raise InputError(f"two maps are given: {target} and {map_file}")
+        return Path(target), DEFAULT_URL
+    return map_file, target
+
+
+def _read(path: Path | None) -> DeploymentMap | None:
+    from gpuprof.deployment import read_map
+
+    return None if path is None else read_map(path)
+
+
+def _streams(deployment: DeploymentMap | None, path: Path | None, rates: list[str], scale: float) -> list[Stream]:
+    from gpuprof.serving.load import Stream
+
+    given = dict(_rate(text) for text in rates)
+    if deployment is None:
+        if not given:
+            raise InputError("nothing says what to send", "give --map map.json, or --rate MODEL=REQUESTS_PER_S")
+        return [Stream(model, scale * rate, float("inf")) for model, rate in given.items()]
+    if unknown := [model for model in given if model not in deployment.models]:
+        raise unknown_name("model", unknown[0], list(deployment.models))
+    assert path is not None
+    placed = {replica.model for _, _, _, replica in deployment.places()}
+    return [
+        Stream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, path.absolute().parent))
+        for name, asked in deployment.models.items()
+        if name in placed
+    ]
+
+
+def _file(path: str | None, base: Path) -> str | None:
+    if path is None:
+        return None
+    return next((str(file) for file in (base / path, Path(path)) if file.is_file()), None)
+
+
+def _rate(text: str) -> tuple[str, float]:
+    model, _, value = text.rpartition("=")
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if not model or not 0.0 < rate < 1e7:
+        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return model, rate
+
+
+def _rows(
+    outcome: LoadOutcome, deployment: DeploymentMap | None, streams: list[Stream], settings: LoadSettings
+) -> list[dict[str, object]]:
+    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.serving.load_prediction import predict
+    from gpuprof.serving.load_report import report_row
+
+    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
+    queue = BatchQueue()
+    return [
+        report_row(
+            result,
+            None if deployment is None else predict(deployment, result.model, stream.rate_rps, queue, scv),
+        )
+        for result, stream in zip(outcome.results, streams, strict=True)
+    ]
+
+
+def _show(rows: list[dict[str, object]], outcome: LoadOutcome, chosen: Format) -> None:
+    if chosen is Format.JSON:
+        print_json([{**row, "stages": stages} for row, stages in zip(rows, outcome.stages, strict=True)])
+    else:
+        print_rows(rows, _COLUMNS, chosen)
+        if chosen is Format.TABLE:
+            print_rows(outcome.stages, _STAGE_COLUMNS, chosen)
+    for result in outcome.results:
+        if result.refused or result.failed or result.lost:
+            said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
+            say(f"{result.model}: of {result.sent} requests {said}")
+        if result.client_is_limit:
+            say(f"{result.model}: the client sent late (p99 {result.lag_p99_ms:.1f} ms): it is part of these latencies")
+
+
+def _named(streams: list[Stream]) -> str:
+    return ", ".join(f"{stream.model} {stream.rate_rps:.4g}/s" for stream in streams)
+
+
+def _histogram(value: object) -> str:
+    if not isinstance(value, dict):
+        return str(value)
+    total = sum(value.values())
+    return " ".join(f"{size}:{100 * count / total:.0f}%" for size, count in sorted(value.items()))
