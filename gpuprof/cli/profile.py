@@ -24,6 +24,8 @@ from gpuprof.errors import UnavailableError, UnstableError
 if TYPE_CHECKING:
     from gpuprof.profiling.campaign import Campaign, Cell, Outcome
 
+#: Below the database: copies of models with a fixed batch that take any.
+MODELS = ".models"
 _COLUMNS = (
     Column("model", "model", right=False),
     Column("batch", "batch"),
@@ -70,9 +72,11 @@ def profile(
 
     chosen = chosen_format(as_json, as_csv)
     device = local_cpu()
+    batches = planning.parse_batches(batch)
+    named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
     cells = planning.plan_cells(
-        planning.parse_models(models),
-        planning.parse_batches(batch),
+        named,
+        batches,
         planning.parse_shares(share, device),
         planning.parse_batches(processes),
         [planning.parse_neighbour(text, device) for text in beside or ()],

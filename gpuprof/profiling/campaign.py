@@ -86,7 +86,9 @@ class Campaign:
         self.force = force
         self.limits = limits
 
-    def run(self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None) -> Generator[Outcome, None, None]:
+    def run(
+        self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
+    ) -> Generator[Outcome, None, None]:
         """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
 
         A cell is left alone when a run of it is there with this collector and these versions, unless that run was

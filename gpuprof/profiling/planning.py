@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError
+from gpuprof.onnx_batch import ensure_dynamic_batch
 from gpuprof.onnx_graph import load_graph
 from gpuprof.profiling.campaign import Cell
 from gpuprof.profiling.job import Job
@@ -74,6 +75,27 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
                 f"{other.path} and {model.path} are both called {model.name}", f"name one: other={model.path}"
             )
     return tuple(models)
+
+
+def freed(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
+    """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
+
+    Parameters
+    ----------
+    directory : Path
+        Where copies are kept.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be read, or its batch cannot be freed, naming the node.
+    """
+    try:
+        for batch in batches:
+            load_graph(model.path, batch, model.name)
+    except InputError:
+        return NamedModel(model.name, ensure_dynamic_batch(model.path, directory))
+    return model
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper, save
 OPSET = [helper.make_opsetid("", 17)]
 
 
-def write_mlp(path: Path, width: int = 64, layers: int = 2) -> Path:
+def write_mlp(path: Path, width: int = 64, layers: int = 2, batch: int | str = "n") -> Path:
     """MatMul, Add and Relu, ``layers`` times."""
     nodes, weights = [], []
     draw = np.random.default_rng(0)
@@ -22,7 +22,7 @@ def write_mlp(path: Path, width: int = 64, layers: int = 2) -> Path:
         nodes.append(helper.make_node("Add", [f"m{layer}", f"b{layer}"], [f"a{layer}"], f"add{layer}"))
         nodes.append(helper.make_node("Relu", [f"a{layer}"], [f"r{layer}"], f"relu{layer}"))
         name = f"r{layer}"
-    return _save(path, nodes, weights, name, width)
+    return _save(path, nodes, weights, name, [batch, width])
 
 
 def write_convs(path: Path, side: int = 16, channels: int = 16) -> Path:
@@ -57,9 +57,9 @@ def write_strange(path: Path) -> Path:
     return path
 
 
-def _save(path: Path, nodes: list[NodeProto], weights: list[TensorProto], output: str, width: int) -> Path:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", width])
-    y = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["n", width])
+def _save(path: Path, nodes: list[NodeProto], weights: list[TensorProto], output: str, shape: list[int | str]) -> Path:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    y = helper.make_tensor_value_info(output, TensorProto.FLOAT, shape)
     graph = helper.make_graph(nodes, path.stem, [x], [y], weights)
     save(helper.make_model(graph, opset_imports=OPSET, ir_version=8), str(path))
     return path

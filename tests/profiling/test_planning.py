@@ -6,7 +6,7 @@ import pytest
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError
-from gpuprof.profiling.planning import parse_batches, parse_models, parse_neighbour, parse_shares, plan_cells
+from gpuprof.profiling.planning import freed, parse_batches, parse_models, parse_neighbour, parse_shares, plan_cells
 from gpuprof.share import Share
 from tests.profiling.models import write_mlp
 
@@ -66,3 +66,12 @@ def test_neighbours_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     a = write_mlp(tmp_path / "a.onnx")
     with pytest.raises(InputError, match="leave no room"):
         plan_cells(parse_models([str(a)]), (1,), (Share(100.0),), neighbours=[parse_neighbour(str(a), CPU)])
+
+
+def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> None:
+    (model,) = parse_models([str(write_mlp(tmp_path / "a.onnx", batch=1))])
+    assert freed(model, (1,), tmp_path / "copies") == model
+    copy = freed(model, (1, 4), tmp_path / "copies")
+    assert copy.name == "a"
+    assert copy.path.is_relative_to(tmp_path / "copies")
+    assert copy.job(4, Share()).graph.inputs[0].shape == (4, 64)
