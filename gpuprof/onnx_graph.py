@@ -12,9 +12,10 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 from gpuprof.errors import InputError
 from gpuprof.model import ModelGraph, Op, Tensor
 from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims
-from gpuprof.onnx_file import dtype_name, read_onnx
+from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
 from gpuprof.onnx_nodes import captured, used_names
 from gpuprof.onnx_shapes import Shapes
+from gpuprof.onnx_values import Array
 from gpuprof.op_costs import cost_of
 
 _MOST_GRAPHS = 256
@@ -51,17 +52,39 @@ def load_graph(
     return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
 
 
-@lru_cache(maxsize=_MOST_GRAPHS)
-def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str, int], ...]) -> ModelGraph:
-    file = read_onnx(path)
-    graph, model = file.model.graph, path.name
+def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
+    """Return the nodes behind the ops of `load_graph`, in their order, and the small values known before it runs.
+
+    Raises
+    ------
+    InputError
+        As `load_graph`.
+    """
+    file = read_onnx(Path(path))
+    _, _, shapes, nodes = _walk(file, batch, {})
+    return tuple(nodes), shapes.values
+
+
+def _walk(
+    file: OnnxFile, batch: int, dims: dict[str, int]
+) -> tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]:
+    """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
+    graph, model = file.model.graph, file.path.name
     free = [info for info in graph.input if info.name not in file.weights]
-    inputs, names = bind_inputs(free, batch, dict(dims), model)
+    inputs, names = bind_inputs(free, batch, dims, model)
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     shapes = Shapes(inputs | file.weights, file.weights, _declared(graph, names), opsets, used_names(graph), model)
     for tensor in graph.initializer:
         shapes.add_value(tensor)
-    ops = [node for node in graph.node if not shapes.add(node)]
+    return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
+
+
+@lru_cache(maxsize=_MOST_GRAPHS)
+def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str, int], ...]) -> ModelGraph:
+    file = read_onnx(path)
+    graph, model = file.model.graph, path.name
+    inputs, names, shapes, ops = _walk(file, batch, dict(dims))
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     return ModelGraph(
         name=name,
         batch=batch,
