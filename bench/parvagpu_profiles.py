@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from gpuprof.demand import Demand, Slo
@@ -40,12 +41,18 @@ class ProfileTable:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured."""
-        return tuple(sorted({w.batch for w in self.latency_ms if w.model == model and w.share == share}))
+        return self._index[model].get(share, ())
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the instances measured."""
-        found = {workload.share for workload in self.latency_ms if workload.model == model}
-        return tuple(sorted(found, key=device.fraction))
+        return tuple(sorted(self._index[model], key=device.fraction))
+
+    @cached_property
+    def _index(self) -> dict[str, dict[Share, tuple[int, ...]]]:
+        sizes: dict[str, dict[Share, set[int]]] = {}
+        for workload in self.latency_ms:
+            sizes.setdefault(workload.model, {}).setdefault(workload.share, set()).add(workload.batch)
+        return {m: {share: tuple(sorted(found)) for share, found in shares.items()} for m, shares in sizes.items()}
 
 
 def read_profiles(directory: Path, copies: int = 1) -> ProfileTable:

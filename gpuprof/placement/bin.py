@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from gpuprof.device import Device, MigProfile
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
@@ -31,6 +31,10 @@ class Bin:
         if replica.share.mig is None:
             return self._add_shared(replica, segments)
         return self._add_instance(replica)
+
+    def add_instance(self, replica: PlacedReplica, start: int) -> None:
+        """Put a replica into an instance of its own at ``start``, which the caller knows to be free."""
+        self.partitions.append(PlacedPartition((replica,), replica.share.mig, start))
 
     @property
     def is_empty(self) -> bool:
@@ -90,8 +94,3 @@ class Bin:
                 theirs = set(range(slot, slot + other.memory_slices))
                 count += not theirs & taken and bool(theirs & ours)
         return count
-
-
-def with_rate(replica: PlacedReplica, rate_rps: float) -> PlacedReplica:
-    """Return ``replica`` planned for another rate."""
-    return replace(replica, rate_rps=rate_rps)

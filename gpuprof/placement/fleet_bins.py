@@ -36,6 +36,14 @@ class FleetBins:
         self._open(fresh)
         return True
 
+    def open(self, device: str) -> Bin | None:
+        """Return a new empty device of this kind, None when there is none left."""
+        if self._left[device] == 0:
+            return None
+        fresh = Bin(self._devices[device])
+        self._open(fresh)
+        return fresh
+
     def placed(self) -> tuple[PlacedGpu, ...]:
         """Return the devices that hold something, kinds in the fleet's order."""
         order = list(self._devices)

@@ -15,10 +15,11 @@ from gpuprof.plugins import load_plugin, plugin_names
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
     "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
+    "optimal": "gpuprof.placement.optimal:Optimal",
     "parvagpu": "gpuprof.placement.parvagpu:ParvaGpu",
 }
 
-DEFAULT = "ffd"
+DEFAULT = "optimal"
 
 
 class Policy(Protocol):

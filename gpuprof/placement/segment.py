@@ -147,8 +147,9 @@ class Segments:
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
 
-        Of segments within 1% of each other the one of shortest tail is taken; of those within 2%, that of fewest
-        processes and smallest batch, which needs less memory. Shares under which nothing meets the SLO are absent.
+        Of equal ones (which serve all that is asked for) the one of shortest tail is taken; of tails within 2%, that
+        of fewest processes and smallest batch, which needs less memory. Shares under which nothing meets the SLO are
+        absent.
         """
         key = (demand.model, device.name)
         if key not in self._best:
@@ -213,7 +214,7 @@ class Segments:
     def _best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         best: Segment | None = None
         for workload in sorted(self.workloads(demand.model, device, share), key=lambda w: (-w.batch, -w.processes)):
-            if best is not None and self._throughput_rps(device, workload) < best.capacity_rps * 0.99:
+            if best is not None and self._throughput_rps(device, workload) < best.capacity_rps:
                 continue  # even batches that are always full could not reach the best
             segment = self.make(demand, device, workload)
             if segment is None:
@@ -263,6 +264,6 @@ class Segments:
 
 def _better(segment: Segment, best: Segment) -> bool:
     """Whether a segment of smaller batch or fewer processes is to be preferred to the best so far."""
-    if segment.capacity_rps > best.capacity_rps * 1.01:
-        return True
-    return segment.capacity_rps >= best.capacity_rps * 0.99 and segment.tail_ms <= best.tail_ms * 1.02
+    if segment.capacity_rps != best.capacity_rps:
+        return segment.capacity_rps > best.capacity_rps
+    return segment.tail_ms <= best.tail_ms * 1.02

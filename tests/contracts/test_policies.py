@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.policies import Policy
 
@@ -29,3 +30,21 @@ class TestParvaGpu(PolicyContract):
 class TestParvaGpuSingleUnoptimized(TestParvaGpu):
     def policy(self) -> Policy:
         return ParvaGpu(single=True, unoptimized=True)
+
+
+class TestOptimal(PolicyContract):
+    def policy(self) -> Policy:
+        return Optimal()
+
+
+class TestOptimalOnSlicedDevices(TestOptimal):
+    fleet = ((sliced_device(), None),)
+
+
+class TestOptimalOnTwoKinds(TestOptimal):
+    fleet = ((sliced_device(), None), (plain_device(), None))
+
+
+class TestFairOptimal(TestOptimal):
+    def policy(self) -> Policy:
+        return Optimal(fair=True)

@@ -45,8 +45,8 @@ def test_demand_matching_takes_the_efficient_size_and_the_smallest_for_the_rest(
 
 
 def test_fragmented_gpus_are_broken_up_into_the_gaps_before_them() -> None:
-    # of five GPUs with four slices each, the fifth needs five segments of one slice and leaves a surplus, with which the
-    # fourth needs four: nine in the gaps of the other three
+    # of five GPUs with four slices each, the fifth needs five segments of one slice and leaves a surplus, with which
+    # the fourth needs four: nine in the gaps of the other three
     unoptimized, _ = solved(ParvaGpu(unoptimized=True), inception(5 * 1810.0, 60.0))
     optimized, _ = solved(ParvaGpu(), inception(5 * 1810.0, 60.0))
     assert (len(unoptimized.gpus), len(optimized.gpus)) == (5, 3)
