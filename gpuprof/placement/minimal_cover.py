@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 def minimal_covers(
-    rate: float, capacities: Sequence[float], most_parts: int | None = None, limit: int = 2_000
+    rate: float, capacities: Sequence[float], most_parts: int | None = None, limit: int = 500
 ) -> list[tuple[int, ...]] | None:
     """Return how often each capacity is taken in every cover that no segment can be left out of.
 
