@@ -124,11 +124,33 @@ def _softmax(call: OpCall) -> int:
 
 
 def _pool(each_tap: int, after: int) -> _Formula:
+    """Return a formula for windows of which only what lies on the data counts."""
+
     def count(call: OpCall) -> int:
-        taps = prod(call.wholes("kernel_shape"))
-        return call.y.elements * (each_tap * taps - 1 + after)
+        outside = prod(call.y.shape[:2])
+        taps = outside * prod(_taps(call, axis) for axis in range(len(call.y.shape) - 2))
+        return each_tap * taps + (after - 1) * call.y.elements
 
     return count
+
+
+def _taps(call: OpCall, axis: int) -> int:
+    """Return how many elements all windows along one spatial axis touch."""
+    size, outputs = call.x.shape[axis + 2], call.y.shape[axis + 2]
+    kernel = call.wholes("kernel_shape")[axis]
+    stride = (call.wholes("strides") or (1,) * (axis + 1))[axis]
+    dilation = (call.wholes("dilations") or (1,) * (axis + 1))[axis]
+    before = (call.wholes("pads") or (0,) * (axis + 1))[axis]
+    if call.text("auto_pad", "NOTSET").startswith("SAME"):
+        missing = max(0, (outputs - 1) * stride + (kernel - 1) * dilation + 1 - size)
+        before = (missing + call.text("auto_pad", "").endswith("LOWER")) // 2
+    total = 0
+    for i in range(outputs):
+        start = i * stride - before
+        first = max(0, -(start // dilation)) if start < 0 else 0
+        last = min(kernel - 1, (size - 1 - start) // dilation)
+        total += max(0, last - first + 1)
+    return total
 
 
 def _batch_norm(call: OpCall) -> int:

@@ -44,6 +44,13 @@ def _light(name: str, stem: str, parameters: int, data: str = "data_0") -> Archi
     return Architecture(name, ONNX, stem, parameters, _IMAGE.format(data))
 
 
+def _export(name: str, parameters: int, data: str) -> Architecture:
+    return Architecture(name, TRANSFORMERS, name, parameters, data, "export")
+
+
+_PIXELS = _IMAGE.format("pixel_values")
+_TOKENS = "input_ids, attention_mask [batch, 128]"
+
 _ALL = (
     _light("alexnet", "bvlc_alexnet", 60_965_224),
     _light("densenet121", "densenet121", 8_146_152),
@@ -54,6 +61,16 @@ _ALL = (
     _light("squeezenet", "squeezenet", 1_235_496),
     _light("vgg19", "vgg19", 143_667_240),
     _light("zfnet512", "zfnet512", 87_250_536, "gpu_0/data_0"),
+    _export("bert_base", 109_104_194, _TOKENS),
+    _export("gpt2", 124_338_434, _TOKENS),
+    _export("t5_small", 60_500_000, f"decoder_input_ids, {_TOKENS}"),
+    _export("bloom_560m", 559_214_592, _TOKENS),
+    _export("xlnet_base", 116_718_336, _TOKENS),
+    _export("vit_base", 86_483_025, _PIXELS),
+    _export("resnet18", 11_684_712, _PIXELS),
+    _export("resnet101", 44_496_488, _PIXELS),
+    _export("mobilenet_v2", 3_486_824, _PIXELS),
+    _export("efficientnet_b7", 66_118_400, "pixel_values [batch, 3, 600, 600]"),
 )
 
 #: Every architecture by its name.

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 
 import onnx
-from onnx import ModelProto
 
 from gpuprof.errors import InputError
-from gpuprof.onnx_file import LARGEST_FILE_BYTES
-from gpuprof.zoo.architecture import Architecture
-from gpuprof.zoo.light import build_light
+from gpuprof.zoo.architecture import ONNX, Architecture
 
 
 def build(architecture: Architecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
@@ -42,38 +38,38 @@ def build(architecture: Architecture, output: Path, batch: int | None = None, se
         raise InputError(f"the seed must be at least 0 but is {seed}")
     if not output.parent.is_dir():
         raise InputError(f"cannot write {output}: {output.parent} is not a directory", "create it first")
-    model = build_light(architecture.stem, seed)
-    if batch is not None:
-        fix_batch(model, batch)
-    save_model(model, output)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory:
+            whole = Path(directory) / output.name
+            _write(architecture, whole, seed)
+            if batch is not None:
+                _fix_batch(whole, batch)
+            data = whole.with_name(f"{whole.name}.data")
+            if data.exists():
+                data.replace(output.with_name(data.name))
+            whole.replace(output)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
     return output
 
 
-def fix_batch(model: ModelProto, batch: int) -> None:
+def _write(architecture: Architecture, output: Path, seed: int) -> None:
+    if architecture.origin == ONNX:
+        from gpuprof.zoo.light import build_light
+
+        onnx.save(build_light(architecture.stem, seed), output)
+    else:
+        from gpuprof.zoo.exports import export
+
+        export(architecture.stem, output, seed)
+
+
+def _fix_batch(path: Path, batch: int) -> None:
     """Set the dimensions called ``batch`` of the inputs and outputs."""
+    model = onnx.load(path, load_external_data=False)
     for info in (*model.graph.input, *model.graph.output):
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param == "batch":
                 dim.dim_value = batch
     del model.graph.value_info[:]
-
-
-def save_model(model: ModelProto, output: Path) -> None:
-    """Write ``model`` beside its place first and rename it when it is whole.
-
-    Raises
-    ------
-    InputError
-        If the directory cannot be written.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory:
-            whole = Path(directory) / output.name
-            data = f"{output.name}.data"
-            external = model.ByteSize() >= LARGEST_FILE_BYTES - 2**20
-            onnx.save(model, whole, save_as_external_data=external, location=data if external else None)
-            if external:
-                shutil.move(whole.parent / data, output.parent / data)
-            whole.replace(output)
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
+    onnx.save(model, path)

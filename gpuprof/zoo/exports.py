@@ -1,0 +1,263 @@
+"""Exports of transformers' models from their configurations, with random weights, through ``torch.onnx``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.errors import UnavailableError
+
+if TYPE_CHECKING:
+    import torch
+
+OPSET = 18
+#: Length of text in the exported files, and of an example batch: not 1, which an exporter would take for a constant.
+LENGTH, EXAMPLE_BATCH = 128, 2
+_CALIBRATION_SIDE = 224
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """How one model is exported.
+
+    Attributes
+    ----------
+    config : str
+        Class of transformers that holds the configuration.
+    model : str
+        Class of transformers that makes the model of it.
+    inputs : tuple of str
+        In the order of the exported file.
+    outputs : tuple of str
+        Fields of the model's result that are exported.
+    settings : mapping
+        What differs from the configuration's defaults.
+    fixed : mapping
+        Arguments of the call that are not inputs.
+    side : int
+        Of images.
+    floats : tuple of str
+        Inputs that the model takes as floats, though they are whole numbers.
+    """
+
+    config: str
+    model: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    settings: Mapping[str, object] = field(default_factory=dict)
+    fixed: Mapping[str, object] = field(default_factory=dict)
+    side: int = 224
+    floats: tuple[str, ...] = ()
+
+
+_TEXT = ("input_ids", "attention_mask")
+#: What answering a prompt needs; the logits of all its tokens would be 25 MB a sample.
+_LAST_TOKEN = {"logits_to_keep": 1, "use_cache": False}
+_CLASSES = {"num_labels": 1000}
+
+
+def _image(family: str, side: int = 224, **settings: object) -> Export:
+    model = f"{family}ForImageClassification"
+    return Export(f"{family}Config", model, ("pixel_values",), ("logits",), _CLASSES | settings, side=side)
+
+
+EXPORTS = {
+    "bert_base": Export("BertConfig", "BertModel", _TEXT, ("last_hidden_state", "pooler_output")),
+    "gpt2": Export(
+        "GPT2Config", "GPT2LMHeadModel", _TEXT, ("logits",), fixed={"logits_to_keep": 1, "use_cache": False}
+    ),
+    "t5_small": Export(
+        "T5Config", "T5Model", (*_TEXT, "decoder_input_ids"), ("last_hidden_state",), fixed={"use_cache": False}
+    ),
+    "bloom_560m": Export(
+        "BloomConfig",
+        "BloomForCausalLM",
+        _TEXT,
+        ("logits",),
+        {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
+        _LAST_TOKEN,
+    ),
+    "xlnet_base": Export(
+        "XLNetConfig",
+        "XLNetModel",
+        _TEXT,
+        ("last_hidden_state",),
+        {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072},
+        {"use_mems": False},
+        floats=("attention_mask",),
+    ),
+    "vit_base": _image("ViT"),
+    "resnet18": _image("ResNet", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512], layer_type="basic"),
+    "resnet101": _image("ResNet", depths=[3, 4, 23, 3]),
+    "mobilenet_v2": _image("MobileNetV2"),
+    "efficientnet_b7": _image("EfficientNet", side=600),
+}
+
+
+def require_export_extra() -> None:
+    """Check that torch, transformers and onnxscript are installed.
+
+    Raises
+    ------
+    UnavailableError
+        Naming the command that installs them.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise UnavailableError(f"exporting needs {', '.join(missing)}", "pip install 'gpuprof[export]'")
+
+
+def export(stem: str, output: Path, seed: int = 0) -> None:
+    """Write the export ``stem`` with a free batch to ``output``, its weights inside or in ``<output>.data``.
+
+    Raises
+    ------
+    UnavailableError
+        If torch, transformers or onnxscript is not installed.
+    """
+    require_export_extra()
+    import onnx_ir
+    import torch
+
+    from gpuprof.onnx_file import LARGEST_FILE_BYTES
+
+    spec = EXPORTS[stem]
+    model = _model(spec, seed)
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    examples = tuple(_example(name, spec.side) for name in spec.inputs)
+    batch = torch.export.Dim("batch")
+    with _quiet():
+        program = torch.onnx.export(
+            _Positional.of(model, spec),
+            examples,
+            dynamo=True,
+            dynamic_shapes=(tuple({0: batch} for _ in examples),),
+            input_names=list(spec.inputs),
+            output_names=list(spec.outputs),
+            opset_version=OPSET,
+            verbose=False,
+        )
+    assert program is not None
+    _strip(program.model, stem)
+    external = 1.2 * parameters > LARGEST_FILE_BYTES
+    onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
+
+
+def _model(spec: Export, seed: int) -> torch.nn.Module:
+    import torch
+    import transformers
+
+    torch.manual_seed(seed)
+    with _quiet():
+        config = getattr(transformers, spec.config)(**spec.settings, attn_implementation="eager")
+        model: torch.nn.Module = getattr(transformers, spec.model)(config)
+    _replace_pool(model)
+    _calibrate(model, spec)
+    return model.eval()
+
+
+def _replace_pool(model: torch.nn.Module) -> None:
+    """Average whole images where a model does so through a window larger than any image.
+
+    Its average over a window that is mostly outside of the image is another number in ONNX than in torch.
+    """
+    import torch
+
+    for module in model.modules():
+        pool = getattr(module, "pooler", None)
+        if isinstance(pool, torch.nn.AvgPool2d):
+            module.pooler = torch.nn.AdaptiveAvgPool2d(1)
+
+
+def _calibrate(model: torch.nn.Module, spec: Export) -> None:
+    """Give normalisations over the batch the statistics of random images, as training would have left them.
+
+    Kernels are drawn as He et al. (2015) propose first: what some configurations draw fades to nothing in
+    a deep network that no training has tuned.
+    """
+    import torch
+
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    if not norms:
+        return
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums in one order, whatever the machine
+    for norm in norms:
+        norm.reset_parameters()
+        norm.momentum = 1.0
+    with torch.no_grad():
+        model.train()(torch.randn(4, 3, _CALIBRATION_SIDE, _CALIBRATION_SIDE))
+    torch.set_num_threads(threads)
+
+
+def _example(name: str, side: int) -> torch.Tensor:
+    import torch
+
+    if name == "pixel_values":
+        return torch.randn(EXAMPLE_BATCH, 3, side, side)
+    if name == "attention_mask":
+        return torch.ones(EXAMPLE_BATCH, LENGTH, dtype=torch.int64)
+    return torch.randint(2, 100, (EXAMPLE_BATCH, LENGTH))
+
+
+class _Positional:
+    """Makes a module that takes the inputs by position and gives the wanted outputs only."""
+
+    @staticmethod
+    def of(model: torch.nn.Module, spec: Export) -> torch.nn.Module:
+        import torch
+
+        class Positional(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.model = model
+
+            def forward(self, *inputs: Any) -> tuple[Any, ...]:
+                given = dict(zip(spec.inputs, inputs, strict=True))
+                given |= {name: given[name].to(torch.float32) for name in spec.floats}
+                result = self.model(**given, **spec.fixed)
+                return tuple(result[name] for name in spec.outputs)
+
+        return Positional().eval()
+
+
+def _strip(model: Any, name: str) -> None:
+    """Remove what the exporter noted about the code and the machine that it ran on."""
+    model.producer_name, model.producer_version, model.graph.name = "gpuprof", None, name
+    model.doc_string = model.graph.doc_string = None
+    model.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    for node in model.graph:
+        node.metadata_props.clear()
+        node.doc_string = None
+    values = [*model.graph.inputs, *model.graph.initializers.values(), *(v for n in model.graph for v in n.outputs)]
+    for value in values:
+        value.metadata_props.clear()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's chatter from the terminal; its errors are raised all the same."""
+    before, chatter = logging.root.manager.disable, io.StringIO()
+    logging.disable(logging.ERROR)
+    try:
+        with (
+            warnings.catch_warnings(),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
