@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from gpuprof.cli.output import (
     Column,
     CsvOption,
+    Format,
     JsonOption,
     chosen_format,
     mebibytes,
@@ -23,6 +24,8 @@ from gpuprof.errors import UnavailableError, UnstableError
 
 if TYPE_CHECKING:
     from gpuprof.profiling.campaign import Campaign, Cell, Outcome
+    from gpuprof.profiling.per_op import OpOutcome, PerOp
+    from gpuprof.profiling.planning import NamedModel
 
 #: Below the database: copies of models with a fixed batch that take any.
 MODELS = ".models"
@@ -37,6 +40,14 @@ _COLUMNS = (
     Column("memory_peak_bytes", "memory MiB", mebibytes),
     Column("beside", "beside", right=False),
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
+)
+_OP_COLUMNS = (
+    Column("op_type", "op", right=False),
+    Column("share", "share"),
+    Column("ops", "distinct"),
+    Column("new", "measured now"),
+    Column("untimed", "without a time"),
+    Column("sum_ms", "sum of times ms", number()),
 )
 
 
@@ -55,6 +66,9 @@ def profile(
     collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto",
     db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
     force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False,
+    per_op: Annotated[
+        bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
+    ] = False,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -69,19 +83,20 @@ def profile(
     from gpuprof.profiling.campaign import Campaign
     from gpuprof.profiling.collector import choose
     from gpuprof.profiling.job import limits_within
+    from gpuprof.profiling.per_op import PerOp
 
     chosen = chosen_format(as_json, as_csv)
     device = local_cpu()
-    batches = planning.parse_batches(batch)
+    batches, shares = planning.parse_batches(batch), planning.parse_shares(share, device)
+    neighbours = [planning.parse_neighbour(text, device) for text in beside or ()]
     named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
-    cells = planning.plan_cells(
-        named,
-        batches,
-        planning.parse_shares(share, device),
-        planning.parse_batches(processes),
-        [planning.parse_neighbour(text, device) for text in beside or ()],
-    )
     measuring, why = choose(collector, device.kind)
+    if per_op:
+        plans = [PerOp(KernelDb.create(db), device, measuring, part, force) for part in shares]
+        say(f"{device.name}, collector {why}")
+        print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
+        return
+    cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
     say(f"{device.name}, collector {why}")
     campaign = Campaign(KernelDb.create(db), device, measuring, force, limits_within(time_limit))
     outcomes = _run(campaign, cells)
@@ -102,6 +117,36 @@ def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:
     if old:
         say(f"{old} of {len(outcomes)} were measured before; --force measures them again")
     return outcomes
+
+
+def _run_ops(
+    plan: PerOp, models: Sequence[NamedModel], batches: Sequence[int], chosen: Format
+) -> Iterable[Mapping[str, Any]]:
+    """Measure what is missing; return each op for programs, a line for each type for people."""
+    missing, outcomes = plan.pending(models, batches)
+    with progress() as bar:
+        task = bar.add_task(f"ops on {plan.share}", total=len(missing))
+        for outcome in plan.run(missing):
+            outcomes.append(outcome)
+            bar.advance(task)
+    if chosen is not Format.TABLE:
+        return [{**outcome.row, "measured_now": outcome.measured_now} for outcome in outcomes]
+    return _by_type(outcomes, str(plan.share))
+
+
+def _by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, Any]]:
+    types: dict[str, dict[str, Any]] = {}
+    for outcome in outcomes:
+        row = outcome.row
+        line = types.setdefault(
+            str(row["op_type"]),
+            {"op_type": row["op_type"], "share": share, "ops": 0, "new": 0, "untimed": 0, "sum_ms": 0.0},
+        )
+        line["ops"] += 1
+        line["new"] += outcome.measured_now
+        line["untimed"] += row["duration_p50_ns"] is None
+        line["sum_ms"] += (row["duration_p50_ns"] or 0) / 1e6
+    return sorted(types.values(), key=lambda line: -line["sum_ms"])
 
 
 def _rows(outcome: Outcome) -> list[dict[str, Any]]:

@@ -19,6 +19,8 @@ import pyarrow as pa
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
 SCHEMA_VERSION = 2
 VERSION_KEY = b"gpuprof.kernel_db"
+#: Stands for the model in rows of ops that were measured by themselves, for all models that have them.
+PER_OP = "(per op)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ class Campaign:
                 row = measure_ceilings(self.device, share, run_id)
                 runtime, version = self.collector.runtime()
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
-                run = replace(run, runtime=runtime, runtime_version=version, **_machine())
+                run = replace(run, runtime=runtime, runtime_version=version, **machine())
                 self.database.append(Run(run, devices=[row]))
 
     def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> Outcome:
@@ -174,7 +174,7 @@ class Campaign:
             collector_version=self.collector.version(),
             settings=json.dumps(dict(collected.settings), sort_keys=True),
             notes="; ".join(collected.notes) or None,
-            **_machine(),
+            **machine(),
         )
         return Run(run, (), collected.models, collected.ops, collected.kernels, collected.colocations)
 
@@ -266,7 +266,8 @@ def _failure(request: Request, cell: Cell, error: str) -> Collected:
     return Collected(models=(ModelRow(**common, model_path=job.graph.path),))
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
+    """Return what a run says of where and by what it was measured."""
     return {
         "host": platform.node(),
         "driver": f"{platform.system()} {platform.release()}",

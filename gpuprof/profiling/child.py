@@ -91,12 +91,26 @@ def _nodes(task: dict[str, Any], speech: TextIO) -> None:
     run = _runner(session, feeds, path)
     _say(speech, "ready")
     _wait_for("go")
-    end = time.monotonic() + task["time_s"]
-    repeats = 0
-    while repeats < task["min_repeats"] or (time.monotonic() < end and repeats < task["max_repeats"]):
-        run()
-        repeats += 1
+    repeats = _repeat(run, task)
     _say(speech, "done", profile=session.end_profiling(), repeats=repeats)
+
+
+def _ops(task: dict[str, Any], speech: TextIO) -> None:
+    """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
+    import numpy as np
+
+    _say(speech, "ready")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        path = Path(asked["model"])
+        try:
+            session = open_session(
+                path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
+            )
+            repeats = _repeat(_runner(session, dict(np.load(asked["inputs"])), path), task)
+            _say(speech, "op", profile=session.end_profiling(), repeats=repeats)
+        except GpuprofError as error:
+            _say(speech, "op", error=str(error))
 
 
 def _check(task: dict[str, Any], speech: TextIO) -> None:
@@ -132,6 +146,7 @@ _TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
     "check": _check,
     "latency": _latency,
     "nodes": _nodes,
+    "ops": _ops,
     "peak": _peak,
 }
 
@@ -148,6 +163,16 @@ def _runner(session: Any, feeds: dict[str, Any], path: Path) -> Callable[[], Non
             raise translated(error, path) from error
 
     return run
+
+
+def _repeat(run: Callable[[], None], task: dict[str, Any]) -> int:
+    """Run for ``time_s`` seconds within the limits of the task; return how often."""
+    end = time.monotonic() + task["time_s"]
+    repeats = 0
+    while repeats < task["min_repeats"] or (time.monotonic() < end and repeats < task["max_repeats"]):
+        run()
+        repeats += 1
+    return repeats
 
 
 def _warm_up(run: Callable[[], None]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gpuprof.cgroup import remove_group
 from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
@@ -123,11 +124,17 @@ def shared_group(name: str) -> Iterator[str]:
 
 def save_inputs(job: Job, path: Path) -> None:
     """Write random inputs for ``job`` to ``path``, the same for the same model and batch."""
-    import numpy as np
-
     from gpuprof.inputs import random_inputs
 
-    np.savez(path, allow_pickle=False, **random_inputs(job.graph))
+    save_arrays(random_inputs(job.graph), path)
+
+
+def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
+    """Write arrays to ``path`` for a child to read; texts go as fixed-width ones, since nothing is pickled."""
+    import numpy as np
+
+    plain = {name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()}
+    np.savez(path, allow_pickle=False, **plain)
 
 
 def label(job: Job) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.model import Op, Tensor
@@ -41,18 +42,10 @@ def op_row(request: Request, position: int, op: Op, timed: GroupTime | None, rep
         batch=graph.batch,
         position=position,
         name=op.name,
-        op_type=op.op_type,
-        signature=op.signature,
         sm_share_pct=request.job.share.sm_pct,
         mig_profile=request.job.share.mig,
         model_sha256=graph.sha256,
-        shapes=shapes_text(op),
-        dtype=(op.inputs or op.outputs)[0].dtype if op.inputs or op.outputs else None,
-        attributes=json.dumps(op.attributes, default=str, sort_keys=True),
-        flops=op.flops,
-        bytes_read=op.bytes_read,
-        bytes_written=op.bytes_written,
-        weight_bytes=op.weight_bytes,
+        **op_facts(op),
         fused=len(timed.group.ops) if timed else 1,
         duration_mean_ns=round(timed.mean_ns) if timed else None,
         duration_p50_ns=round(timed.p50_ns) if timed else None,
@@ -93,6 +86,21 @@ def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
             )
         )
     return tuple(rows)
+
+
+def op_facts(op: Op) -> dict[str, Any]:
+    """Return the columns of ``ops`` that an op itself decides, whatever it ran on."""
+    return {
+        "op_type": op.op_type,
+        "signature": op.signature,
+        "shapes": shapes_text(op),
+        "dtype": (op.inputs or op.outputs)[0].dtype if op.inputs or op.outputs else None,
+        "attributes": json.dumps(op.attributes, default=str, sort_keys=True),
+        "flops": op.flops,
+        "bytes_read": op.bytes_read,
+        "bytes_written": op.bytes_written,
+        "weight_bytes": op.weight_bytes,
+    }
 
 
 def shapes_text(op: Op) -> str:

@@ -1,0 +1,73 @@
+"""Which range a moment of a thread lies in, for a million moments at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+NO_RANGE = -1
+_FOREVER = np.iinfo(np.int64).max
+
+
+def innermost(ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, moment_ns: Integers) -> Integers:
+    """Return for each moment the row of ``ranges`` around it on its thread that began last.
+
+    A launch call runs on one thread and returns before a range that it lies in is left, so that its start decides
+    for the kernel that it launched, whenever that ran.
+
+    Parameters
+    ----------
+    ranges : DataFrame
+        ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
+    process_id, thread_id, moment_ns : ndarray of int64, shape (n,)
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Positions of rows, `NO_RANGE` where there is none.
+    """
+    found = np.full(len(moment_ns), NO_RANGE, dtype=np.int64)
+    if not len(ranges) or not len(found):
+        return found
+    starts, ends = _integers(ranges["start_ns"]), _integers(ranges["end_ns"])
+    range_thread = list(zip(ranges["process_id"].tolist(), ranges["thread_id"].tolist(), strict=True))
+    rows_of: dict[tuple[int, int], list[int]] = {}
+    for row, thread in enumerate(range_thread):
+        rows_of.setdefault(thread, []).append(row)
+    for (process, thread), rows in rows_of.items():
+        here = np.flatnonzero((process_id == process) & (thread_id == thread))
+        if len(here):
+            chosen = np.array(rows, dtype=np.int64)
+            borders, holders = _segments(starts[chosen], ends[chosen])
+            segment = np.searchsorted(borders, moment_ns[here], side="right") - 1
+            local = np.where(segment >= 0, holders[np.maximum(segment, 0)], NO_RANGE)
+            found[here] = np.where(local == NO_RANGE, NO_RANGE, chosen[np.maximum(local, 0)])
+    return found
+
+
+def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
+    """Cut a thread's time at every border of a range; return the borders and who holds the time from each on."""
+    n = len(starts)
+    times = np.concatenate([starts, ends])
+    opens = np.concatenate([np.ones(n, dtype=np.int64), np.zeros(n, dtype=np.int64)])
+    # At one moment ranges end before others begin; of those that begin together the longest is the outer one.
+    outer_first = np.concatenate([_FOREVER - ends, np.zeros(n, dtype=np.int64)])
+    order = np.lexsort((outer_first, opens, times))
+    holders = np.full(2 * n, NO_RANGE, dtype=np.int64)
+    open_ranges: list[int] = []
+    closed = bytearray(n)
+    for position, event in enumerate(order.tolist()):
+        if event < n:
+            open_ranges.append(event)
+        else:
+            closed[event - n] = 1
+        while open_ranges and closed[open_ranges[-1]]:
+            open_ranges.pop()
+        holders[position] = open_ranges[-1] if open_ranges else NO_RANGE
+    return times[order], holders
+
+
+def _integers(values: pd.Series) -> Integers:  # type: ignore[type-arg]
+    return values.to_numpy(dtype=np.int64)

@@ -1,0 +1,127 @@
+"""Opens the SQLite file that ``nsys export`` writes and reads tables of it by the columns that are there.
+
+Tables are made only for what was recorded, and columns came and went with the versions of the export's schema: nothing
+is read by position, and a column that a version lacks is left out of the answer.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pandas as pd
+
+from gpuprof.errors import InputError
+
+_MAGIC = b"SQLite format 3\x00"
+_META = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+_EXPORT_FIX = "nsys export --type=sqlite REPORT.nsys-rep writes one"
+
+
+class NsysTables:
+    """A report of Nsight Systems, open for reading.
+
+    Parameters
+    ----------
+    path : Path
+        A SQLite file.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read, is cut off, or was not written by ``nsys export``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_magic(path)
+        self._connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            self._tables = {
+                name: tuple(row[1] for row in self._connection.execute(f'PRAGMA table_info("{name}")'))
+                for (name,) in self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
+            self.about = self._about()
+        except sqlite3.DatabaseError as error:
+            self.close()
+            raise self._damaged(error) from error
+        except InputError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @property
+    def version(self) -> str:
+        """Version of Nsight Systems, and of the export's schema."""
+        product = self.about.get("EXPORT_PRODUCT_VERSION", "unknown")
+        return f"{product} (schema {self.about.get('EXPORT_SCHEMA_VERSION', 'unknown')})"
+
+    def has(self, table: str) -> bool:
+        """Whether anything of the kind was recorded."""
+        return table in self._tables
+
+    def columns(self, table: str) -> tuple[str, ...]:
+        """Return the columns that ``table`` has."""
+        return self._tables.get(table, ())
+
+    def read(self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = ()) -> pd.DataFrame:
+        """Return the columns of ``table`` that are there.
+
+        Parameters
+        ----------
+        wanted : mapping of str to str
+            Column of the file → what it is called in the answer.
+        needed : sequence of str
+            Columns without which the table says nothing.
+
+        Raises
+        ------
+        InputError
+            When a needed column is missing, or the file is cut off in the middle of the table.
+        """
+        there = [name for name in wanted if name in self.columns(table)]
+        if missing := [name for name in needed if name not in there]:
+            raise InputError(
+                f"{self.path}: {table} of Nsight Systems {self.version} has no column {missing[0]}",
+                "a version of nsys that gpuprof does not know: report it",
+            )
+        listed = ", ".join(f'"{name}"' for name in there)
+        try:
+            rows = self._connection.execute(f'SELECT {listed} FROM "{table}"').fetchall()
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+        return pd.DataFrame.from_records(rows, columns=[wanted[name] for name in there])
+
+    def _about(self) -> dict[str, str]:
+        table = next((name for name in _META if name in self._tables), None)
+        if table is None or not {"name", "value"} <= set(self.columns(table)):
+            raise InputError(f"{self.path} is a SQLite file, but not one that nsys export wrote", _EXPORT_FIX)
+        rows = self._connection.execute(f'SELECT name, value FROM "{table}"').fetchall()
+        return {str(name): str(value) for name, value in rows}
+
+    def _damaged(self, error: sqlite3.DatabaseError) -> InputError:
+        return InputError(f"{self.path} is cut off or damaged: {error}", "export the report again")
+
+
+def _check_magic(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            head = file.read(len(_MAGIC))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    if head != _MAGIC:
+        raise InputError(f"{path} is not a SQLite file", _EXPORT_FIX)

@@ -1,0 +1,110 @@
+"""Makes a model of a single op, so that it can be measured by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from gpuprof.errors import InputError
+from gpuprof.inputs import random_inputs
+from gpuprof.model import ModelGraph, Op, Tensor
+from gpuprof.onnx_file import elem_type, read_onnx
+from gpuprof.onnx_graph import load_graph, load_nodes
+
+Array = npt.NDArray[np.generic]
+_OLDEST_IR = 4  # from here on a weight need not be an input, too
+_BLOCK = np.random.default_rng(0).uniform(0.1, 1.0, 4096).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class OpSource:
+    """Where an op was found.
+
+    Attributes
+    ----------
+    op : Op
+    node : NodeProto
+    values : mapping of str to ndarray
+        Small values of its model that are known before it runs: shapes, axes, scales.
+    model : str
+        Name of the model.
+    path : Path
+    batch : int
+    """
+
+    op: Op
+    node: NodeProto
+    values: Mapping[str, Array]
+    model: str
+    path: Path
+    batch: int
+
+
+def distinct_ops(path: Path, batch: int, name: str) -> dict[str, OpSource]:
+    """Return the ops of a model at one batch by their signature, the first of each."""
+    graph = load_graph(path, batch, name)
+    nodes, values = load_nodes(path, batch)
+    found: dict[str, OpSource] = {}
+    for op, node in zip(graph.ops, nodes, strict=True):
+        found.setdefault(op.signature, OpSource(op, node, values, name, path, batch))
+    return found
+
+
+def write_op_model(source: OpSource, path: Path) -> dict[str, Array]:
+    """Write the op as a model of its own to ``path`` and return inputs for it.
+
+    Weights keep their values where these are small, since they may be shapes; large ones are random. What the model
+    computes of shapes alone is a constant here.
+
+    Raises
+    ------
+    InputError
+        When the op cannot stand alone: it holds subgraphs that take values from outside.
+    """
+    op = source.op
+    named = {tensor.name: tensor for tensor in op.inputs}
+    if set(named) - set(source.node.input):
+        raise InputError(f"{op.name} ({op.op_type}) holds subgraphs that take values from outside it")
+    constants = _constants(source, named)
+    free = tuple(tensor for name, tensor in named.items() if name not in constants)
+    onnx.save(_model(source, constants, free), str(path))
+    alone = ModelGraph(op.name, source.batch, (op,), free, op.outputs, op.weights, 0, str(path), "")
+    drawn = random_inputs(alone)
+    return {tensor.name: source.values.get(tensor.name, drawn[tensor.name]) for tensor in free}
+
+
+def _constants(source: OpSource, named: Mapping[str, Tensor]) -> dict[str, TensorProto]:
+    """Return the inputs that are weights, and those that are known shapes unless that left the op nothing to do."""
+    weights = {tensor.name for tensor in source.op.weights}
+    known = {name for name in named if name in source.values}
+    chosen = weights | known if set(named) - weights - known else weights
+    return {name: _tensor(named[name], source.values.get(name)) for name in named if name in chosen}
+
+
+def _tensor(tensor: Tensor, value: Array | None) -> TensorProto:
+    if value is None:
+        dtype: Any = helper.tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
+        integer = tensor.dtype.startswith(("int", "uint", "bool"))
+        value = np.zeros(tensor.shape, dtype) if integer else np.resize(_BLOCK, tensor.shape).astype(dtype)
+    return numpy_helper.from_array(value, tensor.name)
+
+
+def _model(source: OpSource, constants: Mapping[str, TensorProto], free: tuple[Tensor, ...]) -> ModelProto:
+    whole = read_onnx(source.path).model
+    graph = helper.make_graph(
+        [source.node],
+        source.op.name,
+        [helper.make_tensor_value_info(t.name, elem_type(t.dtype), t.shape) for t in free],
+        [helper.make_tensor_value_info(t.name, elem_type(t.dtype), t.shape) for t in source.op.outputs],
+        list(constants.values()),
+    )
+    return helper.make_model(
+        graph, opset_imports=list(whole.opset_import), ir_version=max(_OLDEST_IR, whole.ir_version)
+    )

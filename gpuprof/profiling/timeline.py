@@ -1,0 +1,91 @@
+"""What ran on a GPU and when, as any tool recorded it: one table of kernels, one of copies, one of ranges.
+
+All times are nanoseconds of one clock. A column that the tool does not record is missing as a whole: what reads a
+timeline asks for a column by `column`, which gives nulls for one that is not there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+#: Name of the range that gpuprof puts around each run of a model that it measures.
+RUN_RANGE = "gpuprof-run"
+#: Columns of `Timeline.kernels` that decide a launch; counters are joined on them.
+LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+H2D, D2H = "h2d", "d2h"
+#: ``repeat`` of what lies outside of every run: warm-up, loading.
+OUTSIDE = -1
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A recording.
+
+    Attributes
+    ----------
+    kernels : DataFrame
+        ``name``, ``start_ns``, ``duration_ns``, and what the tool has of ``process_id``, ``device_index``,
+        ``stream_id``, ``correlation_id``, ``grid_x`` … ``block_z``, ``registers_per_thread``,
+        ``static_shared_bytes``, ``dynamic_shared_bytes``, ``graph_node``, ``launch_start_ns``, ``thread_id``,
+        ``range`` (innermost range around the launch, or None), ``repeat`` (`OUTSIDE` outside of all runs) and
+        ``achieved_occupancy_pct`` (where ``estimated`` is said in ``notes``); in order of start.
+    copies : DataFrame
+        ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``repeat``.
+    ranges : DataFrame
+        ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
+    tool, version : str
+        What recorded it.
+    gpus : mapping of int to str
+        Device index → the driver's name of the GPU.
+    notes : tuple of str
+        What a reader must know.
+    """
+
+    kernels: pd.DataFrame
+    copies: pd.DataFrame
+    ranges: pd.DataFrame
+    tool: str
+    version: str
+    gpus: dict[int, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def repeats(self) -> int:
+        """Runs of the model in the recording; 0 where no run is marked."""
+        return int(self.kernels["repeat"].max()) + 1 if "repeat" in self.kernels and len(self.kernels) else 0
+
+    def measured(self) -> Timeline:
+        """Return the part inside of marked runs; all of it, as one run, where none is marked."""
+        if self.repeats == 0:
+            note = f"no {RUN_RANGE} range in the recording: all of it counts as one run"
+            whole = replace(self, kernels=self.kernels.assign(repeat=0), copies=self.copies.assign(repeat=0))
+            return replace(whole, notes=(*self.notes, note))
+        kernels = self.kernels[self.kernels["repeat"] != OUTSIDE].reset_index(drop=True)
+        copies = self.copies[self.copies["repeat"] != OUTSIDE].reset_index(drop=True)
+        return replace(self, kernels=kernels, copies=copies)
+
+
+def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """Return a column of ``frame``, or one of nulls where it has none of that name."""
+    if name in frame:
+        return frame[name]
+    return pd.Series([None] * len(frame), index=frame.index, dtype="object", name=name)
+
+
+def empty_copies() -> pd.DataFrame:
+    """Return a table of no copies."""
+    return pd.DataFrame({"start_ns": _none(), "duration_ns": _none(), "bytes": _none(), "direction": [], "repeat": []})
+
+
+def empty_ranges() -> pd.DataFrame:
+    """Return a table of no ranges."""
+    columns: dict[str, Any] = {name: _none() for name in ("start_ns", "end_ns", "process_id", "thread_id")}
+    return pd.DataFrame({"name": [], **columns})
+
+
+def _none() -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.zeros(0, dtype=np.int64)
