@@ -157,7 +157,7 @@ class _Even:
     def take(self, count: int) -> Times:
         positions = np.arange(self._taken + 1, self._taken + count + 1)
         self._taken += count
-        return np.rint(positions * self._gap).astype(np.int64)
+        return np.asarray(np.rint(positions * self._gap), dtype=np.int64)
 
 
 class _Renewal:
@@ -186,7 +186,7 @@ class _Modulated:
         events = self._expected + np.cumsum(self._random.standard_exponential(count))
         if count:
             self._expected = float(events[-1])
-        return self._time_of(events).astype(np.int64)
+        return np.asarray(self._time_of(events), dtype=np.int64)
 
 
 class _SwitchingClock:

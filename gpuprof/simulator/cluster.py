@@ -1,0 +1,156 @@
+"""Turns a deployment map into the arrays that the simulator works on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.batching import wait_limit_ms
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.routing import RULES
+from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.state import Cluster
+
+_NS_PER_MS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to simulate.
+
+    Attributes
+    ----------
+    duration_s : float
+        How long requests arrive; those in the system then are followed to their end.
+    warmup_s : float
+        Requests that arrive before this are not counted.
+    seed : int
+    routing : str
+        Name of a rule of `gpuprof.routing`.
+    refuse_hopeless : bool
+        Whether the router refuses a request that is expected to miss its SLO.
+    router_ms : float
+        Time that the router, one server for all, takes for a request.
+    legs_ms : mapping of str to (float, float)
+        Model → time of a request to its replica and of the answer back; 0 where it is not named.
+    failures : tuple of Failure
+    max_in_system : int
+        More requests at a time are turned away: the bound on memory.
+    """
+
+    duration_s: float
+    warmup_s: float = 0.0
+    seed: int = 0
+    routing: str = "fastest"
+    refuse_hopeless: bool = False
+    router_ms: float = 0.0
+    legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    failures: tuple[Failure, ...] = ()
+    max_in_system: int = 2**22
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A replica and where it stands."""
+
+    node: Node
+    gpu: Gpu
+    partition: Partition
+    replica: Replica
+
+    @property
+    def name(self) -> str:
+        """``node0/1`` and the MIG instance, if there is one."""
+        mig = self.partition.mig
+        return f"{self.node.name}/{self.gpu.index}" + ("" if mig is None else f"/{mig.profile}@{mig.start}")
+
+
+def places_of(deployment: DeploymentMap) -> tuple[Place, ...]:
+    """Return all replicas, in the order of the file.
+
+    Raises
+    ------
+    InputError
+        When there is none, when one is of a model that the map does not list, or when its batch times are not as many
+        as its batch is large.
+    """
+    places = tuple(Place(*where) for where in deployment.places())
+    if not places:
+        raise InputError("the map holds no replicas: nothing could answer a request")
+    for place in places:
+        replica = place.replica
+        if replica.model not in deployment.models:
+            raise InputError(f"{place.name} serves {replica.model!r}, which the map's models do not list")
+        times = replica.batch_latency_ms
+        if times is not None and len(times) != replica.batch:
+            raise InputError(
+                f"{place.name}: {replica.model} must have {replica.batch} batch_latency_ms but has {len(times)}"
+            )
+    return places
+
+
+def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: Options) -> Cluster:
+    """Return the arrays.
+
+    A replica without ``batch_latency_ms`` takes its predicted latency for every batch, full or not.
+
+    Raises
+    ------
+    InputError
+        For an unknown routing rule.
+    """
+    if options.routing not in RULES:
+        raise unknown_name("routing rule", options.routing, sorted(RULES))
+    models = list(deployment.models)
+    replicas = [place.replica for place in places]
+    of_model = np.array([models.index(replica.model) for replica in replicas], np.int64)
+    latency = _latencies(replicas)
+    wait = np.array(
+        [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
+    )
+    processes = np.array([replica.processes for replica in replicas], np.int64)
+    return Cluster(
+        slo=_ns([deployment.models[model].slo_ms for model in models]),
+        request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
+        answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
+        choice_start=np.concatenate([[0], np.cumsum(np.bincount(of_model, minlength=len(models)))]).astype(np.int64),
+        choice=np.argsort(of_model, kind="stable").astype(np.int64),
+        replica_model=of_model,
+        batch=np.array([replica.batch for replica in replicas], np.int64),
+        latency_ms=latency,
+        max_wait_ms=wait,
+        max_wait=_ns(wait),
+        cv=np.array([replica.predicted.latency_cv for replica in replicas]),
+        first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
+        process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
+        settings=np.array(
+            [
+                round(options.router_ms * _NS_PER_MS),
+                options.routing == "round-robin",
+                options.refuse_hopeless,
+                0,
+            ],
+            np.int64,
+        ),
+    )
+
+
+def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:
+    rows = np.zeros((len(replicas), max(replica.batch for replica in replicas)))
+    for row, replica in zip(rows, replicas, strict=True):
+        row[: replica.batch] = replica.batch_latency_ms or replica.predicted.latency_ms
+        row[replica.batch :] = row[replica.batch - 1]
+    return rows
+
+
+def _max_wait_ms(deployment: DeploymentMap, replica: Replica, latency_ms: Sequence[float]) -> float:
+    slo_ms = deployment.models[replica.model].slo_ms
+    return wait_limit_ms(replica.max_wait_ms, slo_ms, latency_ms[: replica.batch])
+
+
+def _ns(milliseconds: Sequence[float] | NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.rint(np.asarray(milliseconds, np.float64) * _NS_PER_MS).astype(np.int64)

@@ -1,0 +1,67 @@
+"""Compiles functions with numba where it is installed; without it they run as they are, slower, to the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from gpuprof import batching, routing
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Nothing that is compiled here makes an array, so that references need not be counted: with the named tuples of dozens
+# of arrays that go into every call, the counting would take four times as long as the work.
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+
+_COMPILED = ("compiled", "heap", "histogram", "kernel", "state")
+
+HAS_NUMBA = importlib.util.find_spec("numba") is not None
+
+
+def jit(function: Function) -> Function:
+    """Return ``function`` compiled, the machine code kept on disk; unchanged where there is no numba.
+
+    Compiled code is kept apart by the source of everything that is compiled together: numba itself looks only at the
+    file of the outermost function, and would go on running an old rule after `gpuprof.routing` has changed.
+    """
+    if not HAS_NUMBA:
+        return function
+    import numba
+
+    config: Any = numba.config
+    compiled: Any
+    before = config.CACHE_DIR
+    config.CACHE_DIR = str(_cache_directory())
+    try:
+        compiled = numba.njit(cache=True, **_OPTIONS)(function)
+    except RuntimeError:  # nowhere to keep it: compile anew in each process
+        compiled = numba.njit(**_OPTIONS)(function)
+    finally:
+        config.CACHE_DIR = before
+    return cast(Function, compiled)
+
+
+@cache
+def _cache_directory() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "gpuprof" / f"compiled-{_source_hash()}"
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256()
+    for module in (batching, routing):
+        digest.update(_source(module))
+    for name in _COMPILED:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _source(module: ModuleType) -> bytes:
+    return inspect.getsource(module).encode()

@@ -1,0 +1,215 @@
+"""Runs a deployment map under arrivals: feeds the compiled kernel, and changes the cluster where failures are asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import InputError
+from gpuprof.simulator import kernel
+from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Stream
+from gpuprof.simulator.cluster import Options, Place, build_cluster, places_of
+from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.heap import ARRIVAL, COMPLETION, code_of, ident_of, priority_of, push
+from gpuprof.simulator.outcome import Outcome, outcome_of
+from gpuprof.simulator.state import Cluster, State, Tally, chain, new_state, new_tally
+
+_FIRST_PLACES = 2**14
+_STORED = 2**20  # arrivals, and service times, drawn ahead for all models or replicas together
+_SLICES = 200  # of the duration, after each of which progress is told
+_FOREVER = 2**62
+
+
+def simulate(
+    deployment: DeploymentMap,
+    arrivals: Mapping[str, Arriving],
+    options: Options,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Simulate the map; the same arguments give the same outcome, bit for bit.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    arrivals : mapping of str to Arriving
+        By model of the map; one that is not named gets no requests.
+    options : Options
+    progress : callable, optional
+        Told the fraction done, now and then.
+
+    Raises
+    ------
+    InputError
+        For arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
+    """
+    places = places_of(deployment)
+    if unknown := sorted(set(arrivals) - set(deployment.models)):
+        raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
+    run = _Run(deployment, places, arrivals, options)
+    run.to_end(progress or (lambda fraction: None))
+    return outcome_of(deployment, places, run.cluster, run.tally, options)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """At ``time`` these replicas go away or come back."""
+
+    time: int
+    alive: int
+    replicas: tuple[int, ...]
+
+
+class _Run:
+    """One simulation under way."""
+
+    def __init__(
+        self, deployment: DeploymentMap, places: tuple[Place, ...], arrivals: Mapping[str, Arriving], options: Options
+    ) -> None:
+        models, replicas = len(deployment.models), len(places)
+        self.end = round(options.duration_s * NS_PER_S)
+        begin = min(round(options.warmup_s * NS_PER_S), self.end - 1)
+        self.cluster: Cluster = build_cluster(deployment, places, options)
+        self.tally: Tally = new_tally(models, replicas, begin, self.end)
+        store, factors = _share(_STORED, models), _share(_STORED, replicas)
+        self.state: State = new_state(self.cluster, min(_FIRST_PLACES, options.max_in_system), store, factors)
+        for_arrivals, for_factors = np.random.SeedSequence(options.seed).spawn(2)
+        self._streams = _streams(deployment, arrivals, for_arrivals)
+        self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
+        self._changes = _changes(options.failures, places)
+        self._most_places = options.max_in_system
+        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as the rules of `gpuprof.routing` begin
+        self.state.factor_position[:] = factors
+        self._refill_factors()
+        for model in range(models):
+            self._refill_arrivals(model)
+
+    def to_end(self, progress: Callable[[float], None]) -> None:
+        """Run until every request has left."""
+        ends = {self.end * part // _SLICES for part in range(1, _SLICES)}
+        for time in sorted(ends | {change.time for change in self._changes} | {_FOREVER}):
+            self._run_until(time)
+            for change in self._changes:
+                if change.time == time:
+                    self._apply(change)
+            progress(min(1.0, time / self.end))
+
+    def _run_until(self, time: int) -> None:
+        while (status := kernel.run(self.cluster, self.state, self.tally, time)) not in (kernel.TIME_UP, kernel.EMPTY):
+            if status == kernel.NEEDS_PLACES:
+                self._grow()
+            self._refill_factors()
+            for model in np.flatnonzero(self.state.store_position >= self.state.store_size):
+                self._refill_arrivals(int(model))
+
+    def _refill_arrivals(self, model: int) -> None:
+        state, stream = self.state, self._streams[model]
+        if stream is None:
+            return
+        times = stream.take(state.store.shape[1])
+        times = times[times < self.end]
+        if len(times) < state.store.shape[1]:
+            self._streams[model] = None
+        state.store[model, : len(times)] = times
+        state.store_position[model], state.store_size[model] = 0, len(times)
+        if len(times):
+            push(state.calendar, times[0], code_of(ARRIVAL, model))
+
+    def _refill_factors(self) -> None:
+        """Draw service times: gamma with mean 1, as the queueing models assume."""
+        state, cluster = self.state, self.cluster
+        count = state.factors.shape[1]
+        for replica in np.flatnonzero((state.factor_position >= count) & (cluster.cv > 0)):
+            scv = float(cluster.cv[replica]) ** 2
+            state.factors[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
+            state.factor_position[replica] = 0
+
+    def _grow(self) -> None:
+        """Make room for twice as many requests; at the limit, let the kernel turn away what has no room."""
+        state = self.state
+        had = len(state.next)
+        have = min(2 * had, self._most_places)
+        if have == had:
+            self.cluster.settings[3] = 1
+            return
+        more = np.zeros(have - had, np.int64)
+        self.state = state._replace(
+            next=np.concatenate([state.next, chain(had, have)]),
+            arrived=np.concatenate([state.arrived, more]),
+            joined=np.concatenate([state.joined, more]),
+        )
+        self.state.free[0] = had
+
+    def _apply(self, change: _Change) -> None:
+        for replica in change.replicas:
+            self.state.alive[replica] = change.alive
+            self.state.idle_since[replica] = change.time
+            if change.alive == 0:
+                self._lose_batches(replica)
+        for replica in change.replicas:
+            if change.alive == 0:
+                self._send_elsewhere(replica, change.time)
+
+    def _lose_batches(self, replica: int) -> None:
+        """The batches that were running are gone, and with them the events of their ends."""
+        state, cluster = self.state, self.cluster
+        first, last = int(cluster.first_process[replica]), int(cluster.first_process[replica + 1])
+        for process in range(first, last):
+            for place in self._chain(int(state.flight[process])):
+                kernel.give_up(state, self.tally, int(cluster.replica_model[replica]), place, kernel.FAILED)
+        state.flight[first:last] = -1
+        state.done_at[first:last] = -1
+        state.expected_at[first:last] = 0
+        state.free_processes[replica] = last - first
+        events = list(zip(*(part[: state.calendar.size[0]].tolist() for part in state.calendar[:2]), strict=True))
+        state.calendar.size[0] = 0
+        for time, code in events:
+            if not (priority_of(code) == COMPLETION and first <= ident_of(code) < last):
+                push(state.calendar, time, code)
+
+    def _send_elsewhere(self, replica: int, now: int) -> None:
+        """The requests that were waiting go through the router again."""
+        state = self.state
+        waiting = self._chain(int(state.queue_head[replica])) if state.waiting[replica] else []
+        state.queue_head[replica] = -1
+        state.waiting[replica] = 0
+        for place in waiting:
+            kernel.join(self.cluster, state, self.tally, int(self.cluster.replica_model[replica]), place, now)
+            self._refill_factors()
+
+    def _chain(self, place: int) -> list[int]:
+        found = []
+        while place >= 0:
+            found.append(place)
+            place = int(self.state.next[place])
+        return found
+
+
+def _share(total: int, among: int) -> int:
+    return max(64, min(2**16, total // among))
+
+
+def _streams(
+    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seed: np.random.SeedSequence
+) -> list[Stream | None]:
+    seeds = seed.spawn(len(deployment.models))
+    return [
+        arrivals[model].stream(np.random.Generator(np.random.PCG64(child))) if model in arrivals else None
+        for model, child in zip(deployment.models, seeds, strict=True)
+    ]
+
+
+def _changes(failures: tuple[Failure, ...], places: tuple[Place, ...]) -> list[_Change]:
+    changes = []
+    for failure in failures:
+        hit = tuple(
+            position
+            for position, place in enumerate(places)
+            if place.node.name == failure.node and failure.gpu in (None, place.gpu.index)
+        )
+        changes.append(_Change(round(failure.at_s * NS_PER_S), 0, hit))
+        if failure.lasts_s is not None:
+            changes.append(_Change(round((failure.at_s + failure.lasts_s) * NS_PER_S), 1, hit))
+    return sorted(changes, key=lambda change: change.time)

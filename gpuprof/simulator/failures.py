@@ -1,0 +1,57 @@
+"""Failures on demand: a GPU or a whole node goes away at a time, and perhaps comes back."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.simulator.duration import parse_duration
+
+_FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<lasts>.+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Something that goes away.
+
+    Attributes
+    ----------
+    node : str
+    gpu : int or None
+        Index of the GPU; None: the whole node.
+    at_s : float
+    lasts_s : float or None
+        None: it does not come back.
+    """
+
+    node: str
+    gpu: int | None
+    at_s: float
+    lasts_s: float | None = None
+
+
+def parse_failure(text: str, deployment: DeploymentMap) -> Failure:
+    """Read ``node0@30s``, ``node0/1@30s`` or ``node0/1@30s+10s``: the GPU 1 of node0 is away for ten seconds.
+
+    Raises
+    ------
+    InputError
+        When it has no such form, or the map has no such node or GPU.
+    """
+    match = _FORM.fullmatch(text.strip())
+    if match is None:
+        raise InputError(f"cannot read the failure {text!r}", "write node0@30s, node0/1@30s or node0/1@30s+10s")
+    nodes = {node.name: node for node in deployment.nodes}
+    if match["node"] not in nodes:
+        raise unknown_name("node", match["node"], sorted(nodes))
+    gpu = None if match["gpu"] is None else int(match["gpu"])
+    indices = [entry.index for entry in nodes[match["node"]].gpus]
+    if gpu is not None and gpu not in indices:
+        raise InputError(
+            f"{match['node']} has no GPU {gpu}", f"it has {', '.join(map(str, sorted(indices))) or 'none'}"
+        )
+    at_s = parse_duration(match["at"], "the time of a failure")
+    lasts_s = None if match["lasts"] is None else parse_duration(match["lasts"], "the length of a failure")
+    return Failure(match["node"], gpu, at_s, lasts_s)

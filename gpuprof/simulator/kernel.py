@@ -1,0 +1,310 @@
+"""The compiled heart of the simulator: what happens at each event.
+
+Which replica takes a request and when a batch starts is decided by the very functions that the serving runtime calls,
+`gpuprof.routing` and `gpuprof.batching`, compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuprof.batching import batch_size_now
+from gpuprof.routing import finish_ms, is_hopeless, next_living, nth_smallest
+from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.heap import (
+    ARRIVAL,
+    COMPLETION,
+    JOIN,
+    TIMER,
+    code_of,
+    drop_first,
+    ident_of,
+    priority_of,
+    push,
+    replace_first,
+)
+from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
+from gpuprof.simulator.state import WINDOWS, Cluster, State, Tally
+
+_batch_size_now, _is_hopeless = jit(batch_size_now), jit(is_hopeless)
+# They take sequences, and here get arrays.
+_finish_ms: Callable[..., float] = jit(finish_ms)
+_next_living: Callable[..., int] = jit(next_living)
+_nth_smallest: Callable[..., int] = jit(nth_smallest)
+
+#: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free.
+TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES = 0, 1, 2, 3, 4
+
+_ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
+_MS = 1e-6  # of them, a nanosecond
+
+
+@jit
+def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
+    """Work through all events before ``until``; return why it stopped."""
+    calendar, last = state.calendar, state.factors.shape[1]
+    while calendar.size[0] > 0:
+        now, code = calendar.times[0], calendar.codes[0]
+        if now >= until:
+            return TIME_UP
+        priority, ident = priority_of(code), ident_of(code)
+        if priority == COMPLETION:
+            replica = _complete(cluster, state, tally, ident, now)
+        elif priority == ARRIVAL:
+            if state.free[0] < 0 and cluster.settings[3] == 0:
+                return NEEDS_PLACES
+            replica = _arrive(cluster, state, tally, ident, now)
+            if state.store_position[ident] == state.store_size[ident]:
+                return NEEDS_ARRIVALS
+        elif priority == JOIN:
+            replica = _end_of_leg(cluster, state, tally, ident, now)
+        else:
+            drop_first(calendar)
+            state.armed[ident] = 0
+            replica = dispatch(cluster, state, ident, now)
+        if replica >= 0 and state.factor_position[replica] >= last:
+            return NEEDS_FACTORS
+    return EMPTY
+
+
+@jit
+def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
+    """A client sends a request; return the replica that started a batch for it, or -1."""
+    position = state.store_position[model] + 1
+    state.store_position[model] = position
+    if position < state.store_size[model]:
+        replace_first(state.calendar, state.store[model, position], code_of(ARRIVAL, model))
+    else:
+        drop_first(state.calendar)
+    if now >= tally.span[0]:
+        tally.arrived[model] += 1
+        tally.windows[window_of(tally, now), model, 0] += 1
+    place = state.free[0]
+    if place < 0:
+        if now >= tally.span[0]:
+            tally.missed[model, FULL] += 1
+        return -1
+    state.free[0] = state.next[place]
+    state.arrived[place] = now
+    through = max(now, state.router_until[0]) + cluster.settings[0]
+    state.router_until[0] = through
+    joins = through + cluster.request_leg[model]
+    state.joined[place] = joins
+    if joins == now:
+        return join(cluster, state, tally, model, place, now)
+    state.next[place] = -1
+    if state.pending_head[model] < 0:
+        state.pending_head[model] = place
+        push(state.calendar, joins, code_of(JOIN, model))
+    else:
+        state.next[state.pending_tail[model]] = place
+    state.pending_tail[model] = place
+    return -1
+
+
+@jit
+def _end_of_leg(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
+    """A request has passed the router and the network."""
+    place = state.pending_head[model]
+    following = state.next[place]
+    state.pending_head[model] = following
+    if following < 0:
+        drop_first(state.calendar)
+    else:
+        replace_first(state.calendar, state.joined[following], code_of(JOIN, model))
+    return join(cluster, state, tally, model, place, now)
+
+
+@jit
+def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, now: int) -> int:
+    """Send a request to a replica's queue; return the replica, -1 when none took it."""
+    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
+    replica, finish = _choose(cluster, state, model, first, last, now)
+    if replica < 0:
+        give_up(state, tally, model, place, FAILED)
+        return -1
+    if cluster.settings[2] > 0:
+        waited = (now - state.arrived[place]) * _MS
+        if _is_hopeless(finish, waited, cluster.slo[model] * _MS):
+            give_up(state, tally, model, place, REFUSED)
+            return -1
+    state.next[place] = -1
+    if state.waiting[replica] == 0:
+        state.queue_head[replica] = place
+    else:
+        state.next[state.queue_tail[replica]] = place
+    state.queue_tail[replica] = place
+    state.waiting[replica] += 1
+    return dispatch(cluster, state, replica, now)
+
+
+@jit
+def _choose(cluster: Cluster, state: State, model: int, first: int, last: int, now: int) -> tuple[int, float]:
+    """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
+    if last == first:
+        return -1, 0.0
+    if last - first == 1:
+        only = cluster.choice[first]
+        if state.alive[only] == 0:
+            return -1, 0.0
+        return only, _finish(cluster, state, only, now) if cluster.settings[2] > 0 else 0.0
+    if cluster.settings[1] > 0:
+        for position in range(first, last):
+            state.finish_ms[position - first] = state.alive[cluster.choice[position]]
+        turn = _next_living(state.finish_ms[: last - first], state.turn[model])
+        state.turn[model] = turn
+        chosen = cluster.choice[first + turn]
+        finish = _finish(cluster, state, chosen, now)
+        return (chosen, finish) if state.alive[chosen] > 0 else (-1, 0.0)
+    for position in range(first, last):
+        state.finish_ms[position - first] = _finish(cluster, state, cluster.choice[position], now)
+    state.turn[model] += 1
+    turn = _nth_smallest(state.finish_ms[: last - first], state.turn[model])
+    chosen = cluster.choice[first + turn]
+    return (chosen, state.finish_ms[turn]) if state.alive[chosen] > 0 else (-1, 0.0)
+
+
+@jit
+def _finish(cluster: Cluster, state: State, replica: int, now: int) -> float:
+    """Return the ms until a request that joined this replica now would be answered."""
+    first = cluster.first_process[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+    waiting = state.waiting[replica]
+    waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
+    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    return _finish_ms(waiting, waited, state.busy_ms[:count], latency, cluster.max_wait_ms[replica])
+
+
+@jit
+def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> int:
+    """Start as many batches as the rule allows, and see that the rule is asked again in time; return the replica."""
+    while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
+        oldest = state.joined[state.queue_head[replica]]
+        waited = (now - oldest) * _MS
+        if now - oldest >= cluster.max_wait[replica]:
+            waited = max(waited, cluster.max_wait_ms[replica])  # they are the same limit, one of them rounded
+        size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, cluster.max_wait_ms[replica])
+        if size == 0:
+            if state.armed[replica] == 0:
+                state.armed[replica] = 1
+                push(state.calendar, oldest + cluster.max_wait[replica], code_of(TIMER, replica))
+            break
+        _start(cluster, state, replica, size, now)
+    return replica
+
+
+@jit
+def _start(cluster: Cluster, state: State, replica: int, size: int, now: int) -> None:
+    """Give the ``size`` oldest requests to the first free process."""
+    process = cluster.first_process[replica]
+    while state.done_at[process] >= 0:
+        process += 1
+    mean = cluster.latency_ms[replica, size - 1] * 1e6
+    position = state.factor_position[replica]
+    factor = 1.0
+    if cluster.cv[replica] > 0.0:
+        factor = state.factors[replica, position % state.factors.shape[1]]
+        state.factor_position[replica] = position + 1
+    done = now + int(mean * factor + 0.5)
+    _take(state, replica, process, size)
+    state.idle_before[process] = state.idle_since[replica]
+    state.started_at[process], state.done_at[process] = now, done
+    state.expected_at[process] = now + int(mean + 0.5)
+    state.free_processes[replica] -= 1
+    push(state.calendar, done, code_of(COMPLETION, process))
+
+
+@jit
+def _take(state: State, replica: int, process: int, size: int) -> None:
+    """Move a batch from the queue to its process."""
+    place = state.queue_head[replica]
+    state.flight[process] = place
+    for _ in range(size - 1):
+        place = state.next[place]
+    state.queue_head[replica] = state.next[place]
+    state.next[place] = -1
+    state.waiting[replica] -= size
+
+
+@jit
+def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: int) -> int:
+    """A batch is done; return its replica."""
+    drop_first(state.calendar)
+    replica = cluster.process_replica[process]
+    begin, end = tally.span[0], tally.span[1]
+    started = max(begin, state.started_at[process])
+    if started < min(now, end):
+        tally.replica_busy[replica] += min(now, end) - started
+        tally.replica_batches[replica] += 1
+    state.done_at[process] = -1
+    place = state.flight[process]
+    while place >= 0:
+        following = state.next[place]
+        if state.arrived[place] >= begin:
+            record(cluster, state, tally, process, place, now)
+        state.next[place] = state.free[0]
+        state.free[0] = place
+        place = following
+    state.flight[process] = -1
+    if state.free_processes[replica] == 0:
+        state.idle_since[replica] = now
+    state.free_processes[replica] += 1
+    return dispatch(cluster, state, replica, now)
+
+
+@jit
+def record(cluster: Cluster, state: State, tally: Tally, process: int, place: int, now: int) -> None:
+    """Count an answered request of the batch that ``process`` has finished."""
+    replica = cluster.process_replica[process]
+    model = cluster.replica_model[replica]
+    arrived, joined, started = state.arrived[place], state.joined[place], state.started_at[process]
+    network = cluster.request_leg[model] + cluster.answer_leg[model]
+    router = joined - arrived - cluster.request_leg[model]
+    # As long as a process was free, the request waited for others to fill its batch; before that, for a process.
+    batching = started - max(joined, state.idle_before[process])
+    queue, service = started - joined - batching, now - started
+    latency = router + network + batching + queue + service
+    window = window_of(tally, arrived)
+    tally.answered[model] += 1
+    tally.replica_answered[replica] += 1
+    tally.windows[window, model, 1] += 1
+    tally.longest[model] = max(tally.longest[model], latency)
+    tally.total[model, bin_of(latency, FINE_BITS)] += 1
+    tally.by_replica[replica, bin_of(latency, COARSE_BITS)] += 1
+    for stage, spent in enumerate((router, network, batching, queue, service)):
+        tally.stage_ns[model, stage] += spent
+        tally.window_ns[window, model, stage] += spent
+        tally.stage[model, stage, bin_of(spent, COARSE_BITS)] += 1
+    if latency <= cluster.slo[model]:
+        tally.in_time[model] += 1
+        tally.replica_in_time[replica] += 1
+        tally.windows[window, model, 2] += 1
+    else:
+        tally.missed[model, _cause(cluster.slo[model], router, network, batching, queue, service)] += 1
+
+
+@jit
+def _cause(slo: int, router: int, network: int, batching: int, queue: int, service: int) -> int:
+    """Return the stage that made a request late: the longest wait, unless it was late without any."""
+    if network + service > slo:
+        return _SERVICE if service >= network else _NETWORK
+    if queue >= batching and queue >= router:
+        return _QUEUE
+    return _BATCHING if batching >= router else _ROUTER
+
+
+@jit
+def give_up(state: State, tally: Tally, model: int, place: int, cause: int) -> None:
+    """Count a request that gets no answer, and free its place."""
+    if state.arrived[place] >= tally.span[0]:
+        tally.missed[model, cause] += 1
+    state.next[place] = state.free[0]
+    state.free[0] = place
+
+
+@jit
+def window_of(tally: Tally, time: int) -> int:
+    """Return the part of the time line that a time belongs to."""
+    return min(WINDOWS - 1, max(0, int((time - tally.span[0]) * tally.windows_per_ns[0])))

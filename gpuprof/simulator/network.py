@@ -1,0 +1,116 @@
+"""How long a message is on its way: ``a·x**b + c`` milliseconds for ``x`` bytes, with other a, b, c in each range.
+
+Elvinger's thesis, section 4.6.2 (equation and intervals); it measured up to 1 MB, to 100 MB and to 1 GB between two
+machines and prints, of what it fitted, one value: 8.7 ms for 9,633,792 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.errors import InputError
+from gpuprof.simulator.trace import open_rows
+
+#: Upper ends in bytes of the thesis's first two intervals; the third has none.
+INTERVALS = (1e6, 100e6)
+_LEAST_POINTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One interval's function: ``a·x**b + c`` milliseconds up to ``upto_bytes``."""
+
+    upto_bytes: float
+    a: float
+    b: float
+    c: float
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkDelay:
+    """Expected transmission time by size of the message."""
+
+    pieces: tuple[Piece, ...]
+
+    def ms(self, payload_bytes: float) -> float:
+        """Return the milliseconds that a message of this size takes; 0 where there is no network."""
+        for piece in self.pieces:
+            if payload_bytes <= piece.upto_bytes:
+                return float(max(0.0, piece.a * payload_bytes**piece.b + piece.c))
+        return 0.0
+
+
+#: No network between the router and the replicas.
+LOCAL = NetworkDelay(())
+#: The thesis's two machines. It does not print a, b and c: here c is the round trip that it measured (0.322 ms), b is
+#: 1, and a is such that the one value it prints comes out, which is 9.2 Gbit/s.
+THESIS = NetworkDelay((Piece(np.inf, (8.7 - 0.322) / 9_633_792, 1.0, 0.322),))
+
+
+def fit(payload_bytes: Sequence[float], latency_ms: Sequence[float]) -> NetworkDelay:
+    """Return the least-squares fit to measurements, one function for each of the thesis's intervals that has enough.
+
+    Parameters
+    ----------
+    payload_bytes, latency_ms : sequences of float of shape (measurements,)
+
+    Raises
+    ------
+    InputError
+        When no interval holds three sizes, which three parameters need.
+    """
+    x, y = np.asarray(payload_bytes, np.float64), np.asarray(latency_ms, np.float64)
+    pieces, low = [], 0.0
+    for high in (*INTERVALS, np.inf):
+        inside = (x > low) & (x <= high)
+        if len(np.unique(x[inside])) >= _LEAST_POINTS:
+            pieces.append(Piece(high, *_fit_one(x[inside], y[inside])))
+            low = high
+    if not pieces:
+        raise InputError("a network fit needs at least 3 message sizes within one interval", "measure more sizes")
+    last = pieces[-1]
+    return NetworkDelay((*pieces[:-1], Piece(np.inf, last.a, last.b, last.c)))
+
+
+def _fit_one(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Fit a and c for each exponent by least squares, non-negative, and the exponent by a bounded search."""
+    from scipy.optimize import minimize_scalar, nnls
+
+    def solve(b: float) -> tuple[NDArray[np.float64], float]:
+        scale = float(x.max()) ** b
+        weights, residual = nnls(np.column_stack([x**b / scale, np.ones_like(x)]), y)
+        return np.array([weights[0] / scale, weights[1]]), float(residual)
+
+    b = float(minimize_scalar(lambda b: solve(float(b))[1], bounds=(0.1, 3.0), method="bounded").x)
+    (a, c), _ = solve(b)
+    return float(a), b, float(c)
+
+
+def read_measurements(path: Path) -> NetworkDelay:
+    """Fit a CSV of ``payload_bytes,latency_ms``, a line a measurement.
+
+    Raises
+    ------
+    InputError
+        With the line, when it is no such file.
+    """
+    rows = open_rows(path)
+    line, header = next(rows, (1, []))
+    if header != ["payload_bytes", "latency_ms"]:
+        raise InputError(f"{path}:{line}: the header must be payload_bytes,latency_ms but is {','.join(header)!r}")
+    sizes, times = [], []
+    for line, row in rows:
+        try:
+            size, time = (float(cell) for cell in row)
+        except ValueError:
+            raise InputError(f"{path}:{line}: expected two numbers but got {','.join(row)!r}") from None
+        if not (0 < size < np.inf and 0 <= time < np.inf):
+            raise InputError(f"{path}:{line}: a size must be above 0 and a time at least 0 but got {','.join(row)!r}")
+        sizes.append(size)
+        times.append(time)
+    return fit(sizes, times)

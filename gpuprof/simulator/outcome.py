@@ -1,0 +1,219 @@
+"""What a simulation found: goodput, percentiles, stages, misses by cause, utilisation; as rows and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.simulator.arrivals import NS_PER_S
+from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms
+from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Cluster, Tally
+
+SCHEMA = "gpuprof.simulation/1"
+_CDF_POINTS = 400
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutcome:
+    """What one model's clients saw.
+
+    Attributes
+    ----------
+    requests, answered, in_time : int
+        Arrived; answered at all; answered within the SLO.
+    rate_rps, goodput_rps : float
+        Requests, and those within the SLO, per second.
+    in_time_pct : float or None
+        Of the requests; None when there was none.
+    slo_met : bool or None
+        Whether that is at least the percentile asked for.
+    mean_ms, p50_ms, p95_ms, p99_ms, max_ms : float or None
+        Of the answered requests.
+    stage_mean_ms, stage_p99_ms : mapping of str to float
+        By stage: router, network, batching (waiting for others while a process is free), queue (waiting for a process),
+        service.
+    missed : mapping of str to int
+        Requests outside the SLO by cause: the stage that made them late, ``refused`` (hopeless), ``full`` (more in the
+        system than memory is allowed for) or ``failed`` (lost with a device, or nothing there to serve it).
+    """
+
+    model: str
+    slo_ms: float
+    percentile: float
+    requests: int
+    answered: int
+    in_time: int
+    rate_rps: float
+    goodput_rps: float
+    in_time_pct: float | None
+    slo_met: bool | None
+    mean_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    max_ms: float | None
+    stage_mean_ms: Mapping[str, float | None]
+    stage_p99_ms: Mapping[str, float | None]
+    missed: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOutcome:
+    """What one replica did; ``utilization`` is the part of the time that a process of it was busy."""
+
+    place: str
+    model: str
+    batch: int
+    processes: int
+    answered: int
+    throughput_rps: float
+    goodput_rps: float
+    utilization: float
+    mean_batch: float | None
+    p50_ms: float | None
+    p99_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One model over time and its distribution.
+
+    Attributes
+    ----------
+    arrived, answered, in_time : tuple of int, one for each part of the time line
+        By the time of arrival.
+    stage_mean_ms : mapping of str to tuple of float or None
+    latency_ms, fraction : tuple of float
+        Cumulative distribution of the latency.
+    """
+
+    model: str
+    arrived: tuple[int, ...]
+    answered: tuple[int, ...]
+    in_time: tuple[int, ...]
+    stage_mean_ms: Mapping[str, tuple[float | None, ...]]
+    latency_ms: tuple[float, ...]
+    fraction: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """All of it; ``times_s`` are the starts of the parts of the time line and the end of the last."""
+
+    duration_s: float
+    warmup_s: float
+    seed: int
+    method: str
+    models: tuple[ModelOutcome, ...]
+    replicas: tuple[ReplicaOutcome, ...]
+    times_s: tuple[float, ...]
+    series: tuple[Series, ...]
+
+    @property
+    def requests(self) -> int:
+        """Requests counted."""
+        return sum(model.requests for model in self.models)
+
+    @property
+    def goodput_rps(self) -> float:
+        """Requests per second answered within their SLO, of all models."""
+        return sum(model.goodput_rps for model in self.models)
+
+    def document(self) -> dict[str, object]:
+        """Return everything as plain values for JSON."""
+        return {"schema": SCHEMA, "requests": self.requests, "goodput_rps": self.goodput_rps, **asdict(self)}
+
+
+def outcome_of(
+    deployment: DeploymentMap, places: Sequence[Place], cluster: Cluster, tally: Tally, options: Options
+) -> Outcome:
+    """Return what the tally says."""
+    seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
+    names = list(deployment.models)
+    return Outcome(
+        duration_s=options.duration_s,
+        warmup_s=options.warmup_s,
+        seed=options.seed,
+        method="events",
+        models=tuple(_model(deployment, tally, i, name, seconds) for i, name in enumerate(names)),
+        replicas=tuple(_replica(place, tally, i, seconds) for i, place in enumerate(places)),
+        times_s=tuple(float(t) for t in np.linspace(tally.span[0], tally.span[1], WINDOWS + 1) / NS_PER_S),
+        series=tuple(_series(tally, i, name) for i, name in enumerate(names)),
+    )
+
+
+def _model(deployment: DeploymentMap, tally: Tally, i: int, name: str, seconds: float) -> ModelOutcome:
+    asked = deployment.models[name]
+    requests, answered, in_time = int(tally.arrived[i]), int(tally.answered[i]), int(tally.in_time[i])
+    pct = 100.0 * in_time / requests if requests else None
+    means = {stage: float(tally.stage_ns[i, s]) / answered / 1e6 for s, stage in enumerate(STAGES)} if answered else {}
+    quantile = {p: percentile_ms(tally.total[i], FINE_BITS, p) for p in (50.0, 95.0, 99.0)}
+    longest = float(tally.longest[i]) / 1e6
+    return ModelOutcome(
+        model=name,
+        slo_ms=asked.slo_ms,
+        percentile=asked.percentile,
+        requests=requests,
+        answered=answered,
+        in_time=in_time,
+        rate_rps=requests / seconds,
+        goodput_rps=in_time / seconds,
+        in_time_pct=pct,
+        slo_met=None if pct is None else pct >= asked.percentile,
+        mean_ms=sum(means.values()) if answered else None,
+        p50_ms=_at_most(quantile[50.0], longest),
+        p95_ms=_at_most(quantile[95.0], longest),
+        p99_ms=_at_most(quantile[99.0], longest),
+        max_ms=longest if answered else None,
+        stage_mean_ms={stage: means.get(stage) for stage in STAGES},
+        stage_p99_ms={stage: percentile_ms(tally.stage[i, s], COARSE_BITS, 99.0) for s, stage in enumerate(STAGES)},
+        missed={cause: int(tally.missed[i, c]) for c, cause in enumerate(CAUSES)},
+    )
+
+
+def _at_most(value: float | None, longest: float) -> float | None:
+    return None if value is None else min(value, longest)
+
+
+def _replica(place: Place, tally: Tally, i: int, seconds: float) -> ReplicaOutcome:
+    replica, answered, batches = place.replica, int(tally.replica_answered[i]), int(tally.replica_batches[i])
+    return ReplicaOutcome(
+        place=place.name,
+        model=replica.model,
+        batch=replica.batch,
+        processes=replica.processes,
+        answered=answered,
+        throughput_rps=answered / seconds,
+        goodput_rps=int(tally.replica_in_time[i]) / seconds,
+        utilization=float(tally.replica_busy[i]) / (seconds * NS_PER_S * replica.processes),
+        mean_batch=answered / batches if batches else None,
+        p50_ms=percentile_ms(tally.by_replica[i], COARSE_BITS, 50.0),
+        p99_ms=percentile_ms(tally.by_replica[i], COARSE_BITS, 99.0),
+    )
+
+
+def _series(tally: Tally, i: int, name: str) -> Series:
+    answered = tally.windows[:, i, 1]
+    latency, fraction = cdf_ms(tally.total[i], FINE_BITS)
+    # Points for a picture: evenly many by rank, and the tail whole.
+    keep = np.unique(np.searchsorted(fraction, np.linspace(0.0, 1.0, _CDF_POINTS)).clip(max=max(0, len(fraction) - 1)))
+    keep = keep[: len(fraction)]
+    return Series(
+        model=name,
+        arrived=tuple(tally.windows[:, i, 0].tolist()),
+        answered=tuple(answered.tolist()),
+        in_time=tuple(tally.windows[:, i, 2].tolist()),
+        stage_mean_ms={
+            stage: tuple(
+                float(total) / int(count) / 1e6 if count else None
+                for total, count in zip(tally.window_ns[:, i, s], answered, strict=True)
+            )
+            for s, stage in enumerate(STAGES)
+        },
+        latency_ms=tuple(latency[keep].tolist()) if len(latency) else (),
+        fraction=tuple(fraction[keep].tolist()) if len(fraction) else (),
+    )

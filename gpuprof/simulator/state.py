@@ -1,0 +1,185 @@
+"""What the compiled part of the simulator works on: arrays in named tuples.
+
+Letters in the shapes: M models, R replicas, P processes, B largest batch, N places for requests in the system, A and F
+lengths of the stores of arrivals and of service times drawn ahead, W parts of the time line. Times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.simulator.heap import Calendar
+from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+STAGES = ("router", "network", "batching", "queue", "service")
+#: Why a request missed its SLO: the stage that made it late, or that it was never answered.
+CAUSES = (*STAGES, "refused", "full", "failed")
+WINDOWS = 60
+
+
+class Cluster(NamedTuple):
+    """What is simulated; nothing of it changes between two changes of the cluster.
+
+    ``choice`` (of shape (R,)) holds the replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``;
+    ``first_process`` (R + 1,) likewise the processes of a replica. ``settings`` (4,): time of the router for a request;
+    1 for round robin instead of the fastest replica; 1 to refuse hopeless requests; 1 when there may be no more places.
+    """
+
+    slo: Ints
+    request_leg: Ints
+    answer_leg: Ints
+    choice_start: Ints
+    choice: Ints
+    replica_model: Ints
+    batch: Ints
+    latency_ms: Floats
+    max_wait_ms: Floats
+    max_wait: Ints
+    cv: Floats
+    first_process: Ints
+    process_replica: Ints
+    settings: Ints
+
+
+class State(NamedTuple):
+    """Where the simulation stands.
+
+    Requests in the system are places of a pool, chained by ``next``; ``free[0]`` starts the chain of empty places.
+    ``router_until[0]`` is when the router has done all that it was given. ``alive`` (R,): 1 takes requests, 0 takes
+    none any more. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
+    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free;
+    ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
+    """
+
+    calendar: Calendar
+    next: NDArray[np.int32]
+    arrived: Ints
+    joined: Ints
+    free: Ints
+    pending_head: Ints
+    pending_tail: Ints
+    queue_head: Ints
+    queue_tail: Ints
+    waiting: Ints
+    armed: Ints
+    alive: Ints
+    idle_since: Ints
+    free_processes: Ints
+    done_at: Ints
+    expected_at: Ints
+    started_at: Ints
+    idle_before: Ints
+    flight: Ints
+    turn: Ints
+    router_until: Ints
+    store: Ints
+    store_position: Ints
+    store_size: Ints
+    factors: Floats
+    factor_position: Ints
+    busy_ms: Floats
+    finish_ms: Floats
+
+
+class Tally(NamedTuple):
+    """What has been counted, of requests that arrived from ``span[0]`` on; the time line ends at ``span[1]``.
+
+    ``stage_ns`` (M, 5) sums; ``total`` (M, fine bins), ``stage`` (M, 5, coarse bins) and ``by_replica`` (R, coarse
+    bins) histograms; ``missed`` (M, 8) by cause; ``windows`` (W, M, 3): of the requests that arrived in a part of the
+    time line, all, the answered and those in time, ``window_ns`` (W, M, 5) the sums of their stages.
+    """
+
+    span: Ints
+    windows_per_ns: Floats
+    arrived: Ints
+    answered: Ints
+    in_time: Ints
+    missed: Ints
+    stage_ns: Floats
+    longest: Ints
+    total: Ints
+    stage: Ints
+    by_replica: Ints
+    replica_answered: Ints
+    replica_in_time: Ints
+    replica_batches: Ints
+    replica_busy: Ints
+    windows: Ints
+    window_ns: Floats
+
+
+def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
+    """Return the state of an empty cluster at time 0 with room for ``places`` requests in the system."""
+    models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
+    # At most one event stands for each process, for each replica's timer, and two for each model.
+    events = processes + replicas + 2 * models + 1
+    return State(
+        calendar=Calendar(np.zeros(events, np.int64), np.zeros(events, np.int64), np.zeros(1, np.int64)),
+        next=chain(0, places),
+        arrived=np.zeros(places, np.int64),
+        joined=np.zeros(places, np.int64),
+        free=np.zeros(1, np.int64),
+        pending_head=np.full(models, -1),
+        pending_tail=np.full(models, -1),
+        queue_head=np.full(replicas, -1),
+        queue_tail=np.full(replicas, -1),
+        waiting=np.zeros(replicas, np.int64),
+        armed=np.zeros(replicas, np.int64),
+        alive=np.ones(replicas, np.int64),
+        idle_since=np.zeros(replicas, np.int64),
+        free_processes=np.diff(cluster.first_process),
+        done_at=np.full(processes, -1),
+        expected_at=np.zeros(processes, np.int64),
+        started_at=np.zeros(processes, np.int64),
+        idle_before=np.zeros(processes, np.int64),
+        flight=np.full(processes, -1),
+        turn=np.zeros(models, np.int64),
+        router_until=np.zeros(1, np.int64),
+        store=np.zeros((models, store), np.int64),
+        store_position=np.zeros(models, np.int64),
+        store_size=np.zeros(models, np.int64),
+        factors=np.ones((replicas, factors)),
+        factor_position=np.zeros(replicas, np.int64),
+        busy_ms=np.zeros(max(1, int(np.diff(cluster.first_process).max(initial=1)))),
+        finish_ms=np.zeros(max(1, replicas)),
+    )
+
+
+def chain(first: int, last: int) -> NDArray[np.int32]:
+    """Return the links of a chain of empty places from ``first`` to before ``last``."""
+    links = np.arange(first + 1, last + 1, dtype=np.int32)
+    links[-1] = -1
+    return links
+
+
+def new_tally(models: int, replicas: int, begin: int, end: int) -> Tally:
+    """Return a tally of nothing."""
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    return Tally(
+        span=np.array([begin, end], np.int64),
+        windows_per_ns=np.array([WINDOWS / (end - begin)]),
+        arrived=zeros(models),
+        answered=zeros(models),
+        in_time=zeros(models),
+        missed=zeros(models, len(CAUSES)),
+        stage_ns=np.zeros((models, len(STAGES))),
+        longest=zeros(models),
+        total=zeros(models, bins(FINE_BITS)),
+        stage=zeros(models, len(STAGES), bins(COARSE_BITS)),
+        by_replica=zeros(replicas, bins(COARSE_BITS)),
+        replica_answered=zeros(replicas),
+        replica_in_time=zeros(replicas),
+        replica_batches=zeros(replicas),
+        replica_busy=zeros(replicas),
+        windows=zeros(WINDOWS, models, 3),
+        window_ns=np.zeros((WINDOWS, models, len(STAGES))),
+    )

@@ -1,0 +1,60 @@
+"""Small deployment maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprof.deployment import (
+    DeployedModel,
+    DeploymentMap,
+    Gpu,
+    MapPrediction,
+    Node,
+    Partition,
+    Replica,
+    ReplicaPrediction,
+)
+
+
+def replica(
+    model: str,
+    latency_ms: Sequence[float],
+    *,
+    processes: int = 1,
+    max_wait_ms: float = 0.0,
+    cv: float = 0.0,
+    rate_rps: float = 1.0,
+) -> Replica:
+    """A replica whose batches of 1, 2, … take ``latency_ms``."""
+    rate = 1000.0 * len(latency_ms) * processes / max(latency_ms[-1], 1e-9)
+    return Replica(
+        model=model,
+        batch=len(latency_ms),
+        processes=processes,
+        max_wait_ms=max_wait_ms,
+        rate_rps=rate_rps,
+        batch_latency_ms=tuple(latency_ms),
+        predicted=ReplicaPrediction(
+            latency_ms=latency_ms[-1], latency_cv=cv, throughput_rps=rate, goodput_rps=rate_rps
+        ),
+    )
+
+
+def deployed(
+    gpus: Sequence[Sequence[Replica]], slo_ms: float = 1e6, gpus_a_node: int = 8, rate_rps: float = 1.0
+) -> DeploymentMap:
+    """A map with these replicas on each GPU; all models have the same SLO."""
+    models = {part.model: DeployedModel(rate_rps=rate_rps, slo_ms=slo_ms) for gpu in gpus for part in gpu}
+    nodes = tuple(
+        Node(
+            name=f"node{first // gpus_a_node}",
+            gpus=tuple(
+                Gpu(index=i, device="a100-80", partitions=(Partition(replicas=tuple(parts)),))
+                for i, parts in enumerate(gpus[first : first + gpus_a_node])
+            ),
+        )
+        for first in range(0, len(gpus), gpus_a_node)
+    )
+    return DeploymentMap(
+        policy="test", models=models, nodes=nodes, predicted=MapPrediction(gpus=len(gpus), goodput_rps=0.0)
+    )

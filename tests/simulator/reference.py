@@ -1,0 +1,71 @@
+"""The rules of the runtime played through as plainly as can be, with the runtime's own objects, to compare with."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.batching import batch_size_now
+from gpuprof.deployment import Replica
+from gpuprof.routing import ReplicaLoad, RoutingRule
+
+
+@dataclass
+class Server:
+    """One replica: its queue of (arrival, request) and when each process is free."""
+
+    replica: Replica
+    queue: deque[tuple[int, int]] = field(default_factory=deque)
+    free_at: list[int] = field(default_factory=list)
+    idle: list[bool] = field(default_factory=list)
+
+    def load(self, now: int) -> ReplicaLoad:
+        oldest = (now - self.queue[0][0]) * 1e-6 if self.queue else 0.0
+        busy = tuple(max(0, t - now) * 1e-6 for t in self.free_at)
+        assert self.replica.batch_latency_ms is not None
+        return ReplicaLoad(len(self.queue), oldest, busy, self.replica.batch_latency_ms, self.replica.max_wait_ms)
+
+
+def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule) -> list[int]:
+    """Return when each request is answered, all of one model, without randomness; times in nanoseconds."""
+    servers = [Server(r, free_at=[0] * r.processes, idle=[True] * r.processes) for r in replicas]
+    first_process = [sum(r.processes for r in replicas[:i]) for i in range(len(replicas))]
+    events: list[tuple[int, int, int]] = [(time, 2, i) for i, time in enumerate(arrivals)]
+    heapq.heapify(events)
+    answered = [0] * len(arrivals)
+
+    def start(s: int, now: int) -> None:
+        server, replica = servers[s], replicas[s]
+        assert replica.batch_latency_ms is not None
+        while any(server.idle) and server.queue:
+            limit = round(replica.max_wait_ms * 1e6)
+            over = now - server.queue[0][0] >= limit
+            waited = (
+                replica.max_wait_ms if over else min((now - server.queue[0][0]) * 1e-6, replica.max_wait_ms * 0.999999)
+            )
+            size = batch_size_now(len(server.queue), replica.batch, waited, replica.max_wait_ms)
+            if size == 0:
+                heapq.heappush(events, (server.queue[0][0] + limit, 4, s))
+                return
+            process = server.idle.index(True)
+            done = now + int(replica.batch_latency_ms[size - 1] * 1e6 + 0.5)
+            for _ in range(size):
+                answered[server.queue.popleft()[1]] = done
+            server.idle[process], server.free_at[process] = False, done
+            heapq.heappush(events, (done, 1, first_process[s] + process))
+
+    while events:
+        now, kind, ident = heapq.heappop(events)
+        if kind == 1:
+            s = max(i for i in range(len(replicas)) if first_process[i] <= ident)
+            servers[s].idle[ident - first_process[s]] = True
+            start(s, now)
+        elif kind == 2:
+            s = rule.choose([server.load(now) for server in servers])
+            servers[s].queue.append((now, ident))
+            start(s, now)
+        else:
+            start(ident, now)
+    return answered

@@ -1,0 +1,315 @@
+"""The engine: event order, conservation, failures, bounds, the same rules as the runtime, and queueing theory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuprof.deployment import DeploymentMap, Replica
+from gpuprof.errors import InputError
+from gpuprof.routing import routing_rule
+from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Gamma, Recorded
+from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.compiled import HAS_NUMBA
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.failures import Failure, parse_failure
+from gpuprof.simulator.outcome import ModelOutcome, Outcome
+from tests.simulator.maps import deployed, replica
+from tests.simulator.reference import play
+
+needs_speed = pytest.mark.skipif(not HAS_NUMBA, reason="millions of requests are too many without numba")
+
+
+def at(*milliseconds: float) -> Recorded:
+    return Recorded(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
+
+
+def outcome(
+    replicas: Sequence[Replica], *milliseconds: float, slo_ms: float = 1e6, options: Options | None = None
+) -> ModelOutcome:
+    """Each replica on a GPU of its own, and one model."""
+    done = simulate(deployed([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or Options(1.0))
+    return done.models[0]
+
+
+def test_a_lone_request_takes_the_service_time() -> None:
+    seen = outcome([replica("m", [5.0])], 0.0)
+    assert (seen.mean_ms, seen.p50_ms, seen.max_ms) == (5.0, 5.0, 5.0)
+
+
+def test_a_part_of_a_batch_waits_for_others_and_then_goes() -> None:
+    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 1.0)
+    assert seen.stage_mean_ms["batching"] == 1.5
+    assert seen.stage_mean_ms["service"] == 6.0
+    assert seen.stage_mean_ms["queue"] == 0.0
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    assert outcome([replica("m", [5.0, 6.0], max_wait_ms=50.0)], 0.0, 1.0).max_ms == 7.0
+
+
+def test_a_request_that_comes_as_the_wait_ends_joins_the_batch() -> None:
+    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, 2.0)
+    assert seen.stage_mean_ms["service"] == 6.0
+
+
+def test_a_process_that_is_free_at_the_instant_of_arrival_takes_the_request() -> None:
+    seen = outcome([replica("m", [5.0])], 0.0, 5.0)
+    assert seen.max_ms == 5.0
+
+
+def test_waiting_for_a_process_is_queueing_not_batching() -> None:
+    seen = outcome([replica("m", [5.0, 5.0])], 0.0, 1.0)
+    assert seen.stage_mean_ms["queue"] == 2.0
+    assert seen.stage_mean_ms["batching"] == 0.0
+
+
+def test_the_router_is_one_server_for_all() -> None:
+    seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=Options(1.0, router_ms=1.0))
+    assert seen.stage_mean_ms["router"] == 2.0
+    assert seen.max_ms == 8.0
+
+
+def test_both_legs_of_the_network_count() -> None:
+    seen = outcome([replica("m", [5.0])], 0.0, options=Options(1.0, legs_ms={"m": (2.0, 0.5)}))
+    assert seen.stage_mean_ms["network"] == 2.5
+    assert seen.mean_ms == 7.5
+
+
+def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
+    done = simulate(deployed([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, Options(1.0))
+    assert [r.answered for r in done.replicas] == [1, 2]
+
+
+def test_round_robin_takes_each_in_turn() -> None:
+    done = simulate(
+        deployed([[replica("m", [10.0])], [replica("m", [4.0])]]),
+        {"m": at(0.0, 0.0, 0.0, 0.0)},
+        Options(1.0, routing="round-robin"),
+    )
+    assert [r.answered for r in done.replicas] == [2, 2]
+
+
+def test_a_hopeless_request_is_refused_when_asked() -> None:
+    seen = outcome([replica("m", [5.0])], 0.0, 1.0, 2.0, slo_ms=9.0, options=Options(1.0, refuse_hopeless=True))
+    assert (seen.answered, seen.missed["refused"], seen.in_time) == (2, 1, 2)
+
+
+def test_a_miss_has_a_cause() -> None:
+    assert outcome([replica("m", [5.0])], 0.0, slo_ms=4.0).missed["service"] == 1
+    assert outcome([replica("m", [5.0])], 0.0, 0.0, slo_ms=6.0).missed["queue"] == 1
+    assert (
+        outcome([replica("m", [2.0, 2.0], max_wait_ms=4.5)], 0.0, slo_ms=6.0).missed["batching"] == 0
+    )  # wait_limit_ms
+    slow = Options(1.0, router_ms=5.0)
+    assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=slow).missed["router"] == 1
+    far = Options(1.0, legs_ms={"m": (6.0, 3.0)})
+    assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=far).missed["network"] == 1
+
+
+def test_a_gpu_that_fails_loses_its_batch_and_its_queue_goes_elsewhere() -> None:
+    seen = simulate(
+        deployed([[replica("m", [100.0])], [replica("m", [100.0])]]),
+        {"m": at(0.0, 0.0, 1.0, 1.0)},
+        Options(1.0, failures=(Failure("node0", 0, 0.010),)),
+    )
+    assert seen.models[0].missed["failed"] == 1
+    assert [r.answered for r in seen.replicas] == [0, 3]
+    assert seen.models[0].max_ms == pytest.approx(299.0)
+
+
+def test_a_node_that_comes_back_serves_again() -> None:
+    seen = outcome(
+        [replica("m", [5.0])], 0.0, 20.0, 50.0, options=Options(1.0, failures=(Failure("node0", None, 0.010, 0.020),))
+    )
+    assert (seen.answered, seen.missed["failed"]) == (2, 1)
+
+
+def test_a_model_without_replicas_answers_nothing() -> None:
+    deployment = deployed([[replica("m", [5.0])]])
+    models = {**deployment.models, "other": deployment.models["m"]}
+    seen = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, Options(1.0))
+    assert seen.models[1].missed["failed"] == 1
+
+
+def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
+    options = Options(1.0, max_in_system=512)
+    seen = simulate(deployed([[replica("m", [10.0])]]), {"m": Constant(100_000.0)}, options).models[0]
+    assert seen.missed["full"] + seen.answered == seen.requests == 99_999
+    assert seen.answered == pytest.approx(512 + 100, abs=2)
+
+
+def test_what_arrives_before_the_warm_up_ends_is_not_counted() -> None:
+    seen = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=Options(1.0, warmup_s=0.5))
+    assert (seen.requests, seen.rate_rps) == (1, 2.0)
+
+
+def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
+    with pytest.raises(InputError, match="the map holds no replicas"):
+        simulate(deployed([[]]), {}, Options(1.0))
+    with pytest.raises(InputError) as error:
+        simulate(deployed([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, Options(1.0))
+    assert str(error.value) == "the map has no model 'x' (it has m)"
+    with pytest.raises(InputError, match="unknown routing rule 'slowest'"):
+        simulate(deployed([[replica("m", [5.0])]]), {}, Options(1.0, routing="slowest"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node0@30s", Failure("node0", None, 30.0)),
+        ("node0/1@500ms", Failure("node0", 1, 0.5)),
+        ("node0/1@1m+10s", Failure("node0", 1, 60.0, 10.0)),
+    ],
+)
+def test_failures_are_read_from_text(text: str, expected: Failure) -> None:
+    assert parse_failure(text, deployed([[replica("m", [5.0])], [replica("m", [5.0])]])) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("node0", "cannot read the failure 'node0'"),
+        ("node7@3s", "unknown node 'node7'"),
+        ("node0/4@3s", "node0 has no GPU 4 (it has 0)"),
+        ("node0@soon", "cannot read the time of a failure from 'soon'"),
+    ],
+)
+def test_failures_that_cannot_be(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_failure(text, deployed([[replica("m", [5.0])]]))
+    assert message in str(error.value)
+
+
+_replicas = st.builds(
+    lambda first, more, processes, wait: replica(
+        "m", [first + 0.25 * sum(more[:i]) for i in range(len(more) + 1)], processes=processes, max_wait_ms=wait / 4
+    ),
+    first=st.integers(1, 8).map(float),
+    more=st.lists(st.integers(0, 4), max_size=3),
+    processes=st.integers(1, 3),
+    wait=st.integers(0, 12),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    replicas=st.lists(_replicas, min_size=1, max_size=4),
+    gaps=st.lists(st.integers(0, 8), min_size=1, max_size=40),
+    rule=st.sampled_from(["fastest", "round-robin"]),
+)
+def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replica], gaps: list[int], rule: str) -> None:
+    times = (np.cumsum(gaps) * 250_000).tolist()
+    expected = play(replicas, times, routing_rule(rule))
+    seen = simulate(
+        deployed([[r] for r in replicas]), {"m": Recorded(np.array(times), 1.0)}, Options(1.0, routing=rule)
+    ).models[0]
+    latencies = [(done - came) / 1e6 for done, came in zip(expected, times, strict=True)]
+    assert seen.answered == len(times)
+    assert seen.mean_ms == pytest.approx(sum(latencies) / len(latencies), rel=1e-9)
+    assert seen.max_ms == pytest.approx(max(latencies), rel=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    load=st.floats(0.1, 3.0),
+    seed=st.integers(0, 2**31),
+    cv=st.sampled_from([0.0, 0.1, 1.5]),
+    refuse=st.booleans(),
+    router_ms=st.sampled_from([0.0, 0.7]),
+    fails=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 900), st.integers(1, 500)), max_size=2),
+)
+def test_every_request_is_answered_or_missed_once(
+    load: float, seed: int, cv: float, refuse: bool, router_ms: float, fails: list[tuple[int, int, int]]
+) -> None:
+    gpus = [[replica("a", [4.0, 5.0], max_wait_ms=1.0, cv=cv), replica("b", [3.0], processes=2, cv=cv)]] * 2
+    failures = tuple(Failure("node0", gpu, start / 1000, lasts / 1000) for gpu, start, lasts in fails)
+    options = Options(1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64)
+    done = simulate(deployed(gpus, 20.0), {"a": Gamma(800 * load), "b": Gamma(1300 * load, 3.0)}, options)
+    for model in done.models:
+        late = sum(count for cause, count in model.missed.items() if cause not in ("refused", "full", "failed"))
+        assert model.requests == model.in_time + sum(model.missed.values())
+        assert model.answered == model.in_time + late
+    assert sum(m.answered for m in done.models) == sum(r.answered for r in done.replicas)
+    assert all(0.0 <= r.utilization <= 1.0 for r in done.replicas)
+
+
+MIX = """
+from tests.simulator.test_engine import mix
+print(mix())
+"""
+
+
+def mixed_map() -> DeploymentMap:
+    return deployed(
+        [
+            [replica("a", [4.0, 5.0, 5.5], max_wait_ms=1.0, cv=0.3), replica("b", [3.0], processes=2)],
+            [replica("a", [3.0, 4.0], processes=2, cv=0.1)],
+        ],
+        15.0,
+    )
+
+
+def mix(seed: int = 5) -> str:
+    """A run that uses everything, as a hash of its outcome."""
+    options = Options(
+        2.0,
+        warmup_s=0.25,
+        seed=seed,
+        router_ms=0.01,
+        legs_ms={"a": (0.2, 0.1)},
+        failures=(Failure("node0", 1, 0.8, 0.5),),
+    )
+    arrivals: dict[str, Arriving] = {"a": Bursts(600.0, 4.0, 0.1, 0.3), "b": Gamma(400.0, 2.0)}
+    return hashlib.sha256(json.dumps(simulate(mixed_map(), arrivals, options).document()).encode()).hexdigest()
+
+
+def test_a_seed_gives_the_same_bytes() -> None:
+    assert mix() == mix()
+    assert mix() != mix(seed=6)
+
+
+@needs_speed
+def test_compiled_and_plain_python_give_the_same_bytes() -> None:
+    root = Path(__file__).parents[2]
+    plain = subprocess.run(
+        [sys.executable, "-c", MIX],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert plain.stdout.strip() == mix()
+
+
+def long_run(server: Replica, rate_rps: float, seconds: float) -> Outcome:
+    return simulate(deployed([[server]]), {"m": Gamma(rate_rps)}, Options(seconds, warmup_s=seconds / 50, seed=1))
+
+
+@needs_speed
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_one_server_of_constant_service_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
+    seen = long_run(replica("m", [1.0]), 1000.0 * load, 6000.0).models[0]
+    assert seen.stage_mean_ms["queue"] == pytest.approx(load / (2 * (1 - load)), rel=0.01)
+
+
+@needs_speed
+@pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7), (8, 0.8)])
+def test_servers_of_exponential_service_wait_as_erlang_says(servers: int, load: float) -> None:
+    seen = long_run(replica("m", [1.0], processes=servers, cv=1.0), 1000.0 * servers * load, 8000.0 / servers).models[0]
+    offered = servers * load
+    waits = offered**servers / math.factorial(servers) / (1 - load)
+    probability = waits / (sum(offered**k / math.factorial(k) for k in range(servers)) + waits)
+    assert seen.stage_mean_ms["queue"] == pytest.approx(probability / (servers * (1 - load)), rel=0.01)
