@@ -20,6 +20,8 @@ VERBS = {
     "place": "place",
     "serve": "serve",
     "load": "load",
+    "similarity": "similarity",
+    "merge": "merge",
     "check": "check",
     "zoo": "zoo",
     "db": "db",

@@ -1,0 +1,166 @@
+"""``gpuprof merge``: several models that share weights become one graph."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say
+from gpuprof.errors import InfeasibleError, InputError
+
+if TYPE_CHECKING:
+    from gpuprof.merging.pipeline import MergeOptions
+    from gpuprof.merging.proposal import Proposals
+    from gpuprof.merging.report import MergeReport
+
+_SUMMARY = (
+    Column("file", "file", right=False),
+    Column("models", "models", lambda value: ", ".join(value) if isinstance(value, list) else str(value), right=False),
+    Column("operators_merged", "operators merged"),
+    Column("operators", "of"),
+    Column("other_ops_merged", "other ops"),
+    Column("weight_bytes_before", "weights MiB", mebibytes),
+    Column("weight_bytes_after", "merged MiB", mebibytes),
+    Column("predicted_gain_us", "predicted gain µs", number()),
+    Column("largest_difference", "largest difference", number()),
+)
+_OPERATORS = (
+    Column("how", "how", right=False),
+    Column("op_type", "type", right=False),
+    Column("operators", "operators", lambda v: " + ".join(v) if isinstance(v, list) else str(v), right=False),
+    Column("similarity", "similarity", number()),
+    Column("weight_bytes", "weights MiB", mebibytes),
+    Column("saved_bytes", "saved MiB", mebibytes),
+    Column("reason", "why not", right=False),
+)
+_DIFFERENCES = (
+    Column("model", "model", right=False),
+    Column("output", "output", right=False),
+    Column("dtype", "type", right=False),
+    Column("relative", "difference", number()),
+    Column("tolerance", "tolerated", number()),
+    Column("call", "in the call", right=False),
+)
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False,
+    omega: Annotated[float, typer.Option(help="Least similarity of operators to merge.")] = 0.4,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Largest relative difference of an output.", show_default="1e-4, for float16 4e-3"),
+    ] = None,
+    weight_tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7,
+    eps: Annotated[float, typer.Option(help="Largest edit distance of two architectures, per op and edge.")] = 0.25,
+    dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None,
+    batch: Annotated[list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE.")] = None,
+    device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Merge models that share weights into one graph, prove that it gives the same, and write it."""
+    from gpuprof.cli.devices import resolve_device
+    from gpuprof.merging.gain import rates_of
+    from gpuprof.merging.pipeline import MergeOptions
+    from gpuprof.merging.proposal import propose_merges
+
+    chosen = chosen_format(as_json, as_csv)
+    if len(models) < 2:
+        raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
+    options = MergeOptions(
+        omega=omega,
+        weight_tolerance=weight_tolerance,
+        eps=eps,
+        proof_tolerance=tolerance,
+        force=force,
+        dims=_sizes("--dim", dim or []),
+        batches=_sizes("--batch", batch or []),
+        rates=rates_of(resolve_device(device, None)),
+    )
+    _check_output(output, models)
+    proposals = propose_merges(models, options)
+    _check_names(options, models, proposals)
+    for name, reason in proposals.left_out:
+        say(f"{name} is not merged: {reason}")
+    if not proposals.merges:
+        raise InfeasibleError("nothing to merge, so nothing is written", _advice(proposals))
+    written = [
+        (path, p.write(path)) for path, p in zip(_paths(output, len(proposals.merges)), proposals.merges, strict=True)
+    ]
+    rows = [_summary(path, result, full=report and as_json) for path, result in written]
+    if report and not as_json:
+        for path, result in written:
+            print_rows(_operator_rows(result), _OPERATORS, chosen, f"operators of {path}")
+            if not as_csv:
+                print_rows(_difference_rows(result), _DIFFERENCES, chosen, f"outputs of {path}")
+        if as_csv:
+            return
+    print_rows(rows, _SUMMARY, chosen)
+
+
+def _sizes(option: str, given: list[str]) -> dict[str, int]:
+    """Read ``NAME=SIZE``."""
+    found = {}
+    for text in given:
+        name, equals, size = text.rpartition("=")
+        if not equals or not name or not size.isdigit() or int(size) < 1:
+            raise InputError(f"cannot read {option} {text!r}", f"write it as {option} NAME=SIZE")
+        found[name] = int(size)
+    return found
+
+
+def _check_output(output: Path, models: list[Path]) -> None:
+    if any(output.resolve() == model.resolve() for model in models):
+        raise InputError(f"{output} is one of the models to merge", "write to another file")
+
+
+def _check_names(options: MergeOptions, models: list[Path], proposals: Proposals) -> None:
+    known = {name for p in proposals.merges for name in p.models} | {name for name, _ in proposals.left_out}
+    for name in options.batches:
+        if name not in known:
+            raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(known))}")
+
+
+def _advice(proposals: Proposals) -> str:
+    reasons = {reason for _, reason in proposals.left_out}
+    return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""
+
+
+def _paths(output: Path, count: int) -> list[Path]:
+    return [output if i == 0 else output.with_stem(f"{output.stem}-{i + 1}") for i in range(count)]
+
+
+def _summary(path: Path, result: MergeReport, full: bool) -> dict[str, object]:
+    worst = result.proof.worst if result.proof else None
+    row: dict[str, object] = {
+        "file": str(path),
+        "models": list(result.models),
+        "operators_merged": sum(len(row.operators) for row in result.merged),
+        "operators": sum(len(row.operators) for row in result.operators),
+        "other_ops_merged": result.other_ops_merged,
+        "weight_bytes_before": result.weight_bytes_before,
+        "weight_bytes_after": result.weight_bytes_after,
+        "predicted_gain_us": 1e6 * result.gain_s,
+        "largest_difference": worst.relative if worst else None,
+    }
+    if full:
+        row |= {"report": _operator_rows(result), "outputs": _difference_rows(result)}
+        row["calls"] = list(result.proof.calls) if result.proof else []
+    return row
+
+
+def _operator_rows(result: MergeReport) -> list[dict[str, object]]:
+    from dataclasses import asdict
+
+    return [asdict(row) | {"models": list(row.models), "operators": list(row.operators)} for row in result.operators]
+
+
+def _difference_rows(result: MergeReport) -> list[dict[str, object]]:
+    from dataclasses import asdict
+
+    return [asdict(one) for one in result.proof.differences] if result.proof else []

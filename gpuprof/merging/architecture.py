@@ -1,0 +1,166 @@
+"""Groups models by architecture: DBSCAN over the edit distance of their operator graphs (USHER §3.4.1).
+
+The edit distance counts the operators and edges to add, delete or replace until two graphs are the same. It is NP-hard.
+For graphs of up to `EXACT_NODES` operators it is computed exactly (networkx); for larger ones it is bounded from
+above by the assignment of Riesen and Bunke (2009): the operators of both graphs are matched by the Hungarian
+algorithm with a cost that looks at each operator's type and the types around it, and the edit that this matching
+implies is counted. Graphs that are the same are found to be the same at once, and get exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.merging.source import Source
+from gpuprof.onnx_nodes import captured
+
+#: Larger graphs are approximated: exact search takes seconds beyond this.
+EXACT_NODES = 7
+#: Largest distance inside a group, in edits per operator. The paper's 10⁻⁷ groups identical graphs only; models
+#: fine-tuned to another task differ in their head.
+DEFAULT_EPS = 0.25
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A model as the graph of its operators' types.
+
+    Attributes
+    ----------
+    types : tuple of str
+    edges : tuple of (int, int)
+        Producer, consumer.
+    """
+
+    types: tuple[str, ...]
+    edges: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def around(self) -> tuple[tuple[Counter[str], Counter[str]], ...]:
+        """For each operator the types of those before and after it."""
+        before: list[Counter[str]] = [Counter() for _ in self.types]
+        after: list[Counter[str]] = [Counter() for _ in self.types]
+        for producer, consumer in self.edges:
+            after[producer][self.types[consumer]] += 1
+            before[consumer][self.types[producer]] += 1
+        return tuple(zip(before, after, strict=True))
+
+
+def architecture_of(source: Source) -> Architecture:
+    """Return the operator graph of a normalised source."""
+    producer = {name: i for i, node in enumerate(source.nodes) for name in node.output if name}
+    edges = {
+        (producer[name], i)
+        for i, node in enumerate(source.nodes)
+        for name in (*node.input, *captured(node))
+        if name in producer
+    }
+    return Architecture(tuple(node.op_type for node in source.nodes), tuple(sorted(edges)))
+
+
+def edit_distance(a: Architecture, b: Architecture) -> float:
+    """Return the edit distance of two operator graphs: exact for small ones, else an upper bound."""
+    if a == b:
+        return 0.0
+    if max(len(a.types), len(b.types)) <= EXACT_NODES:
+        return _exact(a, b)
+    return _implied(a, b, _assignment(a, b))
+
+
+def relative_distance(a: Architecture, b: Architecture) -> float:
+    """Return the edit distance for each operator and edge of the larger graph, about 0 to 1."""
+    size = max(len(a.types) + len(a.edges), len(b.types) + len(b.edges))
+    return edit_distance(a, b) / size if size else 0.0
+
+
+def group_architectures(architectures: Sequence[Architecture], eps: float = DEFAULT_EPS) -> list[list[int]]:
+    """Return groups of positions whose architectures are similar, in order of their first member.
+
+    Parameters
+    ----------
+    architectures : sequence of Architecture
+    eps : float
+        DBSCAN's neighbourhood, as `relative_distance`.
+    """
+    from sklearn.cluster import DBSCAN
+
+    n = len(architectures)
+    distances = np.zeros((n, n))
+    for i in range(n):
+        for j in range(i):
+            distances[i, j] = distances[j, i] = relative_distance(architectures[i], architectures[j])
+    labels = DBSCAN(eps=max(eps, 1e-12), min_samples=1, metric="precomputed").fit(distances).labels_
+    groups: dict[int, list[int]] = {}
+    for position, found in enumerate(labels):
+        groups.setdefault(int(found), []).append(position)
+    return list(groups.values())
+
+
+def _exact(a: Architecture, b: Architecture) -> float:
+    import networkx as nx
+
+    graphs = []
+    for architecture in (a, b):
+        graph = nx.DiGraph()
+        graph.add_nodes_from((i, {"type": kind}) for i, kind in enumerate(architecture.types))
+        graph.add_edges_from(architecture.edges)
+        graphs.append(graph)
+    found = nx.graph_edit_distance(*graphs, node_match=lambda x, y: x["type"] == y["type"])
+    return float(found)
+
+
+def _assignment(a: Architecture, b: Architecture) -> dict[int, int]:
+    """Return the matching of operators with the least local edit cost."""
+    from scipy.optimize import linear_sum_assignment
+
+    n, m = len(a.types), len(b.types)
+    large = 4.0 * (n + m + len(a.edges) + len(b.edges)) + 1
+    costs = np.full((n + m, n + m), large)
+    costs[:n, :m] = _replacing(a, b)
+    costs[n:, m:] = 0.0
+    costs[np.arange(n), m + np.arange(n)] = [1 + _degree(x) / 2 for x in a.around]
+    costs[n + np.arange(m), np.arange(m)] = [1 + _degree(x) / 2 for x in b.around]
+    rows, columns = linear_sum_assignment(costs)
+    return {int(i): int(j) for i, j in zip(rows, columns, strict=True) if i < n and j < m}
+
+
+def _replacing(a: Architecture, b: Architecture) -> npt.NDArray[np.float64]:
+    kinds = sorted({*a.types, *b.types})
+    at = {kind: i for i, kind in enumerate(kinds)}
+
+    def table(architecture: Architecture, side: int) -> npt.NDArray[np.float64]:
+        found = np.zeros((len(architecture.types), len(kinds)))
+        for i, sides in enumerate(architecture.around):
+            for kind, count in sides[side].items():
+                found[i, at[kind]] = count
+        return found
+
+    types = [np.array([at[kind] for kind in x.types]) for x in (a, b)]
+    costs: npt.NDArray[np.float64] = (types[0][:, None] != types[1][None, :]).astype(np.float64)
+    position = [np.arange(len(x.types)) / max(1, len(x.types)) for x in (a, b)]
+    # Among equal costs the same place in the graph is preferred: blocks repeat, and their copies look alike.
+    costs += 1e-3 * np.abs(position[0][:, None] - position[1][None, :])
+    for side in (0, 1):
+        ours, theirs = table(a, side), table(b, side)
+        for kind in range(len(kinds)):
+            costs += 0.25 * np.abs(ours[:, kind, None] - theirs[None, :, kind])
+    return costs
+
+
+def _degree(sides: tuple[Counter[str], Counter[str]]) -> int:
+    return sum(side.total() for side in sides)
+
+
+def _implied(a: Architecture, b: Architecture, matching: dict[int, int]) -> float:
+    """Return how many edits turn ``a`` into ``b`` when operators are matched so."""
+    replaced = sum(a.types[i] != b.types[j] for i, j in matching.items())
+    unmatched = len(a.types) + len(b.types) - 2 * len(matching)
+    theirs = set(b.edges)
+    kept = sum((matching.get(p, -1), matching.get(c, -1)) in theirs for p, c in a.edges)
+    return float(replaced + unmatched + len(a.edges) + len(b.edges) - 2 * kept)

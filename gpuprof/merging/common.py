@@ -1,0 +1,256 @@
+"""The longest common submatrix of every pair out of two lists of matrices, each by the search that suits it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.merging.lattice import distinct_values, is_lattice, lattice_block
+from gpuprof.merging.seeds import Matches, Pool, neighbour_matches
+from gpuprof.merging.submatrix import (
+    EMPTY,
+    TOLERANCE,
+    CommonBlock,
+    Matrix,
+    better,
+    block_at,
+    displacement_work,
+    exhaustive_block,
+    most_possible,
+    same_entries,
+)
+
+Pair = tuple[int, int]
+
+_SMALL_WORK = 2**16
+#: Displacements looked at for one pair of matrices; more only come up where values repeat.
+_MOST_DISPLACEMENTS = 4096
+_SAMPLE = 4096
+
+
+def common_blocks(
+    first: Sequence[Matrix],
+    second: Sequence[Matrix],
+    pairs: Iterable[Pair] | None = None,
+    tolerance: float = TOLERANCE,
+) -> dict[Pair, CommonBlock]:
+    """Return the longest common submatrix for pairs (position in ``first``, position in ``second``).
+
+    Parameters
+    ----------
+    first, second : sequence of ndarray, shape (rows, columns)
+        Integers and floats of 16 bits agree only when equal; others when they differ by at most ``tolerance``.
+    pairs : iterable of (int, int) or None
+        Which pairs; None means all.
+    tolerance : float
+    """
+    wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
+    search = _Search([_prepared(m) for m in first], [_prepared(m) for m in second], tolerance)
+    return search.run(wanted)
+
+
+def _prepared(matrix: Matrix) -> Matrix:
+    if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 2:
+        return np.ascontiguousarray(matrix)
+    if matrix.dtype.kind in "iub":
+        return np.ascontiguousarray(matrix, np.int64)
+    return np.ascontiguousarray(matrix, np.float32)
+
+
+def _is_exact_type(matrix: Matrix) -> bool:
+    return matrix.dtype.kind != "f" or matrix.dtype.itemsize <= 2
+
+
+@dataclass(slots=True)
+class _Found:
+    """What common neighbours say: displacements at which more than two entries agree, and one pair of entries."""
+
+    larger: set[tuple[int, int]] = field(default_factory=set)
+    two: CommonBlock = EMPTY
+
+    def add(self, other: _Found) -> None:
+        if len(self.larger) <= _MOST_DISPLACEMENTS:
+            self.larger |= other.larger
+        self.two = better(self.two, other.two)
+
+
+class _Search:
+    """One run of `common_blocks`: distinct matrices, and the best block found for each pair of them."""
+
+    def __init__(self, first: Sequence[Matrix], second: Sequence[Matrix], tolerance: float) -> None:
+        self._tolerance = tolerance
+        self._known: dict[str, int] = {}
+        self.matrices: list[Matrix] = []
+        self._first = [self._enter(matrix) for matrix in first]
+        self._second = [self._enter(matrix) for matrix in second]
+        self._values: dict[int, npt.NDArray[np.float64] | None] = {}
+        self._sorted: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
+        self.best: dict[Pair, CommonBlock] = {}
+
+    def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
+        distinct = {self._distinct(i, j) for i, j in wanted}
+        left = sorted(pair for pair in distinct if not self._settle(pair))
+        self._search_pool(left)
+        found = {}
+        for i, j in wanted:
+            a, b = self._first[i], self._second[j]
+            found[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swapped()
+        return found
+
+    def _enter(self, matrix: Matrix) -> int:
+        digest = hashlib.blake2b(matrix.view(np.uint8).data if matrix.size else b"", digest_size=16).hexdigest()
+        key = f"{matrix.dtype}{matrix.shape}{digest}"
+        if key not in self._known:
+            self._known[key] = len(self.matrices)
+            self.matrices.append(matrix)
+        return self._known[key]
+
+    def _distinct(self, i: int, j: int) -> Pair:
+        a, b = self._first[i], self._second[j]
+        return (a, b) if a <= b else (b, a)
+
+    def _settle(self, pair: Pair) -> bool:
+        """Find the block of a pair that needs no search over all matrices; return whether it did not."""
+        a, b = (self.matrices[i] for i in pair)
+        known = self._in_place(pair)
+        self.best[pair] = known
+        if known.area == most_possible(a, b):
+            return True
+        if displacement_work(a, b) <= _SMALL_WORK:
+            self.best[pair] = exhaustive_block(a, b, self._tolerance, known)
+            return True
+        if self._is_lattice(pair):
+            self.best[pair] = lattice_block(a, b, known, self._tolerance)
+            return True
+        return False
+
+    def _in_place(self, pair: Pair) -> CommonBlock:
+        """Return the common block without a displacement, where a sample says that there is one worth computing."""
+        a, b = (self.matrices[i] for i in pair)
+        if pair[0] == pair[1] and a.dtype.kind != "f":
+            return CommonBlock(*a.shape)
+        if a.shape != b.shape:
+            return EMPTY
+        step = max(1, a.size // _SAMPLE)
+        sampled = [m.ravel()[::step][None, :] for m in (a, b)]
+        if not same_entries(sampled[0], sampled[1], self._tolerance).any():
+            return EMPTY
+        return block_at(a, b, 0, 0, self._tolerance)
+
+    def _is_lattice(self, pair: Pair) -> bool:
+        values = []
+        for i in pair:
+            if i not in self._values:
+                self._values[i] = distinct_values(self.matrices[i])
+            values.append(self._values[i])
+        return values[0] is not None and values[1] is not None and is_lattice(values[0], values[1], self._tolerance)
+
+    def _search_pool(self, left: Sequence[Pair]) -> None:
+        if not left:
+            return
+        used = sorted({i for pair in left for i in pair})
+        place = {index: position for position, index in enumerate(used)}
+        asks, answers = [False] * len(used), [False] * len(used)
+        for a, b in left:
+            answers[place[a]] = asks[place[b]] = True
+        pool = Pool([self.matrices[i] for i in used], asks, answers, self._tolerance)
+        open_pairs = {(place[a], place[b]): (a, b) for a, b in left}
+        # Side by side and one above the other are independent; NumPy lets both cores work.
+        with ThreadPoolExecutor(2) as threads:
+            both = list(threads.map(lambda down: self._displacements(pool, open_pairs, down), (False, True)))
+        for pair in left:
+            found = _Found()
+            for part, _ in both:
+                found.add(part.get(pair, _Found()))
+            self._grow(pair, found, any(pair in cut for _, cut in both))
+
+    def _displacements(
+        self, pool: Pool, open_pairs: dict[Pair, Pair], down: bool
+    ) -> tuple[dict[Pair, _Found], set[Pair]]:
+        """Return what the common pairs of neighbours say of each pair of matrices, and which were cut short."""
+        found: dict[Pair, _Found] = {}
+        cut: set[Pair] = set()
+        for matches in neighbour_matches(pool, down):
+            for i, j in matches.unfinished:
+                cut |= {open_pairs[key] for key in ((i, j), (j, i)) if key in open_pairs}
+            for key, chosen in _by_pair(matches, len(pool.matrices)):
+                ahead, behind = matches.first_at[chosen], matches.second_at[chosen]
+                if key not in open_pairs:
+                    key, ahead, behind = (key[1], key[0]), behind, ahead
+                if key in open_pairs:
+                    pair = open_pairs[key]
+                    found.setdefault(pair, _Found()).add(self._verified(pair, ahead, behind, down))
+        return found, cut
+
+    def _verified(self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool) -> _Found:
+        """Return what the true ones among the matches of a pair say."""
+        a, b = (self.matrices[i] for i in pair)
+        rows_a, columns_a = np.divmod(at_a, a.shape[1])
+        rows_b, columns_b = np.divmod(at_b, b.shape[1])
+        step = (1, 0) if down else (0, 1)
+
+        def agree(row: int, column: int) -> npt.NDArray[np.bool_]:
+            ra, ca, rb, cb = rows_a + row, columns_a + column, rows_b + row, columns_b + column
+            inside = (ra >= 0) & (rb >= 0) & (ca >= 0) & (cb >= 0)
+            inside &= (ra < a.shape[0]) & (rb < b.shape[0]) & (ca < a.shape[1]) & (cb < b.shape[1])
+            same = np.zeros(len(ra), np.bool_)
+            same[inside] = same_entries(a[ra[inside], ca[inside]], b[rb[inside], cb[inside]], self._tolerance)
+            return same
+
+        true = agree(0, 0) & agree(*step)
+        rows_a, columns_a, rows_b, columns_b = (x[true] for x in (rows_a, columns_a, rows_b, columns_b))
+        along = agree(-step[0], -step[1]) | agree(2 * step[0], 2 * step[1])
+        side = (step[1], step[0])
+        beside = agree(*side) & agree(step[0] + side[0], step[1] + side[1])
+        beside |= agree(-side[0], -side[1]) & agree(step[0] - side[0], step[1] - side[1])
+        more = along | beside
+        found = _Found()
+        if len(true_rows := np.flatnonzero(~more)):
+            k = true_rows[0]
+            rows, columns = (2, 1) if down else (1, 2)
+            corners = [int(x[k]) for x in (rows_a, columns_a, rows_b, columns_b)]
+            found.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
+        seen = np.unique(np.stack([rows_b - rows_a, columns_b - columns_a], 1)[more], axis=0)
+        found.larger = {(int(d), int(r)) for d, r in seen[: _MOST_DISPLACEMENTS + 1]}
+        return found
+
+    def _grow(self, pair: Pair, found: _Found, cut: bool) -> None:
+        a, b = (self.matrices[i] for i in pair)
+        best = better(self.best[pair], found.two)
+        for down, right in sorted(found.larger)[:_MOST_DISPLACEMENTS]:
+            best = better(best, block_at(a, b, down, right, self._tolerance))
+        if best.area == 0:
+            best = self._single(pair)
+        self.best[pair] = replace(best, exact=not cut and len(found.larger) <= _MOST_DISPLACEMENTS)
+
+    def _single(self, pair: Pair) -> CommonBlock:
+        """Return one entry that both have, or nothing."""
+        a, b = (self.matrices[i] for i in pair)
+        if pair[0] not in self._sorted:
+            order = np.argsort(a, axis=None)
+            self._sorted[pair[0]] = order, a.ravel()[order].astype(np.float64)
+        order, ordered = self._sorted[pair[0]]
+        flat = b.ravel()
+        for begin in range(0, len(flat), _SAMPLE):
+            part = flat[begin : begin + _SAMPLE].astype(np.float64)
+            at = np.minimum(np.searchsorted(ordered, part - self._tolerance), len(ordered) - 1)
+            hit = np.flatnonzero(np.abs(ordered[at] - part) <= self._tolerance)
+            if len(hit):
+                a_row, a_column = divmod(int(order[at[hit[0]]]), a.shape[1])
+                b_row, b_column = divmod(begin + int(hit[0]), b.shape[1])
+                return CommonBlock(1, 1, a_row, a_column, b_row, b_column)
+        return EMPTY
+
+
+def _by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:
+    """Yield each pair of matrices with the positions of its matches."""
+    code = matches.first * count + matches.second
+    order = np.argsort(code, kind="stable")
+    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
+    for chosen in np.split(order, starts[1:]) if len(order) else []:
+        yield (int(matches.first[chosen[0]]), int(matches.second[chosen[0]])), chosen

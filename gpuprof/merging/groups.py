@@ -1,0 +1,194 @@
+"""Which nodes of several models do the same: weighted ones by their similarity, all others by what they are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from gpuprof.merging.common import common_blocks
+from gpuprof.merging.matching import OMEGA, best_matching
+from gpuprof.merging.operators import Moment, Weighted, moments, weight_matrix, weighted_operators
+from gpuprof.merging.similarity import block_similarity
+from gpuprof.merging.source import Source
+from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
+from gpuprof.onnx_nodes import captured
+
+
+@dataclass(slots=True)
+class Group:
+    """Nodes of different models that correspond.
+
+    Attributes
+    ----------
+    nodes : dict of int to int
+        Model → position of its node.
+    moment : Moment
+        When all of them start.
+    operators : dict of int to Weighted
+        Of a group of weighted operators, else empty.
+    similarity : float
+        The least similarity of two of them; 1 for nodes without large weights.
+    blocks : dict of (int, int) to CommonBlock
+        Longest common submatrix of each two of the weights, by models.
+    """
+
+    nodes: dict[int, int]
+    moment: Moment
+    operators: dict[int, Weighted] = field(default_factory=dict)
+    similarity: float = 1.0
+    blocks: dict[tuple[int, int], CommonBlock] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Grouping:
+    """All groups, and the group of each node by (model, position)."""
+
+    groups: list[Group]
+    of_node: dict[tuple[int, int], int]
+    near_misses: list[tuple[int, int, str, float]] = field(default_factory=list)
+
+
+def group_nodes(sources: Sequence[Source], omega: float = OMEGA, tolerance: float = TOLERANCE) -> Grouping:
+    """Return which nodes of normalised ``sources`` correspond.
+
+    The models are taken one after the other, as in §3.4.2. Weighted operators join the groups found so far by the
+    Hungarian algorithm: same type and attributes, same start time, similarity of at least ``omega`` to each member.
+    Any other node joins the group of nodes with the same type, attributes and moment whose inputs come from the
+    same groups and whose constants are equal.
+    """
+    return _Grouper(sources, omega, tolerance).run()
+
+
+class _Grouper:
+    def __init__(self, sources: Sequence[Source], omega: float, tolerance: float) -> None:
+        self._sources = sources
+        self._omega, self._tolerance = omega, tolerance
+        self._moments = [moments(source) for source in sources]
+        self._operators = [{o.position: o for o in weighted_operators(source)} for source in sources]
+        self._inputs = _input_classes(sources)
+        self._by_signature: dict[object, list[int]] = {}
+        self._result = Grouping([], {})
+
+    def run(self) -> Grouping:
+        for model in range(len(self._sources)):
+            matched = self._match(model)
+            made: dict[str, tuple[int, int]] = {}
+            for position, node in enumerate(self._sources[model].nodes):
+                index = matched.get(position)
+                if index is None:
+                    index = self._place(model, position, node, made)
+                self._result.groups[index].nodes[model] = position
+                self._result.of_node[model, position] = index
+                made |= {name: (index, i) for i, name in enumerate(node.output) if name}
+        return self._result
+
+    def _match(self, model: int) -> dict[int, int]:
+        """Return the group that each matched weighted operator of ``model`` joins."""
+        groups = self._result.groups
+        candidates = [
+            (index, position)
+            for index, group in enumerate(groups)
+            for position, operator in self._operators[model].items()
+            if group.operators and self._alike(group, operator, model)
+        ]
+        blocks = self._blocks(candidates, model)
+        edges = {}
+        for index, position in candidates:
+            similarity = min(
+                self._similarity(blocks[index, position, m], groups[index], m, model, position)
+                for m in groups[index].operators
+            )
+            if similarity >= self._omega and similarity > 0:
+                edges[index, position] = similarity
+            else:
+                self._result.near_misses.append((index, model, self._operators[model][position].name, similarity))
+        matched = {}
+        for index, position in best_matching(edges).items():
+            group = groups[index]
+            group.similarity = min(group.similarity, edges[index, position])
+            group.blocks |= {(m, model): blocks[index, position, m] for m in group.operators}
+            group.operators[model] = self._operators[model][position]
+            matched[position] = index
+        return matched
+
+    def _alike(self, group: Group, operator: Weighted, model: int) -> bool:
+        first = next(iter(group.operators.values()))
+        return first.level == operator.level and _said(first.node) == _said(operator.node)
+
+    def _blocks(self, candidates: Sequence[tuple[int, int]], model: int) -> dict[tuple[int, int, int], CommonBlock]:
+        """Return the common block of each candidate with each member of its group."""
+        found: dict[tuple[int, int, int], CommonBlock] = {}
+        for other in range(model):
+            chosen = [(i, p) for i, p in candidates if other in self._result.groups[i].operators]
+            indices, positions = sorted({i for i, _ in chosen}), sorted({p for _, p in chosen})
+            ours = [self._result.groups[i].operators[other] for i in indices]
+            first = [weight_matrix(self._sources[other], operator) for operator in ours]
+            second = [weight_matrix(self._sources[model], self._operators[model][p]) for p in positions]
+            pairs = [(indices.index(i), positions.index(p)) for i, p in chosen]
+            blocks = common_blocks(first, second, pairs, self._tolerance)
+            found |= {(indices[i], positions[j], other): block for (i, j), block in blocks.items()}
+        return found
+
+    def _similarity(self, block: CommonBlock, group: Group, member: int, model: int, position: int) -> float:
+        first = weight_matrix(self._sources[member], group.operators[member])
+        second = weight_matrix(self._sources[model], self._operators[model][position])
+        return block_similarity(block.area, first.size, second.size)
+
+    def _place(self, model: int, position: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> int:
+        """Return the group that a node joins, a new one where none fits."""
+        moment = self._moments[model][position]
+        operator = self._operators[model].get(position)
+        if operator is None and not captured(node):
+            signature = (_said(node), moment, self._given(model, node, made))
+            known = self._by_signature.setdefault(signature, [])
+            for index in known:
+                if model not in self._result.groups[index].nodes:
+                    return index
+            known.append(len(self._result.groups))
+        group = Group({model: position}, moment, {} if operator is None else {model: operator})
+        self._result.groups.append(group)
+        return len(self._result.groups) - 1
+
+    def _given(self, model: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> tuple[object, ...]:
+        source = self._sources[model]
+        given: list[object] = []
+        for i, name in enumerate(node.input):
+            if node.op_type == "Reshape" and i == 1:
+                dims = source.values[node.output[0]].dims
+                # Its target may name the batch, in which models may differ: the rest of the shape is what counts.
+                given.append((len(dims), tuple(None if dim.per_batch else dim for dim in dims[1:])))
+            elif name in source.weights:
+                given.append(source.digest(name))
+            elif name in made:
+                given.append(made[name])
+            else:
+                given.append(self._inputs[model].get(name, name and (model, name)))
+        return tuple(given)
+
+
+def _said(node: NodeProto) -> tuple[object, ...]:
+    """Return type and attributes of a node, to be compared."""
+    attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.attribute)
+    return node.domain, node.op_type, len(node.input), tuple(bool(n) for n in node.input), tuple(attributes)
+
+
+def _input_classes(sources: Sequence[Source]) -> list[dict[str, object]]:
+    """Return for each model's inputs which class they belong to: the same type and shape, in order, namesakes first."""
+    classes: list[dict[str, object]] = []
+    for source in sources:
+        taken: dict[object, int] = {}
+        mine: dict[str, object] = {}
+        for name in sorted(source.inputs, key=lambda name: (name, source.inputs.index(name))):
+            value = source.values[name]
+            kind = (value.dtype, len(value.dims), tuple(None if dim.per_batch else dim for dim in value.dims[1:]))
+            named = ("input", kind, name)
+            shared = all(name in other.inputs for other in sources)
+            if shared:
+                mine[name] = named
+            else:
+                mine[name] = ("input", kind, taken.get(kind, 0))
+                taken[kind] = taken.get(kind, 0) + 1
+        classes.append(mine)
+    return classes

@@ -1,0 +1,382 @@
+"""Writes the merged graph that a plan describes, in standard ONNX operators only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from gpuprof.errors import InputError
+from gpuprof.merged_model import MergedMember, MergedModel, MergedValue, write_description
+from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.source import Array, Size, Source
+from gpuprof.merging.super_operator import SuperOperator, WeightView, bias_of, view_weight
+from gpuprof.onnx_file import elem_type
+from gpuprof.onnx_nodes import graphs_of
+
+_TO_THE_END = np.iinfo(np.int64).max
+
+
+def build_merged(plan: Plan) -> tuple[ModelProto, MergedModel]:
+    """Return the merged model of a plan and its description, which stands in its metadata too.
+
+    Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have
+    one called ``<model>_batch``; it may be 0, which is how a model is absent from a call.
+
+    Raises
+    ------
+    InputError
+        When the models need different versions of the same set of operators.
+    """
+    return _Builder(plan).build()
+
+
+class _Builder:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.nodes: list[NodeProto] = []
+        self.weights: dict[str, TensorProto] = {}
+        self._by_digest: dict[str, str] = {}
+        self._names: dict[tuple[int, str], str] = {}
+        self._laid: dict[tuple[int, int], str] = {}
+        self._cache: dict[object, str] = {}
+        self._taken: set[str] = set()
+        self._outputs: dict[tuple[int, str], str] = {}
+
+    def build(self) -> tuple[ModelProto, MergedModel]:
+        sources = self.plan.sources
+        for m, source in enumerate(sources):
+            for name in source.inputs:
+                self._names[m, name] = self._fresh(f"{source.name}/{name}")
+        for step in self.plan.steps:
+            if step.once:
+                self._once(step)
+            elif step.super_operator is not None:
+                self._super(step, step.super_operator)
+            else:
+                for m in step.models:
+                    self._apart(m, step.node_positions[m])
+        inputs = [self._info(m, name, self._names[m, name]) for m, s in enumerate(sources) for name in s.inputs]
+        outputs = [self._output(m, name) for m, s in enumerate(sources) for name in s.outputs]
+        graph = helper.make_graph(self.nodes, "merged", inputs, outputs, list(self.weights.values()))
+        model = helper.make_model(graph, producer_name="gpuprof", opset_imports=self._opsets())
+        model.ir_version = max(source.ir_version for source in sources)
+        described = self._description()
+        write_description(model, described)
+        return model, described
+
+    # what the graph is made of
+
+    def add(self, op_type: str, inputs: Sequence[str], hint: str, **attributes: Any) -> str:
+        """Add a node with one output and return its name; the same node is added once."""
+        key = (op_type, tuple(inputs), repr(sorted(attributes.items())))
+        if key not in self._cache:
+            output = self._fresh(hint)
+            self.nodes.append(helper.make_node(op_type, list(inputs), [output], name=output, **attributes))
+            self._cache[key] = output
+        return self._cache[key]
+
+    def constant(self, value: Array, hint: str) -> str:
+        """Return the name of a weight with this value, adding it if none is there."""
+        return self._weight(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), hint), hint)
+
+    def numbers(self, *values: int) -> str:
+        """Return the name of a list of whole numbers."""
+        return self.constant(np.array(values, np.int64), "numbers/" + "_".join(map(str, values)))
+
+    def value(self, model: int, name: str) -> str:
+        """Return what stands for a model's own value, taken out of a concatenation if need be."""
+        if not name:
+            return ""
+        if (model, name) in self._names:
+            return self._names[model, name]
+        source = self.plan.sources[model]
+        if name in source.weights:
+            found = self._weight(source.weights[name], f"{source.name}/{name}", source.digest(name))
+        else:
+            place = self.plan.laid[model, name]
+            step = self.plan.steps[place[0]]
+            axis, whole = step.output_axes[place[1]], self._laid[place]
+            if axis is None:
+                found = whole
+            else:
+                names = [self._given(step, m).output[place[1]] for m in step.models]
+                found = self.taken_out(whole, step.models, names, axis, model)
+        self._names[model, name] = found
+        return found
+
+    def together(self, models: Sequence[int], names: Sequence[str], axis: int | None) -> str:
+        """Return the values of several models laid end to end along ``axis``, or the one that they share."""
+        if axis is None:
+            return self.value(models[0], names[0])
+        places = {self.plan.laid.get((m, name)) for m, name in zip(models, names, strict=True)}
+        if len(places) == 1 and (place := places.pop()) is not None:
+            step = self.plan.steps[place[0]]
+            if step.models == tuple(models) and step.output_axes[place[1]] == axis:
+                return self._laid[place]
+        parts = [self.value(m, name) for m, name in zip(models, names, strict=True)]
+        return self.add("Concat", parts, f"shared/{names[0]}/inputs", axis=axis)
+
+    def taken_out(self, whole: str, models: Sequence[int], names: Sequence[str], axis: int, model: int) -> str:
+        """Return the part of a concatenation that belongs to ``model``."""
+        sizes = [self.plan.sources[m].values[name].dims[axis] for m, name in zip(models, names, strict=True)]
+        return self.part(whole, models, sizes, axis, model, names[models.index(model)])
+
+    def part(self, whole: str, models: Sequence[int], sizes: Sequence[Size], axis: int, model: int, name: str) -> str:
+        """Return the part of ``whole`` that belongs to ``model`` when each has its size along ``axis``."""
+        at = list(models).index(model)
+        begin = self._sum(models[:at], sizes[:at])
+        last = at == len(models) - 1
+        end = self.numbers(_TO_THE_END) if last else self._sum(models[: at + 1], sizes[: at + 1])
+        hint = f"{self.plan.sources[model].name}/{name}"
+        return self.add("Slice", [whole, begin, end, self.numbers(axis)], hint)
+
+    def _sum(self, models: Sequence[int], sizes: Sequence[Size]) -> str:
+        """Return the sum of sizes, of which those that hang on a batch are known only at run time."""
+        fixed = sum(size.fixed for size in sizes)
+        terms = [self._size(m, size.per_batch) for m, size in zip(models, sizes, strict=True) if size.per_batch]
+        if fixed or not terms:
+            terms.append(self.numbers(fixed))
+        total = terms[0]
+        for term in terms[1:]:
+            total = self.add("Add", [total, term], "batch/sum")
+        return total
+
+    def _size(self, model: int, factor: int) -> str:
+        source = self.plan.sources[model]
+        assert source.batch_input is not None  # a size that hangs on the batch is only found where it is free
+        name, axis = source.batch_input
+        shape = self.add("Shape", [self._names[model, name]], f"batch/{source.name}/shape")
+        batch = self.add("Slice", [shape, self.numbers(axis), self.numbers(axis + 1)], f"batch/{source.name}")
+        return batch if factor == 1 else self.add("Mul", [batch, self.numbers(factor)], f"batch/{source.name}/{factor}")
+
+    # how a step becomes nodes
+
+    def _given(self, step: Step, model: int) -> NodeProto:
+        return self.plan.sources[model].nodes[step.node_positions[model]]
+
+    def _once(self, step: Step) -> None:
+        first = step.models[0]
+        node = self._given(step, first)
+        inputs = [
+            self.together(step.models, [self._given(step, m).input[i] for m in step.models], axis)
+            if node.input[i]
+            else ""
+            for i, axis in enumerate(step.input_axes)
+        ]
+        if node.op_type == "Reshape":
+            inputs.append(self._target(step))
+        if node.op_type == "Flatten":  # its leading axes may multiply to the batch, which then is no longer in front
+            node = helper.make_node("Reshape", ["", ""], list(node.output), name=node.name)
+            inputs.append(self._target(step))
+        copied = NodeProto.FromString(node.SerializeToString())
+        if node.op_type == "Reshape":
+            del copied.attribute[:]
+        copied.name = self._fresh(f"shared/{node.name or node.op_type}")
+        outputs = [self._fresh(f"shared/{name}") if name else "" for name in node.output]
+        copied.input[:], copied.output[:] = inputs, outputs
+        self.nodes.append(copied)
+        index = self.plan.laid[first, next(name for name in node.output if name)][0]
+        self._laid |= {(index, i): name for i, name in enumerate(outputs) if name}
+
+    def _target(self, step: Step) -> str:
+        axis = step.output_axes[0]
+        first = step.models[0]
+        dims = self.plan.sources[first].values[self._given(step, first).output[0]].dims
+        return self.numbers(*(-1 if i == axis else dim.fixed for i, dim in enumerate(dims)))
+
+    def _apart(self, model: int, position: int) -> None:
+        source = self.plan.sources[model]
+        node = NodeProto.FromString(source.nodes[position].SerializeToString())
+        node.name = self._fresh(f"{source.name}/{node.name or node.op_type}")
+        node.input[:] = [self.value(model, name) for name in node.input]
+        self._rename_nested(model, node)
+        for i, name in enumerate(node.output):
+            if name:
+                node.output[i] = self._names[model, name] = self._fresh(f"{source.name}/{name}")
+        self.nodes.append(node)
+
+    def _rename_nested(self, model: int, node: NodeProto) -> None:
+        """Give what nested graphs take from outside its new name."""
+        for item in node.attribute:
+            for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
+                graphs = list(graphs_of(nested))
+                own = {name for graph in graphs for inner in graph.node for name in inner.output}
+                own |= {x.name for graph in graphs for x in (*graph.input, *graph.initializer)}
+                for graph in graphs:
+                    for inner in graph.node:
+                        inner.input[:] = [n if not n or n in own else self.value(model, n) for n in inner.input]
+                    for info in graph.output:
+                        info.name = info.name if info.name in own else self.value(model, info.name)
+
+    def _super(self, step: Step, shared: SuperOperator) -> None:
+        group = self.plan.group(step)
+        axis = step.input_axes[0]
+        assert axis is not None
+        views = {m: view_weight(self.plan.sources[m], group, m) for m in step.models}
+        names = [self._given(step, m).input[0] for m in step.models]
+        first = step.models[0]
+        product = self._apply(
+            step, self._inputs(step, shared, names, axis), self._block(shared, views[first], first), "shared"
+        )
+        for m in step.models:
+            node = self._given(step, m)
+            sizes = [self.plan.sources[k].values[n].dims[axis] for k, n in zip(step.models, names, strict=True)]
+            own = self.part(product, step.models, sizes, axis, m, f"{node.output[0]}/shared")
+            result = self._with_rest(step, shared, views[m], m, own)
+            bias = bias_of(self.plan.sources[m], group, m)
+            if bias is not None:
+                result = self.add(
+                    "Add",
+                    [result, self._bias(m, bias, views[m])],
+                    f"{self.plan.sources[m].name}/{node.output[0]}/biased",
+                )
+            self._names[m, node.output[0]] = result
+
+    def _block(self, shared: SuperOperator, view: WeightView, model: int) -> Array:
+        begin, out = shared.places[model]
+        return view.part(np.arange(begin, begin + shared.inputs), np.arange(out, out + shared.outputs))
+
+    def _inputs(self, step: Step, shared: SuperOperator, names: Sequence[str], axis: int) -> str:
+        """Return the features that the shared block takes, of all models end to end."""
+        same = (
+            len({shared.places[m][0] for m in step.models}) == 1
+            and len({shared.totals[m][0] for m in step.models}) == 1
+        )
+        if same:
+            whole = self.together(step.models, names, axis)
+            first = step.models[0]
+            return whole if shared.takes_all(first) else self._cut(step, whole, shared.places[first][0], shared.inputs)
+        parts = [
+            self._cut(step, self.value(m, n), shared.places[m][0], shared.inputs)
+            for m, n in zip(step.models, names, strict=True)
+        ]
+        return self.add("Concat", parts, f"shared/{names[0]}/cut", axis=axis)
+
+    def _cut(self, step: Step, value: str, begin: int, count: int) -> str:
+        """Return ``count`` features of a value from ``begin`` on."""
+        return self.add(
+            "Slice",
+            [value, self.numbers(begin), self.numbers(begin + count), self.numbers(self._features(step))],
+            f"{value}/cut",
+        )
+
+    def _features(self, step: Step) -> int:
+        node = self._given(step, step.models[0])
+        return 1 if node.op_type == "Conv" else len(self.plan.sources[step.models[0]].values[node.input[0]].dims) - 1
+
+    def _apply(self, step: Step, data: str, weight: Array, hint: str) -> str:
+        node = self._given(step, step.models[0])
+        name = self.constant(weight, f"{hint}/{node.name or node.output[0]}/weight")
+        if node.op_type != "Conv":
+            return self.add("MatMul", [data, name], f"{hint}/{node.output[0]}/product")
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        return self.add("Conv", [data, name], f"{hint}/{node.output[0]}/product", **attributes)
+
+    def _with_rest(self, step: Step, shared: SuperOperator, view: WeightView, model: int, own: str) -> str:
+        """Add what the other weights of a model give, each part in its place."""
+        hint = self.plan.sources[model].name
+        whole = self.value(model, self._given(step, model).input[0])
+        (begin, out), (inputs, outputs) = shared.places[model], shared.totals[model]
+        here = np.arange(out, out + shared.outputs)
+        if not shared.takes_all(model):
+            sides = [(0, begin), (begin + shared.inputs, inputs)]
+            cut = [self._cut(step, whole, a, b - a) for a, b in sides if b > a]
+            data = cut[0] if len(cut) == 1 else self.add("Concat", cut, f"{hint}/rest", axis=self._features(step))
+            other = np.concatenate([np.arange(a, b) for a, b in sides])
+            rest = self._apply(step, data, view.part(other, here), hint)
+            own = self.add("Add", [own, rest], f"{hint}/sum")
+        everything = np.arange(inputs)
+        before, after = np.arange(out), np.arange(out + shared.outputs, outputs)
+        pieces = [self._apply(step, whole, view.part(everything, before), hint)] if len(before) else []
+        pieces.append(own)
+        if len(after):
+            pieces.append(self._apply(step, whole, view.part(everything, after), hint))
+        return own if len(pieces) == 1 else self.add("Concat", pieces, f"{hint}/placed", axis=self._features(step))
+
+    def _bias(self, model: int, bias: str, view: WeightView) -> str:
+        source = self.plan.sources[model]
+        value = source.array(bias)
+        if view.is_conv:
+            value = value.reshape(1, -1, *(1 for _ in view.data.shape[2:]))
+        return self.constant(value, f"{source.name}/{bias}")
+
+    # names, and what surrounds the graph
+
+    def _weight(self, tensor: TensorProto, hint: str, digest: str | None = None) -> str:
+        if digest is None:
+            said = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
+            said.update(tensor.raw_data or numpy_helper.to_array(tensor).tobytes())
+            digest = said.hexdigest()
+        if digest not in self._by_digest:
+            name = self._fresh(hint)
+            kept = TensorProto()
+            kept.CopyFrom(tensor)
+            kept.name = name
+            self.weights[name] = kept
+            self._by_digest[digest] = name
+        return self._by_digest[digest]
+
+    def _fresh(self, hint: str) -> str:
+        name, count = hint, 1
+        while name in self._taken:
+            count += 1
+            name = f"{hint}_{count}"
+        self._taken.add(name)
+        return name
+
+    def _info(self, model: int, name: str, merged: str) -> onnx.ValueInfoProto:
+        source = self.plan.sources[model]
+        value = source.values[name]
+        return helper.make_tensor_value_info(merged, elem_type(value.dtype), [_dim(source, d) for d in value.dims])
+
+    def _output(self, model: int, name: str) -> onnx.ValueInfoProto:
+        source = self.plan.sources[model]
+        merged = f"{source.name}/{name}"
+        current = self.value(model, name)
+        if current != merged:
+            merged = self._fresh(merged)
+            self.nodes.append(helper.make_node("Identity", [current], [merged], name=f"{merged}/out"))
+        self._outputs[model, name] = merged
+        return self._info(model, name, merged)
+
+    def _opsets(self) -> list[onnx.OperatorSetIdProto]:
+        found: dict[str, int] = {}
+        for source in self.plan.sources:
+            for domain, version in source.opsets.items():
+                if found.setdefault(domain, version) != version:
+                    raise InputError(
+                        f"the models need versions {found[domain]} and {version} of the operators {domain or 'of ONNX'}",
+                        "export them with the same versions",
+                    )
+        return [helper.make_opsetid(domain, version) for domain, version in found.items()]
+
+    def _description(self) -> MergedModel:
+        members = []
+        for m, source in enumerate(self.plan.sources):
+            values = [
+                tuple(
+                    MergedValue(name, merged[m, name], source.values[name].dtype, _plain(source, name))
+                    for name in names
+                )
+                for names, merged in ((source.inputs, self._names), (source.outputs, self._outputs))
+            ]
+            fixed = None if source.batch_input else source.fixed_batch
+            members.append(MergedMember(source.name, str(source.path), source.sha256, values[0], values[1], fixed))
+        return MergedModel(tuple(members))
+
+
+def _dim(source: Source, size: Size) -> int | str | None:
+    if not size.per_batch:
+        return size.fixed
+    if size == Size(0, 1):
+        return f"{source.name}_batch"
+    return f"{source.name}_{size.per_batch}_batch_{size.fixed}"
+
+
+def _plain(source: Source, name: str) -> tuple[int | None, ...]:
+    return tuple(None if size.per_batch else size.fixed for size in source.values[name].dims)

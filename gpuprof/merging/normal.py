@@ -1,0 +1,130 @@
+"""Cleans up a model before it is merged: what is known becomes a constant, what does nothing goes.
+
+Exporters compute shapes by dozens of ops, and two exports of one network differ in them. Once the sizes beside the
+batch are known, all of it but the batch itself is constant, and what remains are the ops that touch data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import NodeProto, helper, numpy_helper
+
+from gpuprof.merging.source import Array, Source
+from gpuprof.onnx_nodes import captured, graphs_of
+
+_NOTHING = {"Identity", "Dropout"}
+_REARRANGED = {"Transpose", "Reshape", "Identity"}
+
+
+def normalise(source: Source) -> None:
+    """Clean up ``source`` in place.
+
+    Known values become weights, weights that are only rearranged are rearranged here, a Reshape's target that
+    varies with the batch is written with -1 for it, ops that do nothing are bridged, and what nobody uses goes.
+    """
+    renamed: dict[str, str] = {}
+    kept = []
+    for node in source.nodes:
+        _rename(node, renamed)
+        if _is_known(source, node) or _rearrange(source, node):
+            continue
+        if node.op_type in _NOTHING and _does_nothing(source, node):
+            renamed[node.output[0]] = node.input[0]
+            continue
+        if node.op_type == "Reshape":
+            _fix_target(source, node)
+        kept.append(node)
+    source.nodes = _used(source, kept)
+    used = {name for node in source.nodes for name in (*node.input, *captured(node))} | set(source.outputs)
+    source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
+
+
+def attribute(node: NodeProto, name: str, default: object = None) -> object:
+    """Return an attribute of a node as a Python value."""
+    for item in node.attribute:
+        if item.name == name:
+            return helper.get_attribute_value(item)
+    return default
+
+
+def whole(node: NodeProto, name: str, default: int) -> int:
+    """Return an attribute that is a whole number."""
+    value = attribute(node, name, default)
+    return value if isinstance(value, int) else default
+
+
+def add_weight(source: Source, name: str, value: Array) -> None:
+    """Add a constant to ``source``."""
+    source.weights[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
+
+
+def _rename(node: NodeProto, renamed: dict[str, str]) -> None:
+    for i, name in enumerate(node.input):
+        if name in renamed:
+            node.input[i] = renamed[name]
+    for item in node.attribute:
+        for nested in (*([item.g] if item.HasField("g") else []), *item.graphs):
+            for graph in graphs_of(nested):
+                for inner in graph.node:
+                    for i, name in enumerate(inner.input):
+                        inner.input[i] = renamed.get(name, name)
+                for info in graph.output:
+                    info.name = renamed.get(info.name, info.name)
+
+
+def _is_known(source: Source, node: NodeProto) -> bool:
+    names = [name for name in node.output if name]
+    if not all(name in source.known and name not in source.outputs for name in names):
+        return False
+    for name in names:
+        add_weight(source, name, source.known[name])
+    return True
+
+
+def _rearrange(source: Source, node: NodeProto) -> bool:
+    """Do to a weight what the node would do to it each time."""
+    names = [name for name in node.input if name]
+    if node.op_type not in _REARRANGED or node.domain or not all(name in source.weights for name in names):
+        return False
+    output = node.output[0]
+    if output in source.outputs:
+        return False
+    value = source.array(node.input[0])
+    if node.op_type == "Transpose":
+        order = attribute(node, "perm")
+        value = np.transpose(value, list(order) if isinstance(order, list | tuple) else None)
+    elif node.op_type == "Reshape":
+        value = value.reshape([dim.at(1) for dim in source.values[output].dims])
+    add_weight(source, output, value)
+    return True
+
+
+def _does_nothing(source: Source, node: NodeProto) -> bool:
+    if node.output[0] in source.outputs or len([name for name in node.output if name]) > 1:
+        return False
+    if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
+        training = source.weights.get(node.input[2])
+        return training is not None and not numpy_helper.to_array(training).any()
+    return True
+
+
+def _fix_target(source: Source, node: NodeProto) -> None:
+    dims = source.values[node.output[0]].dims
+    varying = [axis for axis, dim in enumerate(dims) if dim.per_batch]
+    if node.input[1] in source.weights or len(varying) != 1 or any(dim.fixed == 0 for dim in dims if not dim.per_batch):
+        return
+    target = f"{node.output[0]}/target"
+    while target in source.values or target in source.weights:
+        target += "_"
+    add_weight(source, target, np.array([-1 if dim.per_batch else dim.fixed for dim in dims], np.int64))
+    node.input[1] = target
+
+
+def _used(source: Source, nodes: list[NodeProto]) -> list[NodeProto]:
+    wanted = set(source.outputs)
+    kept = []
+    for node in reversed(nodes):
+        if any(name in wanted for name in node.output):
+            kept.append(node)
+            wanted |= {*node.input, *captured(node)}
+    return kept[::-1]

@@ -1,0 +1,122 @@
+"""The weighted operators of a model: convolutions and matrix products with a constant, and when each starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from onnx import NodeProto
+
+from gpuprof.merging.normal import whole
+from gpuprof.merging.source import Source
+from gpuprof.merging.submatrix import Matrix
+from gpuprof.onnx_nodes import captured
+
+#: Position of the weight among the inputs, by op type.
+WEIGHT_INPUT = {
+    "Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "MatMul": 1, "Gemm": 1, "MatMulInteger": 1,
+    "QLinearMatMul": 3, "Attention": 1, "FusedMatMul": 1, "DeformConv": 1,
+}  # fmt: skip
+_CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a node starts: after how many weighted operators, and then after how many others.
+
+    The paper's start times (§3.2) come from kernel durations; here every weighted operator takes one unit of time
+    and all else next to none, so that the same layer of two models starts at the same time even where their
+    other ops differ a little. Along every edge of a graph moments grow, so nodes merged only at equal moments
+    never form a cycle.
+    """
+
+    level: int
+    depth: int
+
+    def __lt__(self, other: Moment) -> bool:
+        return (self.level, self.depth) < (other.level, other.depth)
+
+
+@dataclass(frozen=True, slots=True)
+class Weighted:
+    """A weighted operator.
+
+    Attributes
+    ----------
+    position : int
+        Of its node in the source.
+    node : NodeProto
+    kind : {"conv", "matmul"}
+    weight : str
+        The constant; behind a DequantizeLinear the quantised one.
+    level : int
+        Its start time: how many weighted operators come before it on the longest way from an input.
+    """
+
+    position: int
+    node: NodeProto
+    kind: str
+    weight: str
+    level: int
+
+    @property
+    def name(self) -> str:
+        """What reports call the operator: its node's name, or what it gives."""
+        return self.node.name or self.node.output[0]
+
+
+def weighted_operators(source: Source) -> list[Weighted]:
+    """Return the weighted operators of a normalised source, in the order of its nodes."""
+    dequantised = {
+        node.output[0]: node.input[0]
+        for node in source.nodes
+        if node.op_type == "DequantizeLinear" and node.input[0] in source.weights
+    }
+    found = []
+    for position, (node, moment) in enumerate(zip(source.nodes, moments(source), strict=True)):
+        weight = _weight(node, source, dequantised)
+        if weight is not None:
+            kind = "conv" if node.op_type in _CONVOLUTIONS else "matmul"
+            found.append(Weighted(position, node, kind, weight, moment.level))
+    return found
+
+
+def moments(source: Source) -> list[Moment]:
+    """Return when each node starts."""
+    dequantised = {
+        node.output[0]: node.input[0]
+        for node in source.nodes
+        if node.op_type == "DequantizeLinear" and node.input[0] in source.weights
+    }
+    ready: dict[str, Moment] = {}
+    found = []
+    for node in source.nodes:
+        given = [ready[name] for name in (*node.input, *captured(node)) if name in ready]
+        level = max((moment.level for moment in given), default=0)
+        depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0)
+        moment = Moment(level, depth)
+        found.append(moment)
+        after = Moment(level + 1, 0) if _weight(node, source, dequantised) is not None else moment
+        ready |= dict.fromkeys((name for name in node.output if name), after)
+    return found
+
+
+def weight_matrix(source: Source, operator: Weighted) -> Matrix:
+    """Return the weight as the matrix of the paper: (inputs, outputs), for a convolution (filters, rest)."""
+    array: Any = source.array(operator.weight)
+    if array.dtype.kind not in "fiub":  # bfloat16 and the eight-bit floats, which NumPy has no arithmetic for
+        array = array.astype("float32").astype("float16" if array.dtype.itemsize == 1 else "float32")
+    if operator.kind == "conv":
+        return array.reshape(array.shape[0], -1)  # type: ignore[no-any-return]
+    if operator.node.op_type == "Gemm" and whole(operator.node, "transB", 0):
+        return array.T  # type: ignore[no-any-return]
+    return array.reshape(-1, array.shape[-1])  # type: ignore[no-any-return]
+
+
+def _weight(node: NodeProto, source: Source, dequantised: dict[str, str]) -> str | None:
+    position = WEIGHT_INPUT.get(node.op_type)
+    if position is None or len(node.input) <= position:
+        return None
+    name = dequantised.get(node.input[position], node.input[position])
+    tensor = source.weights.get(name)
+    return name if tensor is not None and len(tensor.dims) >= 2 else None

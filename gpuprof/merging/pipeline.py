@@ -1,0 +1,267 @@
+"""Merges models from files: read, group, match, plan, weigh, write, prove."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import onnx
+from onnx import ModelProto
+
+from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.merged_model import MergedModel, write_description
+from gpuprof.merging.architecture import DEFAULT_EPS, architecture_of, group_architectures
+from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates, find_regions
+from gpuprof.merging.groups import group_nodes
+from gpuprof.merging.matching import OMEGA
+from gpuprof.merging.merger import build_merged
+from gpuprof.merging.normal import normalise
+from gpuprof.merging.plan import Plan, make_plan
+from gpuprof.merging.proof import Proof, prove_same
+from gpuprof.merging.report import MergeReport, report_merge
+from gpuprof.merging.source import OLDEST_OPSET, Source, read_source
+from gpuprof.merging.submatrix import TOLERANCE
+from gpuprof.onnx_file import read_onnx
+
+#: Beyond this the weights go to a file of their own: Protocol Buffers end at 2 GiB.
+MOST_INLINE_BYTES = 1_500_000_000
+_RAISED_OPSET = 13
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOptions:
+    """How to merge.
+
+    Attributes
+    ----------
+    omega : float
+        Least similarity of operators to merge, the paper's ω.
+    weight_tolerance : float
+        Weights that differ by no more are the same.
+    eps : float
+        Largest relative edit distance inside an architectural group.
+    proof_tolerance : float or None
+        Largest relative difference of an output; None: 1e-4 for float32, 4e-3 for float16.
+    force : bool
+        Merge what is predicted to cost time, too.
+    dims : mapping of str to int
+        Sizes of free dimensions beside the batch.
+    batches : mapping of str to int
+        Batch of each model for the predicted gain; 1 where absent.
+    rates : Rates
+        Of the device, for the predicted gain.
+    threads : int
+        For the proof.
+    """
+
+    omega: float = OMEGA
+    weight_tolerance: float = TOLERANCE
+    eps: float = DEFAULT_EPS
+    proof_tolerance: float | None = None
+    force: bool = False
+    dims: Mapping[str, int] = field(default_factory=dict)
+    batches: Mapping[str, int] = field(default_factory=dict)
+    rates: Rates = TYPICAL_CPU
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.omega <= 1.0:
+            raise InputError(f"omega must be from 0 to 1 but is {self.omega:g}")
+        for name, value in (("eps", self.eps), ("weight tolerance", self.weight_tolerance)):
+            if not 0.0 <= value < float("inf"):
+                raise InputError(f"the {name} must be at least 0 but is {value:g}")
+        if self.proof_tolerance is not None and not 0.0 <= self.proof_tolerance < float("inf"):
+            raise InputError(f"the tolerance must be at least 0 but is {self.proof_tolerance:g}")
+        if any(batch < 1 for batch in self.batches.values()):
+            raise InputError(f"a batch must be at least 1 but is {min(self.batches.values())}")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Models merged in memory, not yet written or proven."""
+
+    sources: tuple[Source, ...]
+    model: ModelProto
+    described: MergedModel
+    report: MergeReport
+
+
+def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[Source]:
+    """Read and clean up models; those with an older opset are converted to the newest among them.
+
+    The names are the files' stems, with a number where two are the same.
+
+    Raises
+    ------
+    InputError
+        As `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension that no model has.
+    """
+    names = _names(paths)
+    opsets = [_opset(path) for path in paths]
+    newest = max(opsets)
+    target = newest if newest >= OLDEST_OPSET else _RAISED_OPSET
+    _check_dims(paths, dims or {})
+    sources = []
+    for path, name, opset in zip(paths, names, opsets, strict=True):
+        source = read_source(path, name, dims, None if opset == target else target)
+        normalise(source)
+        sources.append(source)
+    return sources
+
+
+def read_weights(paths: Sequence[Path]) -> list[Source]:
+    """Read models only to compare their weights: of any opset, with free dimensions of any length.
+
+    Raises
+    ------
+    InputError
+        As `gpuprof.merging.source.read_source`.
+    """
+    sources = [read_source(path, name, any_length=True) for path, name in zip(paths, _names(paths), strict=True)]
+    for source in sources:
+        normalise(source)
+    return sources
+
+
+def merge_sources(sources: Sequence[Source], options: MergeOptions) -> Merged:
+    """Merge normalised sources in memory. What is predicted to cost time is left out, unless forced."""
+    grouping = group_nodes(sources, options.omega, options.weight_tolerance)
+    batches = [options.batches.get(source.name, 1) if source.batch_input else source.fixed_batch for source in sources]
+    left_out: dict[int, str] = {}
+    plan = make_plan(sources, grouping)
+    while more := _not_worth(plan, batches, options):
+        left_out |= more
+        plan = make_plan(sources, grouping, left_out)
+    gain = sum((region.gain for region in find_regions(plan, batches)), Gain())
+    model, described = build_merged(plan)
+    return Merged(tuple(sources), model, described, report_merge(plan, model, gain, options.rates, options.omega))
+
+
+def similar_groups(sources: Sequence[Source], eps: float = DEFAULT_EPS) -> list[list[int]]:
+    """Return the positions of models by architecture."""
+    return group_architectures([architecture_of(source) for source in sources], eps)
+
+
+def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeReport:
+    """Write a merged model once it is proven to give what the originals give; return its report with the proof.
+
+    Raises
+    ------
+    InfeasibleError
+        When an output differs by more than is tolerated, or the result is no valid model; nothing is written then.
+    InputError
+        When ``output`` cannot be written, or a model cannot be run.
+    """
+    with _beside(output) as directory:
+        path = directory / output.name
+        _save(merged, path)
+        proof = prove_same(
+            merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads
+        )
+        _check_proof(proof)
+        if any(proof.absent_rows.values()):
+            members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
+            write_description(merged.model, MergedModel(tuple(members)))
+            _save(merged, path)
+        for file in sorted(
+            directory.iterdir(), key=lambda file: file == path
+        ):  # the data first, then what points to it
+            file.replace(output.parent / file.name)
+    return replace(merged.report, proof=proof)
+
+
+def _opset(path: Path) -> int:
+    return max((o.version for o in read_onnx(path).model.opset_import if o.domain in ("", "ai.onnx")), default=1)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    found: list[str] = []
+    for path in paths:
+        name, count = path.stem, 1
+        while name in found:
+            count += 1
+            name = f"{path.stem}-{count}"
+        found.append(name)
+    return found
+
+
+def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
+    from gpuprof.onnx_dims import declared_dims
+
+    known: set[str] = set()
+    for path in paths:
+        for info in read_onnx(path).model.graph.input:
+            for axis, dim in enumerate(declared_dims(info) or ()):
+                known.add(dim if isinstance(dim, str) else f"{info.name}:{axis}")
+    for name, size in dims.items():
+        if name not in known:
+            raise InputError(f"no model has a free dimension {name!r}", "see gpuprof zoo, or leave --dim away")
+        if size < 1:
+            raise InputError(f"dimension {name} must be at least 1 but is {size}")
+
+
+def _not_worth(plan: Plan, batches: Sequence[int], options: MergeOptions) -> dict[int, str]:
+    """Return the groups of regions that share nothing or cost time, with the reason."""
+    found: dict[int, str] = {}
+    for region in find_regions(plan, batches):
+        seconds = region.gain.seconds(options.rates)
+        if not region.gain.saved_bytes:
+            reason = "it has no weights to share"
+        elif seconds < 0 and not options.force:
+            gain = region.gain
+            reason = (
+                f"predicted to cost {-1e6 * seconds:.3g} µs: saves {gain.saved_bytes} bytes and {gain.saved_launches} "
+                f"launches, adds {gain.added_bytes} bytes, {gain.added_launches} launches, {gain.added_flops} FLOPs"
+            )
+        else:
+            continue
+        found |= dict.fromkeys(region.groups, reason)
+    return found
+
+
+def _check_proof(proof: Proof) -> None:
+    worst = proof.worst
+    if worst is not None and not worst.is_within:
+        raise InfeasibleError(
+            f"output {worst.output} of {worst.model} differs by {worst.relative:.3g} of its largest value, "
+            f"over {worst.tolerance:g}, when called with {worst.call}: nothing is written",
+            "a smaller --weight-tolerance merges less, a larger --tolerance allows more",
+        )
+
+
+def _save(merged: Merged, path: Path) -> None:
+    total = merged.report.weight_bytes_after
+    try:
+        if total > MOST_INLINE_BYTES or any(source.external for source in merged.sources):
+            data = path.with_name(f"{path.name}.data")
+            data.unlink(missing_ok=True)  # onnx appends
+            copy = ModelProto()
+            copy.CopyFrom(merged.model)
+            onnx.save_model(copy, str(path), save_as_external_data=True, location=data.name, size_threshold=1024)
+        else:
+            onnx.save_model(merged.model, str(path))
+        onnx.checker.check_model(str(path), full_check=True)
+    except OSError as error:
+        raise InputError(f"cannot write {path.name}: {error.strerror or error}") from error
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise InfeasibleError(f"the merged model is not valid ONNX, so nothing is written: {said}") from error
+
+
+@contextmanager
+def _beside(output: Path) -> Iterator[Path]:
+    """Yield a temporary directory next to ``output``, so that finished files are only renamed."""
+    if output.is_dir():
+        raise InputError(f"{output} is a directory", "give the name of the file to write")
+    try:
+        directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=".tmp-merge-"))
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror or error}") from None
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

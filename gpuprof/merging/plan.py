@@ -1,0 +1,233 @@
+"""Decides how each group of nodes runs: once over concatenated inputs, as a Super-Operator, or apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.merging.axes import Axes, CannotMerge, Slot, output_axes
+from gpuprof.merging.groups import Group, Grouping
+from gpuprof.merging.source import Size, Source
+from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
+
+
+@dataclass(slots=True)
+class Step:
+    """How a group runs.
+
+    Attributes
+    ----------
+    group : int
+    models : tuple of int
+    node_positions : dict of int to int
+    once : bool
+        Whether one op does it for all models.
+    super_operator : SuperOperator or None
+        Where only a part of the weights is shared.
+    input_axes : tuple of int or None
+        Along which axis each input is concatenated; None: shared, or absent.
+    output_axes : tuple of int or None
+    reason : str
+        Why it runs apart; empty where it does not.
+    """
+
+    group: int
+    models: tuple[int, ...]
+    node_positions: dict[int, int]
+    once: bool = False
+    super_operator: SuperOperator | None = None
+    input_axes: Axes = ()
+    output_axes: Axes = ()
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Plan:
+    """How all groups run.
+
+    Attributes
+    ----------
+    sources : sequence of Source
+    grouping : Grouping
+    steps : list of Step
+        In an order in which they can run.
+    laid : dict of (int, int) to int or None
+        Axis of each output (model, name) that is computed once: by the model and the name it has there.
+    """
+
+    sources: Sequence[Source]
+    grouping: Grouping
+    steps: list[Step]
+    laid: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+
+    def group(self, step: Step) -> Group:
+        """Return the group that a step runs."""
+        return self.grouping.groups[step.group]
+
+
+def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int, str] | None = None) -> Plan:
+    """Return how each group runs; those in ``left_out`` (group → reason) run apart.
+
+    Moments order the steps: along every edge they grow.
+    """
+    plan = Plan(sources, grouping, [])
+    order = sorted(
+        range(len(grouping.groups)), key=lambda i: (grouping.groups[i].moment.level, grouping.groups[i].moment.depth, i)
+    )
+    for index in order:
+        group = grouping.groups[index]
+        step = Step(index, tuple(sorted(group.nodes)), dict(group.nodes))
+        if len(step.models) > 1:
+            try:
+                if left_out and index in left_out:
+                    raise CannotMerge(left_out[index])
+                _decide(plan, group, step)
+            except CannotMerge as error:
+                step.reason = str(error)
+        _note(plan, step)
+        plan.steps.append(step)
+    return plan
+
+
+def batch_axis(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int | None:
+    """Return the axis along which values that are computed apart would be concatenated."""
+    values = [plan.sources[m].values[name] for m, name in zip(models, names, strict=True)]
+    for value in values:
+        for axis, dim in enumerate(value.dims):
+            if dim.per_batch:
+                return axis
+    fixed = all(plan.sources[m].batch_input is None for m in models)
+    return 0 if fixed and values[0].dims else None
+
+
+def _decide(plan: Plan, group: Group, step: Step) -> None:
+    nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
+    if group.operators and not _same_constants(plan, step):
+        step.super_operator = plan_super_operator(plan.sources, group)
+        step.input_axes = (_slot(plan, step, 0).axis, *(None for _ in nodes[0].input[1:]))
+        _check_super(plan, step)
+        return
+    slots = [_slot(plan, step, i) if name else None for i, name in enumerate(nodes[0].input)]
+    if nodes[0].op_type == "Reshape":
+        slots = slots[:1]
+    outputs = [
+        tuple(plan.sources[m].values[node.output[i]].dims for m, node in zip(step.models, nodes, strict=True))
+        for i, name in enumerate(nodes[0].output)
+        if name
+    ]
+    opset = plan.sources[step.models[0]].opset
+    step.output_axes = output_axes(nodes[0], slots, outputs, opset)
+    step.input_axes = tuple(slot.axis if slot else None for slot in slots)
+    for dims, axis in zip(outputs, step.output_axes, strict=False):
+        _check_rest([tuple(one) for one in dims], axis)
+        if nodes[0].op_type in {"Reshape", "Flatten"} and axis is not None:
+            _check_target(dims[0], axis)
+    step.once = True
+
+
+def _check_target(dims: tuple[Size, ...], axis: int) -> None:
+    if any(dim.per_batch or dim.fixed == 0 for i, dim in enumerate(dims) if i != axis):
+        raise CannotMerge("Reshape spreads the batch over two axes")
+
+
+def _check_super(plan: Plan, step: Step) -> None:
+    node = plan.sources[step.models[0]].nodes[step.node_positions[step.models[0]]]
+    axis, rank = step.input_axes[0], len(plan.sources[step.models[0]].values[node.input[0]].dims)
+    if axis is None:
+        raise CannotMerge("its models share the input but not the weights")
+    features = 1 if node.op_type == "Conv" else rank - 1
+    if axis == features or (node.op_type != "MatMul" and axis != 0):
+        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+
+
+def _same_constants(plan: Plan, step: Step) -> bool:
+    """Return whether every constant input of the nodes is the same within the tolerance the blocks were found with."""
+    group = plan.group(step)
+    nodes = {m: plan.sources[m].nodes[p] for m, p in group.nodes.items()}
+    first = step.models[0]
+    for i, name in enumerate(nodes[first].input):
+        names = {m: nodes[m].input[i] for m in step.models}
+        constant = [m for m in step.models if names[m] in plan.sources[m].weights]
+        if not constant:
+            continue
+        if len(constant) < len(step.models):
+            return False
+        if name == group.operators[first].weight:
+            if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
+                return False
+            if len({tuple(plan.sources[m].weights[names[m]].dims) for m in step.models}) > 1:
+                return False
+        elif len({plan.sources[m].digest(names[m]) for m in step.models}) > 1:
+            return False
+    return True
+
+
+def _entries(plan: Plan, group: Group, pair: tuple[int, int]) -> int:
+    total = 0
+    for m in pair:
+        count = 1
+        for dim in plan.sources[m].weights[group.operators[m].weight].dims:
+            count *= dim
+        total += count
+    return total
+
+
+def _slot(plan: Plan, step: Step, position: int) -> Slot:
+    """Return how one input of a group comes: shared, already concatenated, or to be concatenated."""
+    names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
+    values = [
+        plan.sources[m].values[name]
+        for m, name in zip(step.models, names, strict=True)
+        if name in plan.sources[m].values
+    ]
+    constant = [name in plan.sources[m].weights for m, name in zip(step.models, names, strict=True)]
+    if all(constant):
+        first = plan.sources[step.models[0]]
+        tensor = first.weights[names[0]]
+        dims = tuple(
+            tuple(Size(d) for d in plan.sources[m].weights[name].dims)
+            for m, name in zip(step.models, names, strict=True)
+        )
+        small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
+        return Slot(None, dims, first.array(names[0]) if small else None)
+    if any(constant):
+        raise CannotMerge("one model has a constant where another computes")
+    if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
+        raise CannotMerge("its inputs have different types or ranks")
+    axis = _axis_of(plan, step.models, names)
+    slot = Slot(axis, tuple(value.dims for value in values))
+    _check_rest([value.dims for value in values], axis)
+    return slot
+
+
+def _axis_of(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int | None:
+    """Return the axis along which the values lie already, else the one along which they can be laid."""
+    placed = {plan.laid.get((m, name)) for m, name in zip(models, names, strict=True)}
+    if len(placed) == 1 and (only := placed.pop()) is not None:
+        step = plan.steps[only[0]]
+        return step.output_axes[only[1]]
+    axis = batch_axis(plan, models, names)
+    if axis is None:
+        raise CannotMerge("its inputs have no batch along which they could be concatenated")
+    return axis
+
+
+def _check_rest(shapes: Sequence[tuple[Size, ...]], axis: int | None) -> None:
+    rest = {tuple(dim for i, dim in enumerate(dims) if i != axis) for dims in shapes}
+    if len(rest) > 1:
+        shown = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
+        raise CannotMerge(f"shapes {shown} cannot be concatenated")
+    if axis is not None and any(dims[axis].fixed and dims[axis].per_batch for dims in shapes):
+        raise CannotMerge("a batch with something added to it cannot be taken apart again")
+    if axis is not None and any(dim.per_batch for dims in shapes for i, dim in enumerate(dims) if i != axis):
+        raise CannotMerge("the batch shows in more than one axis")
+
+
+def _note(plan: Plan, step: Step) -> None:
+    if not step.once:
+        return
+    for m in step.models:
+        node = plan.sources[m].nodes[step.node_positions[m]]
+        for i, name in enumerate(node.output):
+            if name:
+                plan.laid[m, name] = (len(plan.steps), i)

@@ -1,0 +1,248 @@
+"""Runs the original models and the merged one on random inputs and compares what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuprof.errors import InputError
+from gpuprof.inputs import random_inputs
+from gpuprof.merged_model import MergedModel
+from gpuprof.merging.source import Array, Source
+from gpuprof.onnx_graph import load_graph
+from gpuprof.session import open_session, runtime_errors
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+#: Largest difference allowed, relative to the largest value of the output. Half precision keeps 11 bits, bfloat16 8.
+TOLERANCES = {"float64": 1e-4, "float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
+_SEEDS = (0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far an output of the merged model lies from the original's.
+
+    Attributes
+    ----------
+    model, output, dtype : str
+    relative : float
+        Largest difference divided by the largest absolute value of the original output; for whole numbers the
+        part of entries that differ. NaN in one of them only counts as infinitely far.
+    tolerance : float
+    call : str
+        The call in which it was largest: which models at which batch.
+    """
+
+    model: str
+    output: str
+    dtype: str
+    relative: float
+    tolerance: float
+    call: str
+
+    @property
+    def is_within(self) -> bool:
+        """Whether it is tolerated."""
+        return self.relative <= self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the comparison found.
+
+    Attributes
+    ----------
+    differences : tuple of Difference
+        The largest for each output.
+    calls : tuple of str
+        What was run.
+    absent_rows : dict of str to int
+        For each model with a free batch how many rows stand for it when it is absent: 0 or 1.
+    """
+
+    differences: tuple[Difference, ...]
+    calls: tuple[str, ...]
+    absent_rows: dict[str, int]
+
+    @property
+    def worst(self) -> Difference | None:
+        """The largest difference compared with its tolerance."""
+        return max(self.differences, key=lambda d: (not d.is_within, d.relative / d.tolerance), default=None)
+
+
+def relative_difference(original: Array, merged: Array) -> float:
+    """Return how far ``merged`` lies from ``original``; see `Difference`."""
+    if original.shape != merged.shape or original.dtype != merged.dtype:
+        return float("inf")
+    if original.size == 0:
+        return 0.0
+    if original.dtype.kind not in "fV":
+        return float(np.mean(original != merged))
+    a, b = original.astype(np.float64), merged.astype(np.float64)
+    if not np.array_equal(np.isfinite(a), np.isfinite(b)) or not np.array_equal(np.isnan(a), np.isnan(b)):
+        return float("inf")
+    finite = np.isfinite(a)
+    if not np.array_equal(a[~finite & ~np.isnan(a)], b[~finite & ~np.isnan(b)]):
+        return float("inf")
+    scale = float(np.abs(a[finite]).max(initial=0.0))
+    apart = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    return apart / scale if scale else apart
+
+
+def prove_same(
+    sources: Sequence[Source],
+    merged: Path,
+    described: MergedModel,
+    dims: Mapping[str, int] | None = None,
+    tolerance: float | None = None,
+    threads: int = 1,
+) -> Proof:
+    """Run the originals and the merged file on random inputs and return how far they differ.
+
+    All models together at different batches, then each one absent; where an empty batch cannot be run, a row of
+    zeros stands for it.
+
+    Parameters
+    ----------
+    sources : sequence of Source
+    merged : Path
+    described : MergedModel
+    dims : mapping of str to int, optional
+        Sizes of free dimensions beside the batch, as the models were read with.
+    tolerance : float, optional
+        For every output; by default `TOLERANCES` by type.
+    threads : int
+
+    Raises
+    ------
+    InputError
+        When a model cannot be run at all.
+    """
+    originals = _Originals(sources, dims or {}, threads)
+    prover = _Prover(originals, merged, described, tolerance, threads)
+    present = [_batch(source, 1 + i % 3) for i, source in enumerate(sources)]
+    other = [_batch(source, 3 - i % 3) for i, source in enumerate(sources)]
+    for seed, batches in zip(_SEEDS, (present, other), strict=True):
+        prover.compare(list(batches), seed)
+    absent = {}
+    for i, source in enumerate(sources):
+        if source.batch_input is not None and len(sources) > 1:
+            absent[source.name] = prover.without(i, [_batch(s, 2) for s in sources])
+    return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent)
+
+
+def _batch(source: Source, wanted: int) -> int:
+    return wanted if source.batch_input is not None else source.fixed_batch
+
+
+class _Originals:
+    """The models as they were, one session at a time: together they may not fit into memory."""
+
+    def __init__(self, sources: Sequence[Source], dims: Mapping[str, int], threads: int) -> None:
+        self.sources, self._dims, self._threads = sources, dims, threads
+        self._answers: dict[tuple[int, int, int], tuple[dict[str, Array], dict[str, Array]]] = {}
+
+    def run(self, model: int, batch: int, seed: int) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return (inputs, outputs) of one model by name."""
+        key = (model, batch, seed)
+        if key not in self._answers:
+            source = self.sources[model]
+            free = {d: s for d, s in self._dims.items() if _has_dim(source.path, d)}
+            fed = random_inputs(load_graph(source.path, batch, source.name, free), 1000 * model + seed)
+            fed = {name: _with_gaps(name, value, seed) for name, value in fed.items()}
+            session = open_session(source.path, threads=self._threads)
+            self._answers[key] = fed, _run(session, fed, source.path, list(source.outputs))
+        return self._answers[key]
+
+
+def _has_dim(path: Path, dim: str) -> bool:
+    from gpuprof.onnx_dims import declared_dims
+    from gpuprof.onnx_file import read_onnx
+
+    for info in read_onnx(path).model.graph.input:
+        shape = declared_dims(info) or ()
+        if dim in shape or any(dim == f"{info.name}:{axis}" for axis, size in enumerate(shape) if size is None):
+            return True
+    return False
+
+
+def _with_gaps(name: str, value: Array, seed: int) -> Array:
+    """Mask the end of every second row: masks that are all ones would hide that two were mixed up."""
+    if "mask" not in name.lower() or value.ndim != 2 or seed % 2 == 0 or value.shape[1] < 4:
+        return value
+    masked = value.copy()
+    masked[::2, -(value.shape[1] // 4) :] = 0
+    return masked
+
+
+def _run(
+    session: onnxruntime.InferenceSession, fed: dict[str, Array], path: Path, names: list[str]
+) -> dict[str, Array]:
+    try:
+        return dict(zip(names, session.run(names, fed), strict=True))
+    except runtime_errors() as error:
+        raise InputError(f"{path} cannot be run: {' '.join(str(error).split())[:300]}") from error
+
+
+class _Prover:
+    def __init__(
+        self, originals: _Originals, merged: Path, described: MergedModel, tolerance: float | None, threads: int
+    ) -> None:
+        self._originals, self._path, self._described = originals, merged, described
+        self._tolerance = tolerance
+        self._session = open_session(merged, threads=threads)
+        self.worst: dict[tuple[str, str], Difference] = {}
+        self.calls: list[str] = []
+
+    def compare(self, batches: Sequence[int | None], seed: int, rows: int = 0) -> None:
+        """Run one call of the merged model, models with batch None absent, and compare with the originals."""
+        present = [i for i, batch in enumerate(batches) if batch is not None]
+        expected = {i: self._originals.run(i, batches[i] or 1, seed) for i in present}
+        requests = {self._described.members[i].name: expected[i][0] for i in present}
+        fed = self._described.feeds(requests)
+        for i, batch in enumerate(batches):
+            if batch is None and rows:
+                fed |= _rows(self._described, i, rows)
+        call = ", ".join(
+            f"{member.name} {'absent' if batch is None else f'× {batch}'}"
+            for member, batch in zip(self._described.members, batches, strict=True)
+        )
+        names = [name for i in present for name in self._described.output_names(self._described.members[i].name)]
+        results = _run(self._session, fed, self._path, names)
+        self.calls.append(call)
+        for i in present:
+            self._note(i, expected[i][1], results, call)
+
+    def without(self, absent: int, batches: Sequence[int]) -> int:
+        """Compare a call in which one model is absent; return how many rows stood for it."""
+        given: list[int | None] = list(batches)
+        given[absent] = None
+        try:
+            self.compare(given, 0)
+            return 0
+        except InputError:
+            self.compare(given, 0, rows=1)
+            return 1
+
+    def _note(self, i: int, expected: dict[str, Array], results: dict[str, Array], call: str) -> None:
+        member = self._described.members[i]
+        answers = self._described.answers(results, member.name)
+        for value in member.outputs:
+            tolerance = TOLERANCES.get(value.dtype, 0.0) if self._tolerance is None else self._tolerance
+            apart = relative_difference(expected[value.name], answers[value.name])
+            found = Difference(member.name, value.name, value.dtype, apart, tolerance, call)
+            key = (member.name, value.name)
+            if key not in self.worst or not self.worst[key].relative >= apart:
+                self.worst[key] = found
+
+
+def _rows(described: MergedModel, member: int, rows: int) -> dict[str, Array]:
+    from dataclasses import replace
+
+    return replace(described.members[member], absent_rows=rows).nothing()

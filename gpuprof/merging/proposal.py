@@ -1,0 +1,132 @@
+"""Which of several models are worth merging, for whoever places or serves them on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.merging.pipeline import Merged, MergeOptions, merge_sources, read_sources, similar_groups, write_merged
+from gpuprof.merging.report import MergeReport
+from gpuprof.merging.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProposal:
+    """Models that share weights and that one graph is predicted to run faster than several.
+
+    Attributes
+    ----------
+    models : tuple of str
+        Their names in the merged model.
+    paths : tuple of Path
+    merged : Merged
+        The merged model in memory.
+    options : MergeOptions
+    """
+
+    models: tuple[str, ...]
+    paths: tuple[Path, ...]
+    merged: Merged
+    options: MergeOptions
+
+    @property
+    def report(self) -> MergeReport:
+        """What is merged, without the proof that writing gives."""
+        return self.merged.report
+
+    def write(self, output: Path) -> MergeReport:
+        """Prove the merged model, write it to ``output`` and return its report.
+
+        Raises
+        ------
+        InfeasibleError
+            When its outputs differ from the originals' by more than is tolerated.
+        InputError
+            When ``output`` cannot be written.
+        """
+        return write_merged(self.merged, output, self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposals:
+    """What can be merged, and why the rest cannot.
+
+    Attributes
+    ----------
+    merges : tuple of MergeProposal
+        No model is in two of them.
+    left_out : tuple of (str, str)
+        Each other model and the reason.
+    """
+
+    merges: tuple[MergeProposal, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+
+def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) -> Proposals:
+    """Return the merges among models that share a device.
+
+    Models are grouped by architecture; within a group those that share operators worth merging become one proposal.
+
+    Parameters
+    ----------
+    models : sequence of Path
+        ONNX files; the same file twice is a model and itself.
+    options : MergeOptions, optional
+
+    Raises
+    ------
+    InputError
+        When a file is no valid model, or has free dimensions beside its batch.
+    """
+    chosen = options or MergeOptions()
+    sources = read_sources(models, chosen.dims)
+    merges: list[MergeProposal] = []
+    left: dict[str, str] = {}
+    for group in similar_groups(sources, chosen.eps):
+        members = [sources[i] for i in group]
+        if len(members) == 1:
+            left[members[0].name] = "no other model has an architecture like it"
+            continue
+        found = _propose(members, chosen, left)
+        merges += found
+    return Proposals(tuple(merges), tuple(left.items()))
+
+
+def _propose(members: Sequence[Source], options: MergeOptions, left: dict[str, str]) -> list[MergeProposal]:
+    merged = merge_sources(members, options)
+    proposals = []
+    for names in _sharing(merged.report):
+        chosen = [source for source in members if source.name in names]
+        part = merge_sources(chosen, options) if len(chosen) < len(members) else merged
+        proposals.append(MergeProposal(tuple(s.name for s in chosen), tuple(s.path for s in chosen), part, options))
+    found = {name for proposal in proposals for name in proposal.models}
+    for source in members:
+        if source.name not in found:
+            left[source.name] = _why(merged.report, source.name)
+    return proposals
+
+
+def _sharing(report: MergeReport) -> list[set[str]]:
+    """Return the sets of models that share operators, directly or through others."""
+    sets: list[set[str]] = []
+    for row in report.merged:
+        mine = set(row.models)
+        for other in [known for known in sets if known & mine]:
+            mine |= other
+            sets.remove(other)
+        sets.append(mine)
+    return sets
+
+
+def _why(report: MergeReport, name: str) -> str:
+    """Return the reason of the operator that came closest to being merged."""
+    rows = [row for row in report.operators if name in row.models]
+    if not rows:
+        return "it has no weighted operators"
+    nearest = max(rows, key=lambda row: (len(row.models), row.similarity or 0.0))
+    if len(nearest.models) > 1:
+        return f"{nearest.operators[0]}: {nearest.reason}"
+    reasons = sorted({row.reason for row in rows})
+    return reasons[0]

@@ -1,0 +1,161 @@
+"""What a merge did: which operators, how many bytes of weights, and how far the results differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onnx import ModelProto
+
+from gpuprof.merging.gain import Gain, Rates
+from gpuprof.merging.groups import Group
+from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.proof import Proof
+from gpuprof.merging.source import Source
+from gpuprof.merging.super_operator import SuperOperator
+from gpuprof.model import Tensor
+from gpuprof.onnx_file import dtype_name
+
+MERGED, DIVIDED, APART = "merged", "super-operator", "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """What became of one weighted operator, or of several that were matched.
+
+    Attributes
+    ----------
+    models, operators : tuple of str
+        Of each member.
+    op_type : str
+    how : {"merged", "super-operator", "apart"}
+    similarity : float or None
+        The least of any two members; None for an operator without a partner.
+    weight_bytes : int
+        Of all members before.
+    saved_bytes : int
+        Weights that are no longer held twice.
+    reason : str
+        Why it is apart, else empty.
+    """
+
+    models: tuple[str, ...]
+    operators: tuple[str, ...]
+    op_type: str
+    how: str
+    similarity: float | None
+    weight_bytes: int
+    saved_bytes: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """What a merge did.
+
+    Attributes
+    ----------
+    models : tuple of str
+    operators : tuple of OperatorRow
+        Every weighted operator, in the order in which they start.
+    other_ops_merged : int
+        Ops without large weights that run once for several models.
+    weight_bytes_before, weight_bytes_after : int
+        Of all constants of all models, and of the merged model.
+    gain : Gain
+        Of what was merged.
+    gain_s : float
+        The time it is predicted to save in a call with every model at its batch.
+    proof : Proof or None
+        None where nothing was merged.
+    """
+
+    models: tuple[str, ...]
+    operators: tuple[OperatorRow, ...]
+    other_ops_merged: int
+    weight_bytes_before: int
+    weight_bytes_after: int
+    gain: Gain
+    gain_s: float
+    proof: Proof | None = None
+
+    @property
+    def merged(self) -> tuple[OperatorRow, ...]:
+        """The operators that were merged, wholly or in part."""
+        return tuple(row for row in self.operators if row.how != APART)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of weights that the merged model does without."""
+        return self.weight_bytes_before - self.weight_bytes_after
+
+
+def report_merge(plan: Plan, model: ModelProto, gain: Gain, rates: Rates, omega: float) -> MergeReport:
+    """Return the report of a plan that became ``model``."""
+    rows, others = [], 0
+    for step in plan.steps:
+        group = plan.group(step)
+        if group.operators:
+            rows.append(_row(plan, step, group, omega))
+        elif step.once:
+            others += 1
+    return MergeReport(
+        models=tuple(source.name for source in plan.sources),
+        operators=tuple(rows),
+        other_ops_merged=others,
+        weight_bytes_before=sum(weights_of(source) for source in plan.sources),
+        weight_bytes_after=sum(_bytes(t.name, t.data_type, t.dims) for t in model.graph.initializer),
+        gain=gain,
+        gain_s=gain.seconds(rates),
+    )
+
+
+def weights_of(source: Source) -> int:
+    """Return the bytes of a model's constants, the same data counted once."""
+    distinct = {source.digest(name): source.weight_bytes(name) for name in source.weights}
+    return sum(distinct.values())
+
+
+def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
+    return Tensor(name, dtype_name(data_type), tuple(dims)).bytes
+
+
+def _row(plan: Plan, step: Step, group: Group, omega: float) -> OperatorRow:
+    sizes = [plan.sources[m].weight_bytes(group.operators[m].weight) for m in step.models]
+    node = group.operators[step.models[0]].node
+    saved, how = 0, APART
+    if step.once:
+        saved, how = sum(sizes) - max(sizes), MERGED
+    elif step.super_operator is not None:
+        saved, how = _shared_bytes(plan, step, step.super_operator), DIVIDED
+    alone = len(step.models) == 1
+    return OperatorRow(
+        tuple(plan.sources[m].name for m in step.models),
+        tuple(group.operators[m].name for m in step.models),
+        node.op_type,
+        how,
+        None if alone else group.similarity,
+        sum(sizes),
+        saved,
+        _why_alone(plan, step, omega) if alone else step.reason,
+    )
+
+
+def _shared_bytes(plan: Plan, step: Step, shared: SuperOperator) -> int:
+    first = step.models[0]
+    array = plan.sources[first].array(plan.group(step).operators[first].weight)
+    per = array[0, 0].size * array.dtype.itemsize
+    return (len(step.models) - 1) * shared.inputs * shared.outputs * int(per)
+
+
+def _why_alone(plan: Plan, step: Step, omega: float) -> str:
+    model = step.models[0]
+    operator = plan.group(step).operators[model]
+    met = [
+        similarity
+        for group, other, name, similarity in plan.grouping.near_misses
+        if group == step.group or (other == model and name == operator.name)
+    ]
+    if not met:
+        return "no operator of its type starts when it does"
+    return f"at most {max(met):.2g} similar to any that starts when it does, below {omega:g}"

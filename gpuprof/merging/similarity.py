@@ -1,0 +1,114 @@
+"""Weight similarity of layers and of models as USHER §2.4 defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.merging.common import common_blocks
+from gpuprof.merging.matching import best_matching
+from gpuprof.merging.operators import Weighted, weight_matrix, weighted_operators
+from gpuprof.merging.source import Source
+from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSimilarity:
+    """How similar two layers are.
+
+    Attributes
+    ----------
+    first, second : str
+        Names of the operators.
+    kind : {"conv", "matmul"}
+    first_shape, second_shape : (int, int)
+        Of the weight matrices.
+    block : CommonBlock
+        The longest common submatrix.
+    similarity : float
+        2 × its entries / the entries of both matrices, in [0, 1]; a lower bound where the block is not exact.
+    """
+
+    first: str
+    second: str
+    kind: str
+    first_shape: tuple[int, int]
+    second_shape: tuple[int, int]
+    block: CommonBlock
+    similarity: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSimilarity:
+    """How similar two models are.
+
+    Attributes
+    ----------
+    first, second : str
+    layers : tuple of LayerSimilarity
+        Every pair of layers of one kind, by the order of the layers.
+    all_pairs : float or None
+        Mean over all pairs of layers, the definition of §2.4; of a model with n different layers and itself it is
+        about 1/n. None without a pair.
+    matched : float or None
+        Mean over the layers of the smaller model, each with its partner in the best one-to-one matching (none
+        counts 0): 1 for a model and itself. It says how much can be merged.
+    exact : bool
+        False where some layer's similarity is a lower bound.
+    """
+
+    first: str
+    second: str
+    layers: tuple[LayerSimilarity, ...]
+    all_pairs: float | None
+    matched: float | None
+    exact: bool
+
+
+def block_similarity(area: int, first: int, second: int) -> float:
+    """Return 2 × ``area`` / (``first`` + ``second``): the similarity of matrices of so many entries (§2.4)."""
+    return 2.0 * area / (first + second) if first + second else 0.0
+
+
+def compare_models(first: Source, second: Source, tolerance: float = TOLERANCE) -> ModelSimilarity:
+    """Return the weight similarity of two normalised models: convolutions with convolutions, products with products.
+
+    Parameters
+    ----------
+    first, second : Source
+    tolerance : float
+        Weights that differ by no more are the same.
+    """
+    left, right = weighted_operators(first), weighted_operators(second)
+    mine = [weight_matrix(first, operator) for operator in left]
+    theirs = [weight_matrix(second, operator) for operator in right]
+    pairs = [(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a.kind == b.kind]
+    blocks = common_blocks(mine, theirs, pairs, tolerance)
+    layers = [
+        LayerSimilarity(
+            left[i].name,
+            right[j].name,
+            left[i].kind,
+            (mine[i].shape[0], mine[i].shape[1]),
+            (theirs[j].shape[0], theirs[j].shape[1]),
+            blocks[i, j],
+            block_similarity(blocks[i, j].area, mine[i].size, theirs[j].size),
+        )
+        for i, j in pairs
+    ]
+    scored = {pair: layer.similarity for pair, layer in zip(pairs, layers, strict=True)}
+    return ModelSimilarity(
+        first.name,
+        second.name,
+        tuple(layers),
+        sum(scored.values()) / len(scored) if scored else None,
+        _matched(scored, left, right),
+        all(layer.block.exact for layer in layers),
+    )
+
+
+def _matched(scored: dict[tuple[int, int], float], left: Sequence[Weighted], right: Sequence[Weighted]) -> float | None:
+    if not scored:
+        return None
+    chosen = best_matching({pair: score for pair, score in scored.items() if score > 0})
+    return sum(scored[pair] for pair in chosen.items()) / min(len(left), len(right))

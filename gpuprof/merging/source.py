@@ -1,0 +1,273 @@
+"""A model to be merged: its nodes, its weights, and the size of every value as a function of the batch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+
+from gpuprof.errors import InputError
+from gpuprof.model import Tensor
+from gpuprof.onnx_dims import Dim, batch_axes, bind_inputs, bound_dims, declared_dims
+from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
+from gpuprof.onnx_nodes import constant_tensor, used_names
+from gpuprof.onnx_shapes import Shapes
+
+Array = npt.NDArray[np.generic]
+
+#: Slice takes its bounds as inputs from here on, which a batch known only at run time needs.
+OLDEST_OPSET = 10
+_BATCHES = (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A dimension: ``fixed + per_batch × batch``."""
+
+    fixed: int
+    per_batch: int = 0
+
+    def at(self, batch: int) -> int:
+        """Return the size at a batch."""
+        return self.fixed + self.per_batch * batch
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a graph: its element type and its dimensions."""
+
+    name: str
+    dtype: str
+    dims: tuple[Size, ...]
+
+    def bytes_at(self, batch: int) -> int:
+        """Return how many bytes it takes at a batch."""
+        return Tensor(self.name, self.dtype, tuple(dim.at(batch) for dim in self.dims)).bytes
+
+
+@dataclass(slots=True)
+class Source:
+    """A model read for merging.
+
+    Attributes
+    ----------
+    name : str
+        What the merged model calls it: the prefix of its inputs and outputs.
+    path, sha256 : Path, str
+    opsets : dict of str to int
+        Version by domain.
+    ir_version : int
+    nodes : list of NodeProto
+        In topological order, cleaned up by `gpuprof.merging.normal`.
+    weights : dict of str to TensorProto
+        Constants by name, with their data.
+    inputs, outputs : tuple of str
+    values : dict of str to Value
+    known : dict of str to ndarray
+        Small values that hang on shapes and constants only and are the same at every batch.
+    batch_input : (str, int) or None
+        The input and the axis of it that tell the batch at run time; None where the batch is fixed.
+    fixed_batch : int
+        The batch of a model that has a fixed one, else 1.
+    """
+
+    name: str
+    path: Path
+    sha256: str
+    opsets: dict[str, int]
+    ir_version: int
+    nodes: list[NodeProto]
+    weights: dict[str, TensorProto]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    values: dict[str, Value]
+    known: dict[str, Array]
+    batch_input: tuple[str, int] | None
+    fixed_batch: int
+    external: bool = False
+    _digests: dict[str, str] = field(default_factory=dict)
+    _arrays: dict[str, Array] = field(default_factory=dict)
+
+    def array(self, weight: str) -> Array:
+        """Return the data of a weight."""
+        if weight not in self._arrays:
+            self._arrays[weight] = numpy_helper.to_array(self.weights[weight])
+        return self._arrays[weight]
+
+    def digest(self, weight: str) -> str:
+        """Return a hash of a weight's type, shape and data: equal for equal weights."""
+        if weight not in self._digests:
+            tensor = self.weights[weight]
+            data = tensor.raw_data or numpy_helper.to_array(tensor).tobytes()
+            said = hashlib.blake2b(f"{tensor.data_type}{list(tensor.dims)}".encode(), digest_size=16)
+            said.update(data)
+            self._digests[weight] = said.hexdigest()
+        return self._digests[weight]
+
+    def weight_bytes(self, weight: str) -> int:
+        """Return the size of a weight."""
+        tensor = self.weights[weight]
+        return Tensor(weight, dtype_name(tensor.data_type), tuple(tensor.dims)).bytes
+
+    @property
+    def opset(self) -> int:
+        """Version of ONNX's own operators."""
+        return self.opsets.get("", 1)
+
+
+def read_source(
+    path: Path, name: str, dims: Mapping[str, int] | None = None, opset: int | None = None, any_length: bool = False
+) -> Source:
+    """Read a model for merging.
+
+    Parameters
+    ----------
+    path : Path
+    name : str
+    dims : mapping of str to int, optional
+        Sizes for free dimensions beside the batch, by name; those that the model lacks are ignored.
+    opset : int, optional
+        Convert the model to this version of ONNX's operators.
+    any_length : bool
+        Take free dimensions that ``dims`` does not bind at their usual size: enough to look at the weights, not to
+        merge.
+
+    Raises
+    ------
+    InputError
+        If the file is no valid model, has a free dimension beside its batch that ``dims`` does not bind, keeps
+        sparse weights, or cannot be converted.
+    """
+    file = read_onnx(path)
+    model = _at_opset(file, opset)
+    graph = model.graph
+    weights = _weights(file, model)
+    infos = [info for info in graph.input if info.name not in file.weights]
+    declared = {info.name: declared_dims(info) or () for info in infos}
+    axes = batch_axes(declared)
+    bound = {} if any_length else _bound(declared, axes, dict(dims or {}), path)
+    fixed = 1 if axes else next((int(shape[0]) for shape in declared.values() if shape and shape[0]), 1)
+    batches = _BATCHES if axes else (fixed,)
+    traced = [_trace(model, file, weights, batch, bound) for batch in batches]
+    return Source(
+        name=name,
+        path=path,
+        sha256=file.sha256,
+        opsets={opset.domain: opset.version for opset in model.opset_import},
+        ir_version=model.ir_version,
+        nodes=[NodeProto.FromString(n.SerializeToString()) for n in graph.node if n.op_type != "Constant"],
+        weights=weights,
+        inputs=tuple(info.name for info in infos),
+        outputs=tuple(info.name for info in graph.output),
+        values=_sizes(traced),
+        known=_same_values(traced),
+        batch_input=next(iter(axes.items())) if axes else None,
+        fixed_batch=fixed,
+        external=bool(file.external),
+    )
+
+
+def _at_opset(file: OnnxFile, opset: int | None) -> ModelProto:
+    domains = {o.domain if o.domain != "ai.onnx" else "": o.version for o in file.model.opset_import}
+    if opset is None or domains.get("") == opset:
+        return file.model
+    try:
+        return onnx.version_converter.convert_version(file.model, opset)
+    except Exception as error:  # the converter raises whatever its C++ and its checker raise
+        said = " ".join(str(error).split())[:200]
+        raise InputError(
+            f"{file.path} has opset {domains.get('')} and cannot be converted to {opset}: {said}",
+            "export the models with the same opset",
+        ) from error
+
+
+def _bound(
+    declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], dims: Mapping[str, int], path: Path
+) -> dict[str, int]:
+    """Return the sizes of the free dimensions beside the batch, all of which must be given."""
+    bound = {}
+    for name, shape in declared.items():
+        for axis, dim in enumerate(shape):
+            if isinstance(dim, int) or axes.get(name) == axis:
+                continue
+            key = dim if dim is not None else f"{name}:{axis}"
+            if key not in dims:
+                raise InputError(
+                    f"{path}: input {name} has the free dimension {key!r} beside its batch, and inputs of different "
+                    "lengths cannot be concatenated",
+                    f"fix it for the merged model with --dim {key}=SIZE",
+                )
+            bound[key] = dims[key]
+    return bound
+
+
+def _weights(file: OnnxFile, model: ModelProto) -> dict[str, TensorProto]:
+    """Return all constants with their data, those of Constant nodes included."""
+    whole = onnx.load(str(file.path))
+    if whole.graph.sparse_initializer:
+        raise InputError(f"{file.path} keeps sparse weights, which the merger does not read", "export it densely")
+    found = {tensor.name: tensor for tensor in whole.graph.initializer}
+    for graph in (model.graph, whole.graph):
+        for node in graph.node:
+            if node.op_type == "Constant" and node.output[0] not in found:
+                found[node.output[0]] = constant_tensor(node)
+    for tensor in model.graph.initializer:  # what a conversion of the opset added
+        found.setdefault(tensor.name, tensor)
+    return found
+
+
+def _trace(
+    model: ModelProto, file: OnnxFile, weights: Mapping[str, TensorProto], batch: int, dims: Mapping[str, int]
+) -> Shapes:
+    graph, label = model.graph, file.path.name
+    infos = [info for info in graph.input if info.name not in file.weights]
+    inputs, names = bind_inputs(infos, batch, dims, label)
+    constants = {
+        name: Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims)) for name, tensor in weights.items()
+    }
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    shapes = Shapes(inputs | constants, constants, _declared(graph, names), opsets, used_names(graph), label)
+    for tensor in weights.values():
+        shapes.add_value(tensor)
+    for node in graph.node:
+        if node.op_type != "Constant":
+            shapes.add(node)
+    return shapes
+
+
+def _declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
+    found = {}
+    for info in (*graph.value_info, *graph.output):
+        dims = declared_dims(info) if info.type.HasField("tensor_type") else None
+        sizes = [size for size in bound_dims(dims, names) if size is not None] if dims is not None else []
+        if dims is not None and len(sizes) == len(dims):
+            found[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
+    return found
+
+
+def _sizes(traced: list[Shapes]) -> dict[str, Value]:
+    first, last = traced[0].tensors, traced[-1].tensors
+    step = _BATCHES[1] - _BATCHES[0]
+    found = {}
+    for name, tensor in first.items():
+        dims = []
+        for small, large in zip(tensor.shape, last[name].shape, strict=True):
+            per_batch = (large - small) // step if len(traced) > 1 else 0
+            dims.append(Size(small - per_batch * _BATCHES[0], per_batch) if per_batch else Size(small))
+        found[name] = Value(name, tensor.dtype, tuple(dims))
+    return found
+
+
+def _same_values(traced: list[Shapes]) -> dict[str, Array]:
+    first, last = traced[0].values, traced[-1].values
+    return {
+        name: value
+        for name, value in first.items()
+        if name in last and value.shape == last[name].shape and np.array_equal(value, last[name])
+    }

@@ -1,0 +1,126 @@
+"""The longest common submatrix of two weight matrices (USHER §2.4), exactly.
+
+The reading followed: a submatrix is a block of adjacent rows and adjacent columns, kept in their order; it may
+stand at different positions in the two matrices (the paper finds it by template matching and repositions its
+product, §3.4.3, which makes sense of blocks only); two entries are the same when they differ by at most 1e-7; and
+the longest is the one with the most entries, since §2.4 divides its size by those of the matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.merging.rectangle import NOTHING, Mask, Rectangle, largest_rectangle
+
+Matrix = npt.NDArray[np.generic]
+
+#: Weights that differ by no more are the same (USHER §2.4).
+TOLERANCE = 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class CommonBlock:
+    """A block of ``rows`` × ``columns`` at (a_row, a_column) of one matrix and (b_row, b_column) of the other.
+
+    ``exact`` is False where the search was given up and a larger block may exist.
+    """
+
+    rows: int
+    columns: int
+    a_row: int = 0
+    a_column: int = 0
+    b_row: int = 0
+    b_column: int = 0
+    exact: bool = True
+
+    @property
+    def area(self) -> int:
+        """Number of entries."""
+        return self.rows * self.columns
+
+    def swapped(self) -> CommonBlock:
+        """Return the same block with the two matrices exchanged."""
+        return CommonBlock(self.rows, self.columns, self.b_row, self.b_column, self.a_row, self.a_column, self.exact)
+
+
+EMPTY = CommonBlock(0, 0)
+
+
+def same_entries(a: Matrix, b: Matrix, tolerance: float = TOLERANCE) -> Mask:
+    """Return where two matrices of one shape agree; NaN agrees with nothing.
+
+    Parameters
+    ----------
+    a, b : ndarray of shape (rows, columns)
+    tolerance : float
+    """
+    if a.dtype.kind in "iub" and b.dtype.kind in "iub":
+        return np.equal(a, b)
+    # In float64 the difference of two float32 is exact, and so is the comparison.
+    difference = np.subtract(a, b, dtype=np.float64)
+    return np.less_equal(np.abs(difference), tolerance)
+
+
+def block_at(a: Matrix, b: Matrix, down: int, right: int, tolerance: float = TOLERANCE) -> CommonBlock:
+    """Return the largest common block when row r of ``a`` lies on row r + down of ``b``, columns likewise."""
+    overlap = _overlap(a.shape, b.shape, down, right)
+    if overlap.area == 0:
+        return EMPTY
+    mine = a[overlap.row : overlap.row + overlap.rows, overlap.column : overlap.column + overlap.columns]
+    row, column = overlap.row + down, overlap.column + right
+    theirs = b[row : row + overlap.rows, column : column + overlap.columns]
+    found = largest_rectangle(same_entries(mine, theirs, tolerance))
+    if found.area == 0:
+        return EMPTY
+    top, left = overlap.row + found.row, overlap.column + found.column
+    return CommonBlock(found.rows, found.columns, top, left, top + down, left + right)
+
+
+def most_possible(a: Matrix, b: Matrix) -> int:
+    """Return the number of entries that no common block of ``a`` and ``b`` exceeds."""
+    return int(min(a.shape[0], b.shape[0]) * min(a.shape[1], b.shape[1]))
+
+
+def better(first: CommonBlock, second: CommonBlock) -> CommonBlock:
+    """Return the larger block, the first where they are equal."""
+    return second if second.area > first.area else first
+
+
+def exhaustive_block(a: Matrix, b: Matrix, tolerance: float = TOLERANCE, known: CommonBlock = EMPTY) -> CommonBlock:
+    """Return the largest common block by laying ``b`` on ``a`` in every way; for small matrices.
+
+    Displacements with the largest overlap come first, and the search ends where none can beat what was found.
+    """
+    best = known
+    for area, down, right in _displacements(a.shape, b.shape):
+        if area <= best.area:
+            break
+        best = better(best, block_at(a, b, down, right, tolerance))
+    return best
+
+
+def displacement_work(a: Matrix, b: Matrix) -> int:
+    """Return how many comparisons `exhaustive_block` needs at most."""
+    return int((a.shape[0] * b.shape[0]) * (a.shape[1] * b.shape[1]))
+
+
+def _overlap(a: tuple[int, ...], b: tuple[int, ...], down: int, right: int) -> Rectangle:
+    row, column = max(0, -down), max(0, -right)
+    rows = min(a[0], b[0] - down) - row
+    columns = min(a[1], b[1] - right) - column
+    return Rectangle(row, column, rows, columns) if rows > 0 and columns > 0 else NOTHING
+
+
+def _displacements(a: tuple[int, ...], b: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    downs = np.arange(1 - a[0], b[0])
+    rights = np.arange(1 - a[1], b[1])
+    rows = np.minimum(a[0], b[0] - downs) - np.maximum(0, -downs)
+    columns = np.minimum(a[1], b[1] - rights) - np.maximum(0, -rights)
+    areas = np.multiply.outer(rows, columns)
+    for flat in np.argsort(-areas, axis=None, kind="stable"):
+        i, j = divmod(int(flat), len(rights))
+        yield int(areas[i, j]), int(downs[i]), int(rights[j])

@@ -1,0 +1,111 @@
+"""A table of pairs of values by the cells that they lie in, filled and asked by compiled loops.
+
+Hundreds of millions of lookups into a table that no cache holds are what comparing two models costs, so this is
+the one place where NumPy's temporaries are too slow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.merging.submatrix import Matrix
+
+Index = npt.NDArray[np.int64]
+
+#: Cells are this many tolerances wide: wide enough that few values lie near a border, narrow enough to tell apart.
+CELLS_PER_TOLERANCE = 32
+#: How near a border is near: one tolerance and a little for the rounding of the division.
+REACH = 1.001 / CELLS_PER_TOLERANCE
+_SMALLEST_BITS, _LARGEST_BITS = 12, 30
+
+
+class PairTable:
+    """Which pairs of cells have been entered; a hash without chains, so some that were not seem to be.
+
+    Parameters
+    ----------
+    entries : int
+        How many pairs will be entered, about.
+    tolerance : float
+    salt : int
+        Tables of different salts confuse different pairs.
+    """
+
+    def __init__(self, entries: int, tolerance: float, salt: int) -> None:
+        bits = min(_LARGEST_BITS, max(_SMALLEST_BITS, entries.bit_length() + 3))
+        self._salt = np.uint64(salt)
+        self._table = np.zeros(1 << bits, np.uint8)
+        self._shift = np.uint64(64 - bits)
+        self._scale = 1.0 / (CELLS_PER_TOLERANCE * tolerance)
+
+    def enter(self, matrix: Matrix, step: int, at: Index, both_sides: bool = False) -> None:
+        """Enter the pairs (entry, entry ``step`` further) at flat positions ``at``, if asked in all cells near them."""
+        _enter(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt)
+
+    def found(self, matrix: Matrix, step: int, at: Index, both_sides: bool = True) -> Index:
+        """Return which of the pairs at ``at`` were entered, or, if ``both_sides``, may agree with one that was."""
+        hit = np.zeros(len(at), np.bool_)
+        _ask(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt, hit)
+        return at[hit]
+
+
+def _slot_of(first: int, second: int, shift: Any, salt: Any) -> Any:
+    mixed = np.uint64(first) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(second)
+    mixed ^= (mixed >> np.uint64(29)) ^ salt
+    mixed *= np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(32)
+    return (mixed * np.uint64(0x9E3779B97F4A7C15)) >> shift
+
+
+def _border(scaled: float, cell: float) -> int:
+    within = scaled - cell
+    if within > 1.0 - REACH:
+        return 1
+    return -1 if within < REACH else 0
+
+
+def _enter_pairs(
+    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any
+) -> None:
+    for k in range(len(at)):
+        one, two = np.float64(flat[at[k]]) * scale, np.float64(flat[at[k] + step]) * scale
+        cell_one, cell_two = np.floor(one), np.floor(two)
+        first, second = np.int64(cell_one), np.int64(cell_two)
+        table[_slot(first, second, shift, salt)] = 1
+        if both:
+            beside, beyond = _near(one, cell_one), _near(two, cell_two)
+            if beside != 0:
+                table[_slot(first + beside, second, shift, salt)] = 1
+            if beyond != 0:
+                table[_slot(first, second + beyond, shift, salt)] = 1
+            if beside != 0 and beyond != 0:
+                table[_slot(first + beside, second + beyond, shift, salt)] = 1
+
+
+def _ask_pairs(
+    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any, hit: Any
+) -> None:
+    for k in range(len(at)):
+        one, two = np.float64(flat[at[k]]) * scale, np.float64(flat[at[k] + step]) * scale
+        cell_one, cell_two = np.floor(one), np.floor(two)
+        first, second = np.int64(cell_one), np.int64(cell_two)
+        seen = table[_slot(first, second, shift, salt)] != 0
+        if both:
+            beside, beyond = _near(one, cell_one), _near(two, cell_two)
+            if beside != 0:
+                seen |= table[_slot(first + beside, second, shift, salt)] != 0
+            if beyond != 0:
+                seen |= table[_slot(first, second + beyond, shift, salt)] != 0
+            if beside != 0 and beyond != 0:
+                seen |= table[_slot(first + beside, second + beyond, shift, salt)] != 0
+        hit[k] = seen
+
+
+_slot: Any = numba.njit(cache=True, nogil=True)(_slot_of)
+_near: Any = numba.njit(cache=True, nogil=True)(_border)
+_enter: Any = numba.njit(cache=True, nogil=True)(_enter_pairs)
+_ask: Any = numba.njit(cache=True, nogil=True)(_ask_pairs)
