@@ -90,6 +90,9 @@ class Shapes:
         InputError
             Naming the node, if it contradicts its inputs or the shape of an output stays unknown.
         """
+        if node.op_type == "Constant" and not node.domain:
+            self.add_constant(node)
+            return True
         for name in (*node.input, *captured(node)):
             if name and name not in self.tensors:
                 raise InputError(f"{self._model}: node {label(node)} uses {name!r}, which nothing gives")
@@ -192,10 +195,7 @@ class Shapes:
         for tensor in graph.initializer:
             inner.add_value(tensor)
         for node in graph.node:
-            if node.op_type == "Constant":
-                inner.add_constant(node)
-            else:
-                inner.add(node)
+            inner.add(node)
         return [inner.tensors[info.name] for info in graph.output]
 
     def add_constant(self, node: NodeProto) -> None:

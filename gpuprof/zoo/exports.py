@@ -249,7 +249,7 @@ def _strip(model: Any, name: str) -> None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's chatter from the terminal; its errors are raised all the same."""
-    before, chatter = logging.root.manager.disable, io.StringIO()
+    before = logging.root.manager.disable
     logging.disable(logging.ERROR)
     try:
         with (
