@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,10 +66,8 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
     from gpuprof.kernel_db.store import KernelDb
 
     result = query(KernelDb(db), _LISTING)
-    counts = ("rows", "unstable", "failed")
-    columns = [Column(name, name, _plain, right=name in counts) for name in result.columns]
     rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-    print_rows(rows, columns, chosen_format(as_json, as_csv))
+    print_rows(rows, _columns(list(result.columns), rows), chosen_format(as_json, as_csv))
 
 
 @app.command()
@@ -102,7 +100,8 @@ def show(
     chosen = chosen_format(as_json, as_csv)
     if chosen is Format.TABLE:
         filled = [name for name in _SEEN[table if table in TABLES else "models"].split() if name in filled]
-    print_rows([{name: _plain_value(row[name]) for name in filled} for row in newest], _columns(filled), chosen)
+    seen = [{name: _plain_value(row[name]) for name in filled} for row in newest]
+    print_rows(seen, _columns(filled, seen), chosen)
 
 
 @app.command()
@@ -120,7 +119,7 @@ def sql(
     result = query(KernelDb(db), statement)
     names = _distinct(result.columns)
     rows = [dict(zip(names, map(_plain_value, row), strict=True)) for row in result.rows]
-    print_rows(rows, _columns(names), chosen)
+    print_rows(rows, _columns(names, rows), chosen)
 
 
 @app.command()
@@ -160,6 +159,27 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
     )
 
 
+@app.command("import")
+def import_measurements(
+    files: Annotated[list[Path], typer.Argument(help="Published measurements, or directories of them.")],
+    device: Annotated[str | None, typer.Option(help="What they were measured on, where they do not say.")] = None,
+    form: Annotated[str | None, typer.Option("--format", help="By default told from each file.")] = None,
+    db: DbOption = DEFAULT_DB,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Bring in profiles of ParvaGPU, iGniter, the V100 table and Triton Model Analyzer, each file once."""
+    from gpuprof.kernel_db.importing import import_files
+    from gpuprof.kernel_db.store import KernelDb
+
+    chosen = chosen_format(as_json, as_csv)
+    rows = [
+        {"file": str(done.path), "form": done.form, "device": done.device, "rows": done.rows, "note": done.note}
+        for done in import_files(KernelDb.create(db), files, device, form)
+    ]
+    print_rows(rows, _columns(["file", "form", "device", "rows", "note"], rows), chosen)
+
+
 @app.command()
 def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="A directory; for a trace, a file.")],
@@ -177,8 +197,12 @@ def export(
         say(str(path))
 
 
-def _columns(names: list[str]) -> list[Column]:
-    return [Column(name, name, _plain) for name in names]
+def _columns(names: list[str], rows: Sequence[Mapping[str, object]]) -> list[Column]:
+    """Return columns with numbers to the right and all else to the left."""
+    return [
+        Column(name, name, _plain, right=all(isinstance(row[name], int | float | None) for row in rows))
+        for name in names
+    ]
 
 
 def _distinct(names: tuple[str, ...]) -> list[str]:

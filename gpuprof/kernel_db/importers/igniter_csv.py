@@ -1,0 +1,83 @@
+"""iGniter's co-location measurements: models alone under MPS shares, and pairs of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
+from gpuprof.kernel_db.store import Run
+
+SOLO = ("model", "batch", "mps_share_pct", "latency_ms", "l2_utilization_pct", "dram_utilization_pct")
+PAIRS = (
+    "pair",
+    *SOLO[:4],
+    "beside",
+    "beside_batch",
+    "beside_mps_share_pct",
+    "solo_latency_ms",
+    "l2_utilization_pct",
+    "beside_l2_utilization_pct",
+    "dram_utilization_pct",
+    "beside_dram_utilization_pct",
+)
+DEVICE = "v100"
+_NOTES = "means of trtexec's end-to-end latency under MPS"
+
+
+def recognizes(source: Source) -> bool:
+    """Whether ``source`` has the header of either table."""
+    return source.header() in (SOLO, PAIRS)
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return a table as one run.
+
+    Raises
+    ------
+    InputError
+        With the line number, for a number that is missing or none.
+    """
+    run = source.run(device or DEVICE, "import:igniter", _NOTES, runtime="tensorrt")
+    if source.header() == SOLO:
+        yield Run(run, models=list(_solo(source, run.run_id, run.device)))
+    else:
+        yield Run(run, colocations=list(_pairs(source, run.run_id, run.device)))
+
+
+def _solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
+    for line, row in source.rows():
+        yield ModelRow(
+            run_id=run_id,
+            model=row["model"],
+            device=device,
+            batch=int(source.given(line, row, "batch")),
+            sm_share_pct=source.given(line, row, "mps_share_pct"),
+            latency_mean_ms=source.given(line, row, "latency_ms"),
+            l2_pct=source.number(line, row, "l2_utilization_pct"),
+            dram_pct=source.number(line, row, "dram_utilization_pct"),
+        )
+
+
+def _pairs(source: Source, run_id: str, device: str) -> Iterable[ColocationRow]:
+    members: dict[int, int] = defaultdict(int)
+    for line, row in source.rows():
+        group = int(source.given(line, row, "pair"))
+        beside_batch = int(source.given(line, row, "beside_batch"))
+        beside_share = source.given(line, row, "beside_mps_share_pct")
+        yield ColocationRow(
+            run_id=run_id,
+            device=device,
+            group=group,
+            member=members[group],
+            model=row["model"],
+            batch=int(source.given(line, row, "batch")),
+            beside=workload_label(row["beside"], beside_batch, beside_share, None, 1),
+            sm_share_pct=source.given(line, row, "mps_share_pct"),
+            latency_mean_ms=source.given(line, row, "latency_ms"),
+            solo_latency_mean_ms=source.number(line, row, "solo_latency_ms"),
+            l2_pct=source.number(line, row, "l2_utilization_pct"),
+            dram_pct=source.number(line, row, "dram_utilization_pct"),
+        )
+        members[group] += 1

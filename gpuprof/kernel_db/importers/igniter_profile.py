@@ -1,0 +1,127 @@
+"""iGniter's profile of a GPU and its models: lines of JSON, ``{"model or hardware": {"key": value}}``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
+from gpuprof.kernel_db.store import Run
+
+DEVICE = "v100"
+#: Rows of the published matrices are batches, columns shares.
+_BATCHES = (1, 16, 32)
+_SHARES_PCT = (10.0, 50.0, 100.0)
+#: Of these, L2 utilisation and the runs of two copies were measured at this one.
+_L2_BATCH = 16
+_HALF_PCT = 50.0
+_NOTES = "iGniter section 3.1; latency is the time on the GPU; what fits no column is in settings as published"
+
+
+def recognizes(source: Source) -> bool:
+    """Whether the first line of ``source`` is of such a profile."""
+    try:
+        first = json.loads(source.text.lstrip().split("\n", 1)[0])
+    except ValueError:
+        return False
+    return isinstance(first, dict) and len(first) == 1 and all(isinstance(value, dict) for value in first.values())
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return the profile as one run: models at 3 batches under 3 shares, two copies at once, and the device.
+
+    Raises
+    ------
+    InputError
+        With the line number, for a line that is none of a profile's, or naming a key that is missing or garbled.
+    """
+    tables = _tables(source)
+    hardware = tables.pop("hardware", {})
+    run = source.run(
+        device or DEVICE,
+        "import:igniter",
+        _NOTES,
+        runtime="tensorrt",
+        settings=json.dumps({"hardware": hardware, **tables}, sort_keys=True),
+    )
+    try:
+        models = [row for name, table in tables.items() for row in _models(run.run_id, run.device, name, table)]
+        pairs = [
+            row
+            for group, (name, table) in enumerate(sorted(tables.items()))
+            for row in _copies(run.run_id, run.device, group, name, table)
+        ]
+        devices = [_device(run.run_id, run.device, hardware)]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{source.path}: the profile lacks or garbles {error}") from None
+    yield Run(run, devices=devices, models=models, colocations=pairs)
+
+
+def _tables(source: Source) -> dict[str, dict[str, Any]]:
+    tables: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            for name, content in json.loads(line).items():
+                tables.setdefault(name, {}).update(content)
+        except (ValueError, AttributeError, TypeError):
+            raise InputError(f"{source.path}:{number}: not a line of an iGniter profile") from None
+    return tables
+
+
+def _models(run_id: str, device: str, name: str, table: Mapping[str, Any]) -> Iterable[ModelRow]:
+    for i, batch in enumerate(_BATCHES):
+        for j, share in enumerate(_SHARES_PCT):
+            alone_twice = (batch, share) == (_L2_BATCH, _HALF_PCT)
+            yield ModelRow(
+                run_id=run_id,
+                model=name,
+                device=device,
+                batch=batch,
+                sm_share_pct=share,
+                latency_mean_ms=float(table["gpulatency"][i][j]),
+                power_w=float(table["power"][i][j]),
+                clock_mhz=float(table["frequency"][i][j]),
+                l2_pct=float(table["l2caches"][j]) if batch == _L2_BATCH and "l2caches" in table else None,
+                h2d_bytes=batch * int(table["inputdata"]),
+                d2h_bytes=batch * int(table["outputdata"]),
+                dispatch_ms=table.get("idletime_1") if alone_twice else None,
+            )
+
+
+def _copies(run_id: str, device: str, group: int, name: str, table: Mapping[str, Any]) -> Iterable[ColocationRow]:
+    """Return the rows of two copies that ran at once, each on half of the device."""
+    if "activetime_2" not in table:
+        return
+    for member in range(2):
+        yield ColocationRow(
+            run_id=run_id,
+            device=device,
+            group=group,
+            member=member,
+            model=name,
+            batch=_L2_BATCH,
+            beside=workload_label(name, _L2_BATCH, _HALF_PCT, None, 1),
+            sm_share_pct=_HALF_PCT,
+            latency_mean_ms=float(table["activetime_2"]),
+            solo_latency_mean_ms=table.get("activetime_1"),
+            power_w=table.get("power_2"),
+            clock_mhz=table.get("frequency_2"),
+        )
+
+
+def _device(run_id: str, device: str, hardware: Mapping[str, Any]) -> DeviceRow:
+    return DeviceRow(
+        run_id=run_id,
+        device=device,
+        kind="gpu",
+        clock_mhz=hardware.get("maxGPUfrequency"),
+        max_power_w=hardware.get("maxGPUpower"),
+        idle_power_w=hardware.get("idlepower"),
+        measured=True,
+        source="iGniter's profile",
+    )

@@ -1,0 +1,74 @@
+"""CSV files of Triton Model Analyzer: the inference table, and the table of what the GPU did meanwhile."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.kernel_db.store import Run
+
+_THROUGHPUT = "Throughput (infer/sec)"
+_NOTES = (
+    "latencies are a client's, queueing at its concurrency included; the batch is the client's; CPU and GPU memory "
+    "are the server's"
+)
+#: Column of the database → what the analyzer calls it, and the factor to its unit.
+_COLUMNS = {
+    "throughput_rps": (_THROUGHPUT, 1.0),
+    "latency_mean_ms": ("Avg Latency (ms)", 1.0),
+    "latency_p95_ms": ("p95 Latency (ms)", 1.0),
+    "latency_p99_ms": ("p99 Latency (ms)", 1.0),
+    "power_w": ("GPU Power Usage (W)", 1.0),
+}
+_MEMORY = re.compile(r"(?:Max )?GPU Memory Usage \(MB\)")
+_INSTANCES = re.compile(r"(?P<count>\d+)\s*[:/x]")
+
+
+def recognizes(source: Source) -> bool:
+    """Whether ``source`` has the columns that all of the analyzer's tables have."""
+    header = source.header()
+    return {"Model", "Batch"} <= set(header) and (_THROUGHPUT in header or any(map(_MEMORY.fullmatch, header)))
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return one table as one run.
+
+    Raises
+    ------
+    InputError
+        When no device is given, which the file does not say, or with the line number for a number that is none.
+    """
+    if device is None:
+        raise InputError(f"{source.path} does not say which device it is of", "say so with --device")
+    run = source.run(device, "import:model-analyzer", _NOTES, runtime="triton")
+    memory = next(filter(_MEMORY.fullmatch, source.header()), None)
+    models = []
+    for line, row in source.rows():
+        figures = {
+            column: None if value is None else value * factor
+            for column, (name, factor) in _COLUMNS.items()
+            if name in row
+            for value in [source.number(line, row, name)]
+        }
+        used = source.number(line, row, memory) if memory else None
+        models.append(
+            ModelRow(
+                run_id=run.run_id,
+                model=row["Model"],
+                device=device,
+                batch=int(source.given(line, row, "Batch")),
+                processes=_instances(row.get("Instance Group", "")),
+                memory_peak_bytes=None if used is None else round(used * 1e6),
+                **figures,  # type: ignore[arg-type]
+            )
+        )
+    yield Run(run, models=models)
+
+
+def _instances(text: str) -> int:
+    """Read ``"2:KIND_GPU"`` or ``"2/GPU"``; 1 where it says nothing."""
+    match = _INSTANCES.match(text)
+    return int(match["count"]) if match else 1

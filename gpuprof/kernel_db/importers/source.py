@@ -1,0 +1,127 @@
+"""A file that measurements are imported from: read, bounded, hashed, and turned into runs."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import RunRow
+from gpuprof.kernel_db.store import new_run_id
+
+_MAX_FILE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file and what it holds.
+
+    Attributes
+    ----------
+    path : Path
+    text : str
+    sha256 : str
+    """
+
+    path: Path
+    text: str
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path) -> Source:
+        """Read ``path``.
+
+        Raises
+        ------
+        InputError
+            When it cannot be read, is too large or no text.
+        """
+        try:
+            if path.stat().st_size > _MAX_FILE_BYTES:
+                raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB")
+            content = path.read_bytes()
+            return cls(path, content.decode("utf-8-sig"), hashlib.sha256(content).hexdigest())
+        except UnicodeDecodeError:
+            raise InputError(f"{path} is not a text file in UTF-8") from None
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from error
+
+    def rows(self) -> list[tuple[int, dict[str, str]]]:
+        """Return the lines of a CSV file with a header as (line number, column → text).
+
+        Raises
+        ------
+        InputError
+            With the line number, when a line has more or fewer fields than the header.
+        """
+        reader = csv.reader(io.StringIO(self.text, newline=""))
+        header: Sequence[str] = [name.strip() for name in next(reader, [])]
+        found = []
+        for fields in reader:
+            if not any(field.strip() for field in fields):
+                continue
+            if len(fields) != len(header):
+                raise InputError(
+                    f"{self.path}:{reader.line_num}: {len(fields)} fields where the header has {len(header)}"
+                )
+            found.append((reader.line_num, dict(zip(header, (field.strip() for field in fields), strict=True))))
+        return found
+
+    def header(self) -> tuple[str, ...]:
+        """Return the names in the first line of a CSV file."""
+        first = next(csv.reader(io.StringIO(self.text.lstrip("\r\n").split("\n", 1)[0])), [])
+        return tuple(name.strip() for name in first)
+
+    def number(self, line: int, row: Mapping[str, str], name: str) -> float | None:
+        """Return a non-negative number of a row; None where the field is empty or says that there is none.
+
+        Raises
+        ------
+        InputError
+            With the line number, for anything else.
+        """
+        text = row[name].replace(",", "")
+        if text in ("", "N/A", "nan", "-"):
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or value < 0:
+            raise InputError(f"{self.path}:{line}: {name} must be a number, not negative, but is {row[name]!r}")
+        return value
+
+    def given(self, line: int, row: Mapping[str, str], name: str) -> float:
+        """Return a number that must be there.
+
+        Raises
+        ------
+        InputError
+            With the line number, when it is not.
+        """
+        value = self.number(line, row, name)
+        if value is None:
+            raise InputError(f"{self.path}:{line}: {name} is missing")
+        return value
+
+    def run(self, device: str, collector: str, notes: str, model: str = "", **known: str | None) -> RunRow:
+        """Return the run that the file's rows hang on; ``known`` are further columns of it."""
+        now = datetime.now(UTC)
+        row = RunRow(
+            run_id=new_run_id(now),
+            started_at=now,
+            device=device,
+            collector=collector,
+            model=model,
+            source=str(self.path),
+            source_sha256=self.sha256,
+            notes=notes,
+            **known,  # type: ignore[arg-type]
+        )
+        return row

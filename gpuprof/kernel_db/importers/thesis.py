@@ -1,0 +1,58 @@
+"""The table of Elvinger's thesis (Table A.1, 5.2, 6.5): models on a V100 with the three metrics of Creq."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.kernel_db.store import Run
+
+HEADER = (
+    "model",
+    "batch",
+    "latency_s",
+    "throughput_rps",
+    "mem_capacity_pct",
+    "achieved_occupancy_pct",
+    "weighted_achieved_occupancy_pct",
+    "weighted_sm_utilization_pct",
+)
+DEVICE = "v100"
+_MEMORY_BYTES = 16 * 2**30
+_NOTES = "memory is published as a percentage of 16 GiB; empty fields are illegible in the published copy"
+
+
+def recognizes(source: Source) -> bool:
+    """Whether ``source`` has the table's header."""
+    return source.header() == HEADER
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return the table as one run.
+
+    Raises
+    ------
+    InputError
+        With the line number, for a number that is none.
+    """
+    run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
+    models = []
+    for line, row in source.rows():
+        latency_s = source.number(line, row, "latency_s")
+        memory_pct = source.number(line, row, "mem_capacity_pct")
+        models.append(
+            ModelRow(
+                run_id=run.run_id,
+                model=row["model"],
+                device=run.device,
+                batch=int(source.given(line, row, "batch")),
+                latency_mean_ms=None if latency_s is None else 1000.0 * latency_s,
+                throughput_rps=source.number(line, row, "throughput_rps"),
+                memory_peak_bytes=None if memory_pct is None else round(memory_pct / 100.0 * _MEMORY_BYTES),
+                max_occupancy_pct=source.number(line, row, "achieved_occupancy_pct"),
+                wavg_occupancy_pct=source.number(line, row, "weighted_achieved_occupancy_pct"),
+                wavg_sm_util_pct=source.number(line, row, "weighted_sm_utilization_pct"),
+            )
+        )
+    yield Run(run, models=models)

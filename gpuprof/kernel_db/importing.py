@@ -1,0 +1,110 @@
+"""Brings published measurements into the database, each file once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.kernel_db.importers import igniter_csv, igniter_profile, model_analyzer, parvagpu, thesis
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.store import KernelDb, Run
+
+
+class Importer(Protocol):
+    """A module that knows one form of files."""
+
+    def recognizes(self, source: Source) -> bool:
+        """Whether the file has its form."""
+        ...
+
+    def read(self, source: Source, device: str | None) -> Iterable[Run]:
+        """Return the file's runs."""
+        ...
+
+
+#: Name of a form → its reader.
+IMPORTERS: Mapping[str, Importer] = MappingProxyType(
+    {
+        "parvagpu": parvagpu,
+        "thesis": thesis,
+        "igniter-csv": igniter_csv,
+        "igniter-profile": igniter_profile,
+        "model-analyzer": model_analyzer,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What came of one file.
+
+    Attributes
+    ----------
+    form : str
+        A key of `IMPORTERS`; empty for a file that was passed over.
+    rows : int
+        Added to ``models`` and ``colocations``; 0: the file was there already, or is none of these forms.
+    note : str
+    """
+
+    path: Path
+    form: str
+    device: str
+    rows: int
+    note: str = ""
+
+
+def import_files(
+    database: KernelDb, paths: Sequence[Path], device: str | None = None, form: str | None = None
+) -> list[Imported]:
+    """Import files, and of directories the files in them whose form is known.
+
+    Everything is read before anything is written: one bad file leaves the database as it was.
+
+    Parameters
+    ----------
+    device : str, optional
+        What they were measured on, where they do not say; by default the device of the publication.
+    form : str, optional
+        A key of `IMPORTERS`; by default it is told from each file.
+
+    Raises
+    ------
+    InputError
+        When a file cannot be read, has no known form, or is damaged, with the line number.
+    """
+    if form is not None and form not in IMPORTERS:
+        raise unknown_name("form", form, sorted(IMPORTERS))
+    known = set(database.read("runs", ["source_sha256"]).column("source_sha256").to_pylist())
+    outcomes: list[Imported] = []
+    runs: list[Run] = []
+    for path, optional in _files(paths):
+        source = Source.read(path)
+        name = form or next((name for name, reader in IMPORTERS.items() if reader.recognizes(source)), None)
+        if name is None:
+            if not optional:
+                raise InputError(f"{path} has no form that is known", f"known: {', '.join(sorted(IMPORTERS))}")
+            outcomes.append(Imported(path, "", "", 0, "passed over: no known form"))
+        elif source.sha256 in known:
+            outcomes.append(Imported(path, name, "", 0, "there already"))
+        else:
+            read = list(IMPORTERS[name].read(source, device))
+            runs += read
+            rows = sum(len(run.models) + len(run.colocations) for run in read)
+            outcomes.append(Imported(path, name, read[0].run.device, rows))
+    for run in runs:
+        database.append(run)
+    return outcomes
+
+
+def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
+    """Yield each file, and whether it may be passed over."""
+    for path in paths:
+        if path.is_dir():
+            yield from ((file, True) for file in sorted(path.iterdir()) if file.suffix in (".csv", ".jsonl"))
+        else:
+            yield path, False
