@@ -173,10 +173,20 @@ def solved(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
 
 
 class PolicyContract:
-    """Tests that a policy passes; subclass it, return the policy, and set what it is meant for."""
+    """Tests that a policy passes; subclass it, return the policy, and set what it is meant for.
+
+    Attributes
+    ----------
+    fleet : tuple of (Device, int or None)
+        Devices that the policy plans for, with their counts where it plans for fixed fleets only.
+    options : Options
+    many : int
+        Demands that it must place at once.
+    """
 
     fleet: tuple[tuple[Device, int | None], ...] = ((plain_device(), None),)
     options = Options()
+    many = 100
 
     def policy(self) -> Policy:
         """Return a new policy."""
@@ -184,7 +194,7 @@ class PolicyContract:
 
     def made(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
         """Return a problem on the contract's fleet; ``count`` makes it fixed."""
-        fleet = [(device, count) for device, _ in self.fleet]
+        fleet = [(device, there if count is None else count) for device, there in self.fleet]
         return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
 
     def test_demands_that_can_be_met_are_met(self) -> None:
@@ -212,8 +222,8 @@ class PolicyContract:
         assert len(placement.gpus) <= 2 * len(self.fleet)
         assert placement.unplaced
 
-    def test_a_hundred_equal_demands_are_all_placed(self) -> None:
-        given = self.made([demand(f"m{i}", 5.0) for i in range(100)])
+    def test_many_equal_demands_are_all_placed(self) -> None:
+        given = self.made([demand(f"m{i}", 5.0) for i in range(self.many)])
         placement, _ = solved(self.policy(), given)
         assert placement.unplaced == ()
 

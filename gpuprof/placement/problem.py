@@ -47,7 +47,8 @@ class Options:
 
     def __post_init__(self) -> None:
         _require("confidence", self.confidence, 0.0, 1.0)
-        _require("latency budget", self.latency_budget, 0.0, 1.0)
+        if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:
+            raise InputError(f"latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
         _require("time limit", self.time_limit_s, 0.0, 1e9)
         for name, value in (("max batch", self.max_batch), ("max processes", self.max_processes)):
             if value < 1:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.milp import Milp
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.policies import Policy
+from gpuprof.placement.usher import Usher
 
 
 class TestFirstFitDecreasing(PolicyContract):
@@ -48,3 +50,20 @@ class TestOptimalOnTwoKinds(TestOptimal):
 class TestFairOptimal(TestOptimal):
     def policy(self) -> Policy:
         return Optimal(fair=True)
+
+
+class TestUsher(PolicyContract):
+    def policy(self) -> Policy:
+        return Usher()
+
+
+class TestUsherOnTwoKinds(TestUsher):
+    fleet = ((sliced_device(), None), (plain_device(), None))
+
+
+class TestMilp(PolicyContract):
+    fleet = ((plain_device(), 8),)
+    many = 10
+
+    def policy(self) -> Policy:
+        return Milp()
