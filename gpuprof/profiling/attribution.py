@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
@@ -32,10 +34,9 @@ def innermost(ranges: pd.DataFrame, process_id: Integers, thread_id: Integers, m
     if not len(ranges) or not len(found):
         return found
     starts, ends = _integers(ranges["start_ns"]), _integers(ranges["end_ns"])
-    range_thread = list(zip(ranges["process_id"].tolist(), ranges["thread_id"].tolist(), strict=True))
     rows_of: dict[tuple[int, int], list[int]] = {}
-    for row, thread in enumerate(range_thread):
-        rows_of.setdefault(thread, []).append(row)
+    for row, owner in enumerate(zip(ranges["process_id"].tolist(), ranges["thread_id"].tolist(), strict=True)):
+        rows_of.setdefault(owner, []).append(row)
     for (process, thread), rows in rows_of.items():
         here = np.flatnonzero((process_id == process) & (thread_id == thread))
         if len(here):
@@ -69,5 +70,5 @@ def _segments(starts: Integers, ends: Integers) -> tuple[Integers, Integers]:
     return times[order], holders
 
 
-def _integers(values: pd.Series) -> Integers:  # type: ignore[type-arg]
+def _integers(values: pd.Series[Any]) -> Integers:
     return values.to_numpy(dtype=np.int64)

@@ -6,6 +6,7 @@ A kernel is tied to the call that launched it by process and correlation id, the
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -114,12 +115,14 @@ def _strings(tables: NsysTables) -> dict[int, str]:
 def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     if not tables.has(_RANGES):
         return empty_ranges()
-    frame = tables.read(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"))
-    frame = frame[frame["kind"].isin([_PUSH_POP, _START_END]) & frame["global_tid"].notna()].reset_index(drop=True)
+    frame = tables.read(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"), ("globalTid",))
+    frame = frame[frame["kind"].isin([_PUSH_POP, _START_END])].reset_index(drop=True)
     texts = frame["text"].tolist() if "text" in frame else [None] * len(frame)
     ids = frame["text_id"].tolist() if "text_id" in frame else [None] * len(frame)
     process, thread = _split(frame["global_tid"])
-    names = [text if isinstance(text, str) else strings.get(_whole(id_), "") for text, id_ in zip(texts, ids, strict=True)]
+    names = [
+        text if isinstance(text, str) else strings.get(_whole(id_), "") for text, id_ in zip(texts, ids, strict=True)
+    ]
     return pd.DataFrame(
         {
             "name": names,
@@ -133,9 +136,9 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
 
 def _calls(tables: NsysTables) -> pd.DataFrame:
     """Return each call's start and thread under the process and correlation id that its kernels carry."""
-    parts = [tables.read(name, _CALL_COLUMNS, tuple(_CALL_COLUMNS)) for name in _CALLS if tables.has(name)]
-    frame = pd.concat(parts) if parts else pd.DataFrame(columns=list(_CALL_COLUMNS.values()))
-    frame = frame[frame["correlation_id"].notna() & frame["global_tid"].notna()]
+    names = tuple(_CALL_COLUMNS)
+    parts = [tables.read(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
+    frame = pd.concat(parts) if parts else pd.DataFrame(columns=list(_CALL_COLUMNS.values()), dtype=np.int64)
     process, thread = _split(frame["global_tid"])
     table = pd.DataFrame(
         {
@@ -200,10 +203,10 @@ def _tied(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.
     )
 
 
-def _named(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> np.ndarray:  # type: ignore[type-arg]
+def _named(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
     inner = innermost(ranges, process, thread, moment)
-    names = np.append(ranges["name"].to_numpy(dtype=object), None)
-    return names[inner]  # type: ignore[no-any-return]
+    names = np.array([*ranges["name"].tolist(), None], dtype=object)
+    return pd.Series(names[inner], dtype="object")
 
 
 def _repeats(runs: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> Integers:
@@ -221,16 +224,16 @@ def _gpus(tables: NsysTables) -> dict[int, str]:
     return {int(i): str(name) for i, name in zip(index.tolist(), frame["name"].tolist(), strict=True)}
 
 
-def _split(global_ids: pd.Series) -> tuple[Integers, Integers]:  # type: ignore[type-arg]
+def _split(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:
     """Return process and thread of global ids."""
     ids = global_ids.fillna(0).to_numpy(dtype=np.int64)
     return ids >> _THREAD_BITS & _ID_MASK, ids & _ID_MASK
 
 
-def _or_end(ends: pd.Series) -> Integers:  # type: ignore[type-arg]
+def _or_end(ends: pd.Series[Any]) -> Integers:
     """Return ends, that of a range which was never left lying behind everything; floats would lose nanoseconds."""
     return np.array([_TO_THE_END if pd.isna(end) else int(end) for end in ends.tolist()], dtype=np.int64)
 
 
 def _whole(number: object) -> int:
-    return -1 if pd.isna(number) else int(number)  # type: ignore[call-overload, no-any-return]
+    return -1 if pd.isna(number) else int(number)  # type: ignore[call-overload]

@@ -78,7 +78,9 @@ class NsysTables:
         """Return the columns that ``table`` has."""
         return self._tables.get(table, ())
 
-    def read(self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = ()) -> pd.DataFrame:
+    def read(
+        self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = (), present: Sequence[str] = ()
+    ) -> pd.DataFrame:
         """Return the columns of ``table`` that are there.
 
         Parameters
@@ -87,6 +89,8 @@ class NsysTables:
             Column of the file → what it is called in the answer.
         needed : sequence of str
             Columns without which the table says nothing.
+        present : sequence of str
+            Rows in which one of these columns is null are left out: ids of 64 bits do not survive nulls in pandas.
 
         Raises
         ------
@@ -100,8 +104,9 @@ class NsysTables:
                 "a version of nsys that gpuprof does not know: report it",
             )
         listed = ", ".join(f'"{name}"' for name in there)
+        condition = " AND ".join(f'"{name}" IS NOT NULL' for name in present if name in there) or "1"
         try:
-            rows = self._connection.execute(f'SELECT {listed} FROM "{table}"').fetchall()
+            rows = self._connection.execute(f'SELECT {listed} FROM "{table}" WHERE {condition}').fetchall()
         except sqlite3.DatabaseError as error:
             raise self._damaged(error) from error
         return pd.DataFrame.from_records(rows, columns=[wanted[name] for name in there])
