@@ -81,7 +81,7 @@ class _Run:
         self._changes = _changes(options.failures, places)
         self._most_places = options.max_in_system
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as the rules of `gpuprof.routing` begin
-        self.state.factor_position[:] = factors
+        self.state.factor_position[self.cluster.cv > 0] = factors
         self._refill_factors()
         for model in range(models):
             self._refill_arrivals(model)
