@@ -89,7 +89,7 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
         with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name:
             free = Path(name) / "free.onnx"
             for data in file.external:
-                _link(file.path.parent / data, Path(name) / data)
+                _copy_data(file.path.parent / data, Path(name) / data)
             model = onnx.load(file.path, load_external_data=False)
             apply_rewrite(model, rewrite)
             onnx.save(model, free)
@@ -99,27 +99,26 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
                 apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
                 onnx.save(model, free)
             for data in file.external:
-                _place_data(file.path.parent / data, output.parent / data)
+                _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
             free.replace(output)
     except OSError as error:
         raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
     return rewrite
 
 
-def _link(source: Path, target: Path) -> None:
+def _copy_data(source: Path, target: Path) -> None:
+    # A copy and no link: ONNX takes a data file with several names for an attack.
     target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+    shutil.copyfile(source, target)
 
 
-def _place_data(source: Path, target: Path) -> None:
+def _place_data(copy: Path, source: Path, target: Path) -> None:
     if target.exists():
         if target.samefile(source):
             return
         raise InputError(f"{target} exists and is not this model's data", "write to another directory")
-    _link(source, target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copy.replace(target)
 
 
 def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:

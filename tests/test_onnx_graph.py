@@ -247,7 +247,7 @@ def test_an_op_of_another_domain_needs_a_declared_shape(tmp_path: Path) -> None:
             tmp_path / "m.onnx",
             [node("Twist", ["x"], ["y"], name="twist", domain="my.ops")],
             {"x": ["n", 3]},
-            outputs,  # type: ignore[arg-type]
+            outputs,
         )
         model = onnx.load(path)
         model.opset_import.append(helper.make_opsetid("my.ops", 1))

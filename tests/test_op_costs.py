@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -143,7 +144,7 @@ def test_pooling_counts_the_taps_on_the_data(
     outputs = (size + 2 * pad - span) // stride + 1 + extra  # one more, as rounding up may give
     taps = 2 * 3 * brute_pool(size, kernel, stride, pad, outputs, dilation) ** 2
     y = (2, 3, outputs, outputs)
-    attributes = {
+    attributes: dict[str, Any] = {
         "kernel_shape": (kernel, kernel), "strides": (stride, stride), "pads": (pad,) * 4, "dilations": (dilation,) * 2,
     }  # fmt: skip
     elements = int(np.prod(y))

@@ -67,7 +67,8 @@ def rebatch_model(
     free = is_dynamic(model)
     changed = rebatch(model, output, size)
     said = "its batch was free already" if free else f"its batch was {changed.batch}"
-    say(f"wrote {output}: {said}, {len(changed.nodes)} nodes changed, same outputs at batches {changed.batch} and more")
+    count = f"{len(changed.nodes)} node{'' if len(changed.nodes) == 1 else 's'} changed"
+    say(f"wrote {output}: {said}, {count}, same outputs at batches {changed.batch} and more")
 
 
 def _batch(text: str) -> int | None:

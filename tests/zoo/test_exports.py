@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from gpuprof.errors import UnavailableError
+from gpuprof.inputs import random_inputs
+from gpuprof.onnx_graph import load_graph
+from gpuprof.session import open_session
+from gpuprof.zoo.architecture import ARCHITECTURES, TRANSFORMERS, find
+from gpuprof.zoo.build import build
+from gpuprof.zoo.exports import EXPORTS
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the export extra")
+EXPORTED = [name for name, architecture in ARCHITECTURES.items() if architecture.origin == TRANSFORMERS]
+#: Built in every run of the slow tests; the others by bench/zoo.py, whose figures they are.
+BUILT = ("resnet18", "mobilenet_v2")
+
+
+def test_every_export_is_listed_and_every_listed_one_can_be_exported() -> None:
+    assert set(EXPORTED) == set(EXPORTS)
+
+
+def test_without_the_extra_the_way_to_install_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match=r"pip install 'gpuprof\[export\]'"):
+        build(find("bert_base"), tmp_path / "m.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT)
+def test_an_export_answers_any_batch_and_tells_nothing_of_the_machine(tmp_path: Path, name: str) -> None:
+    path = build(find(name), tmp_path / "m.onnx")
+    graph = load_graph(path, 4)
+    assert graph.uncounted_ops == ()
+    assert sum(np.prod(t.dims) for t in onnx.load(path).graph.initializer if t.data_type == 1) == find(name).parameters
+    session = open_session(path, threads=1)
+    inputs = random_inputs(graph)
+    four = session.run(None, inputs)[0]
+    one = session.run(None, {k: v[2:3] for k, v in inputs.items()})[0]
+    np.testing.assert_allclose(four[2:3], one, rtol=1e-3, atol=1e-3 * np.abs(one).max())
+    assert np.isfinite(four).all()
+    assert four.std() > 1e-3
+    assert b"site-packages" not in path.read_bytes()
+    assert build(find(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
