@@ -15,6 +15,7 @@ _DTYPE_BYTES = {
     "float16": 2.0, "bfloat16": 2.0, "int16": 2.0, "uint16": 2.0,
     "int8": 1.0, "uint8": 1.0, "bool": 1.0, "string": 16.0,
     "float8e4m3fn": 1.0, "float8e4m3fnuz": 1.0, "float8e5m2": 1.0, "float8e5m2fnuz": 1.0, "float8e8m0": 1.0,
+    "float6e2m3": 0.75, "float6e3m2": 0.75,
     "int4": 0.5, "uint4": 0.5, "float4e2m1": 0.5, "int2": 0.25, "uint2": 0.25,
 }  # fmt: skip
 

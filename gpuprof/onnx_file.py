@@ -30,7 +30,10 @@ MOST_ELEMENTS = 2**42
 _MOST_KEPT_ELEMENTS = 1024
 _HASH_CHUNK = 2**22
 _MOST_FILES = 64
-_NAMES = {"float": "float32", "double": "float64"}
+_RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
+_ELEMENT_TYPES: dict[int, str] = {
+    int(number): _RENAMED.get(name, name.lower()) for name, number in TensorProto.DataType.items() if number
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +95,22 @@ def read_onnx(path: Path) -> OnnxFile:
 
 
 def dtype_name(elem_type: int) -> str:
-    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``."""
-    name = str(TensorProto.DataType.Name(elem_type)).lower()
-    return _NAMES.get(name, name)
+    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
+
+    Raises
+    ------
+    InputError
+        If ONNX has no such type.
+    """
+    name = _ELEMENT_TYPES.get(elem_type)
+    if name is None:
+        raise InputError(f"ONNX has no element type {elem_type}", "the model is damaged: export it again")
+    return name
 
 
 def elem_type(dtype: str) -> int:
     """Return the ONNX element type of a `Tensor`'s dtype, the inverse of `dtype_name`."""
-    plain = next((old for old, new in _NAMES.items() if new == dtype), dtype)
-    return int(TensorProto.DataType.Value(plain.upper()))
+    return next(number for number, name in _ELEMENT_TYPES.items() if name == dtype)
 
 
 _files: dict[Path, OnnxFile] = {}
@@ -210,8 +220,8 @@ def _check_size(tensor: TensorProto, path: Path) -> None:
     try:
         declared = Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
         nbytes = declared.bytes
-    except (ValueError, KeyError) as error:
-        raise InputError(f"{path}: weight {name} has the unknown element type {tensor.data_type}") from error
+    except InputError as error:
+        raise InputError(f"{path}: weight {name}: {error.message}", error.fix) from error
     if declared.elements > MOST_ELEMENTS:
         raise InputError(f"{path}: weight {name} declares {declared.elements} elements, at most {MOST_ELEMENTS}")
     if tensor.HasField("raw_data") and not _is_external(tensor) and len(tensor.raw_data) != nbytes:
