@@ -10,6 +10,8 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper, num
 
 from gpuprof.errors import InputError
 
+_GRAPHS = {AttributeProto.GRAPH, AttributeProto.GRAPHS}
+
 
 def label(node: NodeProto) -> str:
     """Return how errors speak of a node: its name and type."""
@@ -20,8 +22,9 @@ def captured(node: NodeProto) -> list[str]:
     """Return the names that a node's nested graphs take from outside, in order of use."""
     found: dict[str, None] = {}
     for attribute in node.attribute:
-        for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-            found |= dict.fromkeys(_free_names(graph))
+        if attribute.type in _GRAPHS:
+            for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found |= dict.fromkeys(_free_names(graph))
     return list(found)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 
 from gpuprof.errors import InputError
-from gpuprof.zoo.architecture import ONNX, Architecture
+from gpuprof.zoo.architecture import ONNX, OURS, Architecture
 
 
 def build(architecture: Architecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
@@ -58,6 +58,10 @@ def _write(architecture: Architecture, output: Path, seed: int) -> None:
         from gpuprof.zoo.light import build_light
 
         onnx.save(build_light(architecture.stem, seed), output)
+    elif architecture.origin == OURS:
+        from gpuprof.zoo.ours import build_ours
+
+        onnx.save(build_ours(architecture.stem, seed), output)
     else:
         from gpuprof.zoo.exports import export
 

@@ -14,7 +14,8 @@ from onnx import NodeProto
 Floats = npt.NDArray[np.float32]
 
 _PRODUCTS = {"Conv", "ConvTranspose", "Gemm", "MatMul"}
-_BATCH_NORM = {1: "scale", 2: "shift", 3: "mean", 4: "variance"}
+_NORMALISATIONS = {"BatchNormalization", "LayerNormalization"}
+_ROLES = {1: "scale", 2: "shift", 3: "mean", 4: "variance"}
 
 
 def random_weights(
@@ -69,7 +70,7 @@ def _moments(node: NodeProto, before: list[_Moments]) -> _Moments:
     x = before[0]
     if node.op_type in _PRODUCTS:
         return _Moments(0.0, 2 * x.square)
-    if node.op_type == "BatchNormalization":
+    if node.op_type in _NORMALISATIONS:
         return _STANDARD
     if node.op_type == "Relu":
         return _rectified(x)
@@ -96,7 +97,7 @@ def _draw(random: np.random.Generator, node: NodeProto, position: int, shape: tu
         values = random.standard_normal(shape, dtype=np.float32)
         values *= np.float32(sqrt(2 / _fan_in(node, shape)))
         return values
-    role = _BATCH_NORM.get(position, "") if node.op_type == "BatchNormalization" else ""
+    role = _ROLES.get(position, "") if node.op_type in _NORMALISATIONS else ""
     if role == "variance":
         return (random.uniform(0.8, 1.25, shape) * square).astype(np.float32)
     if role == "scale" or node.op_type == "Mul":

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from gpuprof.inputs import random_inputs
+from gpuprof.onnx_graph import load_graph
+from gpuprof.session import open_session
+from gpuprof.zoo.architecture import ARCHITECTURES, OURS, find
+from gpuprof.zoo.build import build
+
+
+@pytest.mark.parametrize("name", [name for name, a in ARCHITECTURES.items() if a.origin == OURS])
+def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path, name: str) -> None:
+    path = build(find(name), tmp_path / "m.onnx")
+    assert build(find(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert sum(np.prod(t.dims) for t in model.graph.initializer if t.data_type == 1) == find(name).parameters
+    graph = load_graph(path, 3)
+    assert graph.uncounted_ops == ()
+    assert graph.flops == 3 * load_graph(path).flops
+    session = open_session(path, threads=1)
+    inputs = random_inputs(graph)
+    three = session.run(None, inputs)[0]
+    one = session.run(None, {k: v[1:2] for k, v in inputs.items()})[0]
+    np.testing.assert_allclose(three[1:2], one, rtol=1e-3, atol=1e-4)
+    assert np.isfinite(three).all()
+    assert three.std() > 1e-3
