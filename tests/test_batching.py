@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.batching import batch_size_now
+from gpuprof.batching import batch_size_now, wait_limit_ms
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,10 @@ def test_a_full_batch_goes_at_once_and_a_part_of_one_after_the_longest_wait(
 
 def test_without_a_wait_whatever_is_there_goes() -> None:
     assert batch_size_now(1, 8, 0.0, 0.0) == 1
+
+
+def test_a_request_waits_no_longer_than_leaves_time_to_serve_it() -> None:
+    assert wait_limit_ms(50.0, 100.0, (10.0, 30.0)) == 50.0
+    assert wait_limit_ms(50.0, 60.0, (10.0, 30.0)) == 30.0
+    assert wait_limit_ms(50.0, 20.0, (10.0, 30.0)) == 0.0
+    assert wait_limit_ms(5.0, 3.0, ()) == 3.0

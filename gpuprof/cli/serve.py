@@ -27,6 +27,7 @@ def serve(
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64,
     hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0,
     drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0,
+    log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
     from gpuprof.deployment import read_map
@@ -39,7 +40,9 @@ def serve(
     routing_rule(routing)
     deployment = read_map(map_file)
     plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node)
-    settings = ServerSettings(host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s, drain_s)
+    settings = ServerSettings(
+        host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s=hang_s, drain_s=drain_s, log=log
+    )
     started = time.monotonic()
 
     def ready(url: str, workers: int) -> None:

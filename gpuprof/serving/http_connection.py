@@ -36,6 +36,8 @@ _MAX_HEAD_BYTES = 1 << 15
 _MAX_PENDING_BYTES = 1 << 18
 _MAX_DISCARDED_BYTES = 1 << 20
 _LINGER_S = 2.0
+_ABOUT_TO_ASK_S = 1.0
+_MAX_LINGERING_BYTES = 1 << 24
 _JSON_LENGTH = b"inference-header-content-length"
 
 
@@ -124,9 +126,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._unsent: list[Slot] = []
         self._paused = False
         self._lingering = False
+        self._discarded = 0
         self._keep_alive = True
         self.busy = False
-        self.touched = time.monotonic()
+        self.opened = self.touched = time.monotonic()
         self.on_gone: Callable[[], None] | None = None
 
     # --- asyncio's side
@@ -149,8 +152,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.touched = time.monotonic()
         incoming = self._incoming
         if self._lingering:
-            return
-        if incoming is not None and incoming.view is not None and not self.busy:
+            self._discarded += count
+            if self._discarded > _MAX_LINGERING_BYTES:
+                self.abort()
+        elif incoming is not None and incoming.view is not None and not self.busy:
             incoming.received += count
             if incoming.received == incoming.length:
                 self._dispatch(incoming)
@@ -254,6 +259,10 @@ class HttpConnection(asyncio.BufferedProtocol):
     def is_idle(self) -> bool:
         """Whether nothing has been asked that is not answered."""
         return not self.busy and self._incoming is None and not self._pending and not self._unsent
+
+    def owes_nothing(self, now: float) -> bool:
+        """Whether closing takes nothing from the client; one that has just come is about to ask."""
+        return self.is_idle and (self.touched > self.opened or now - self.opened > _ABOUT_TO_ASK_S)
 
     # --- reading
 

@@ -155,6 +155,9 @@ class Replica:
                 return
             now = time.monotonic()
             oldest = self._queue[0]
+            if oldest.alone:
+                self._send(seat, self._take(oldest.rows), now)
+                continue
             limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.ms)
             waited_ms = 1000.0 * (now - oldest.arrived)
             rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)

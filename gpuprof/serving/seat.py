@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 
@@ -11,10 +10,10 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.inference import Inference
 from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.worker_link import BatchAnswer, LinkEvents, SentBatch, WorkerLink
 
-_LOG = logging.getLogger("gpuprof.serving")
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
 #: A worker that lived for so long is started again without delay.
@@ -135,7 +134,7 @@ class Seat:
             return
         expected_s = sum(batch.expected_ms for batch in link.sent.values()) / 1000.0
         if link.silent_s(now) > self._hang_s + 3.0 * expected_s:
-            _LOG.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": link.pid})
+            LOGGER.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": link.pid})
             link.kill()
         elif not link.sent:
             link.ping(now)
@@ -150,16 +149,16 @@ class Seat:
         try:
             await link.start(self.order)
         except OSError as error:
-            _LOG.error("cannot start a worker", extra={"worker": self.name, "error": str(error)})
+            LOGGER.error("cannot start a worker", extra={"worker": self.name, "error": str(error)})
             self._lost([])
 
     def _ready(self, spec: ModelSpec) -> None:
-        _LOG.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
+        LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
         self._was_ready.set()
         self._on_ready()
 
     def _refused(self, kind: str, message: str, fix: str) -> None:
-        _LOG.error("worker refuses", extra={"worker": self.name, "error": message})
+        LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
         if not self._was_ready.is_set():
             self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
 
@@ -179,7 +178,7 @@ class Seat:
             self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
             delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
             self.restarts += 1
-            _LOG.warning("worker died, starts again", extra={"worker": self.name, "in_s": delay})
+            LOGGER.warning("worker died, starts again", extra={"worker": self.name, "in_s": delay})
             self._loop.call_later(delay, self._restart)
         self._on_lost(batches)
 

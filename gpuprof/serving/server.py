@@ -16,9 +16,11 @@ from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.routing import routing_rule
 from gpuprof.serving.arena import Arena
+from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
 from gpuprof.serving.launcher import LocalLauncher
+from gpuprof.serving.logs import LOGGER, configure
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
@@ -51,6 +53,8 @@ class ServerSettings:
         A connection that stands still in the middle of a request or an answer for so long is closed.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
+    log : str
+        Form of the log, ``"text"`` or ``"json"``.
     """
 
     host: str = "127.0.0.1"
@@ -62,6 +66,7 @@ class ServerSettings:
     drain_s: float = 30.0
     stall_s: float = 30.0
     idle_s: float = 300.0
+    log: str = "text"
 
 
 class Server:
@@ -203,17 +208,35 @@ class Server:
             for model in self.router.all():
                 model.forget_cancelled()
 
+    async def _close_door(self, listener: asyncio.Server) -> None:
+        """Stop listening; connections that the system has accepted already are taken in, not reset."""
+        loop = asyncio.get_running_loop()
+        waiting = close_door(listener.sockets)
+        listener.close()
+        for connection in waiting:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(lambda: HttpConnection(self._api), connection)
+
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answer what was asked, and what is being asked, then return."""
         self.router.draining = True
-        await asyncio.sleep(_GRACE_S)  # connections that wait to be accepted are taken in
-        listener.close()
+        await asyncio.sleep(_GRACE_S)  # whoever asks for readiness can see it and send no more
+        await self._close_door(listener)
         deadline = time.monotonic() + self._settings.drain_s
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:
-            idle = not self.router.in_flight and all(connection.is_idle for connection in self._api.connections)
+            now = time.monotonic()
+            idle = not self.router.in_flight and all(c.owes_nothing(now) for c in self._api.connections)
             quiet = quiet + 1 if idle else 0
             await asyncio.sleep(_GRACE_S / 2)
+        if quiet < 2:
+            LOGGER.warning("stopped before all was answered", extra={"unfinished": self._unfinished()})
+
+    def _unfinished(self) -> dict[str, object]:
+        """Return what still goes on, for the log."""
+        owing = [connection for connection in self._api.connections if not connection.is_idle]
+        busy = sum(connection.busy for connection in owing)
+        return {"requests": self.router.in_flight, "connections": len(owing), "of_these_waiting_for_an_answer": busy}
 
 
 def _in_url(host: str) -> str:
@@ -235,6 +258,7 @@ def run_server(
     """
     import uvloop
 
+    configure(settings.log)
     _raise_file_limit()
 
     async def main() -> None:

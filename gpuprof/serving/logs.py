@@ -1,0 +1,64 @@
+"""The server's log: one line an event on stderr, for people or as JSON for programs."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import sys
+
+from gpuprof.errors import unknown_name
+
+LOGGER = logging.getLogger("gpuprof.serving")
+_OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+class TextFormatter(logging.Formatter):
+    """``12:34:56 warning: worker died (worker m/0.0, in_s 0.1)``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        when = datetime.datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        said = ", ".join(f"{key} {value}" for key, value in _extras(record).items())
+        return f"{when} {record.levelname.lower()}: {record.getMessage()}" + (f" ({said})" if said else "")
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object: ``time`` (ISO 8601, UTC), ``level``, ``event`` and what belongs to the event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        when = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        said = {"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **_extras(record)}
+        return json.dumps(said, default=str, ensure_ascii=False)
+
+
+FORMATTERS: dict[str, type[TextFormatter] | type[JsonFormatter]] = {"text": TextFormatter, "json": JsonFormatter}
+
+
+def configure(form: str, level: int = logging.WARNING) -> None:
+    """Send the server's log to stderr.
+
+    Parameters
+    ----------
+    form : {"text", "json"}
+    level : int
+        JSON starts at INFO whatever is asked: programs filter for themselves.
+
+    Raises
+    ------
+    InputError
+        For another form.
+    """
+    if form not in FORMATTERS:
+        raise unknown_name("form of log", form, list(FORMATTERS))
+    logging.raiseExceptions = False  # where the log goes may be full; serving goes on
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(FORMATTERS[form]())
+    LOGGER.handlers[:] = [handler]
+    LOGGER.propagate = False
+    LOGGER.setLevel(min(level, logging.INFO) if form == "json" else level)
+
+
+def _extras(record: logging.LogRecord) -> dict[str, object]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}

@@ -1,0 +1,125 @@
+"""Runs servers and speaks to them, byte by byte where a test is about bytes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+
+def replica(model: str, **more: Any) -> dict[str, Any]:
+    latency_ms = more.pop("latency_ms", 0.2)
+    predicted = {"latency_ms": latency_ms, "throughput_rps": 1000.0 / latency_ms, "goodput_rps": 50.0}
+    return {"model": model, "batch": 1, "sm_share_pct": 50.0, "rate_rps": 50.0, "predicted": predicted, **more}
+
+
+def map_of(models: dict[str, str], replicas: list[dict[str, Any]], slo_ms: float = 2000.0) -> dict[str, Any]:
+    return {
+        "schema": "gpuprof.deployment/1",
+        "policy": "by hand",
+        "models": {name: {"path": path, "rate_rps": 50.0, "slo_ms": slo_ms} for name, path in models.items()},
+        "nodes": [{"name": "n", "gpus": [{"index": 0, "device": "cpu", "partitions": [{"replicas": replicas}]}]}],
+        "predicted": {"gpus": 1, "goodput_rps": 50.0 * len(models)},
+    }
+
+
+@dataclass
+class RunningServer:
+    process: subprocess.Popen[str]
+    url: str
+    line: str
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def address(self) -> str:
+        return self.url.removeprefix("http://")
+
+    def workers(self) -> list[psutil.Process]:
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return [child for child in children if _is_worker(child)]
+
+    def get(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            answer = connection.getresponse()
+            text = answer.read()
+        finally:
+            connection.close()
+        try:
+            return answer.status, json.loads(text) if text else None
+        except ValueError:
+            return answer.status, text
+
+    def infer(self, model: str, values: list[Any], datatype: str = "FP32") -> tuple[int, Any]:
+        tensor = {"name": "INPUT0", "datatype": datatype, "shape": [1, len(values)], "data": values}
+        return self.get(f"/v2/models/{model}/infer", "POST", json.dumps({"inputs": [tensor]}).encode())
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+        self.process.send_signal(how)
+        _, errors = self.process.communicate(timeout=40)
+        return self.process.returncode, errors
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        return "gpuprof.serving.worker" in process.cmdline()
+    except psutil.Error:  # it is a zombie, or gone
+        return False
+
+
+@contextmanager
+def running(directory: Path, document: dict[str, Any], *options: str) -> Iterator[RunningServer]:
+    path = directory / "map.json"
+    path.write_text(json.dumps(document))
+    command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise AssertionError(process.communicate()[1])
+        url = next(word for word in line.split() if word.startswith("http://"))
+        yield RunningServer(process, url, line)
+    finally:
+        with process:  # closes its pipes
+            process.terminate()
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def eventually(holds: Callable[[], bool], limit_s: float = 20.0) -> bool:
+    """Wait until ``holds``; whether it came to that."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def read_answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Read one HTTP answer: its status and its body."""
+    answer = http.client.HTTPResponse(connection)
+    answer.begin()
+    return answer.status, answer.read()
