@@ -32,7 +32,7 @@ class Options:
     routing : str
         Name of a rule of `gpuprof.routing`.
     refuse_hopeless : bool
-        Whether the router refuses a request that is expected to miss its SLO.
+        Whether the router refuses a request that is expected to miss its SLO where others wait already.
     router_ms : float
         Time that the router, one server for all, takes for a request.
     legs_ms : mapping of str to (float, float)
@@ -46,7 +46,7 @@ class Options:
     warmup_s: float = 0.0
     seed: int = 0
     routing: str = "fastest"
-    refuse_hopeless: bool = False
+    refuse_hopeless: bool = True
     router_ms: float = 0.0
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()

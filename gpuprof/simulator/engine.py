@@ -45,12 +45,23 @@ def simulate(
     InputError
         For arrivals of a model that the map lacks, or a map that cannot be simulated (see `places_of`).
     """
+    tally = simulate_to_tally(deployment, arrivals, options, progress)
+    return outcome_of(deployment, places_of(deployment), tally, options)
+
+
+def simulate_to_tally(
+    deployment: DeploymentMap,
+    arrivals: Mapping[str, Arriving],
+    options: Options,
+    progress: Callable[[float], None] | None = None,
+) -> Tally:
+    """Simulate, and return the counts as they are; see `simulate`."""
     places = places_of(deployment)
     if unknown := sorted(set(arrivals) - set(deployment.models)):
         raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
     run = _Run(deployment, places, arrivals, options)
     run.to_end(progress or (lambda fraction: None))
-    return outcome_of(deployment, places, run.cluster, run.tally, options)
+    return run.tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,38 +157,38 @@ class _Run:
         for replica in change.replicas:
             self.state.alive[replica] = change.alive
             self.state.idle_since[replica] = change.time
-            if change.alive == 0:
-                self._lose_batches(replica)
-        for replica in change.replicas:
-            if change.alive == 0:
-                self._send_elsewhere(replica, change.time)
+        if change.alive == 0:
+            homeless = [(replica, place) for replica in change.replicas for place in self._empty(replica)]
+            for replica, place in homeless:
+                model = int(self.cluster.replica_model[replica])
+                kernel.join(self.cluster, self.state, self.tally, model, place, change.time)
+                self._refill_factors()
 
-    def _lose_batches(self, replica: int) -> None:
-        """The batches that were running are gone, and with them the events of their ends."""
+    def _empty(self, replica: int) -> list[int]:
+        """Take everything from a replica: what was running starts anew elsewhere, before what was waiting."""
         state, cluster = self.state, self.cluster
         first, last = int(cluster.first_process[replica]), int(cluster.first_process[replica + 1])
-        for process in range(first, last):
-            for place in self._chain(int(state.flight[process])):
-                kernel.give_up(state, self.tally, int(cluster.replica_model[replica]), place, kernel.FAILED)
+        found = [place for process in range(first, last) for place in self._chain(int(state.flight[process]))]
+        if state.waiting[replica]:
+            found += self._chain(int(state.queue_head[replica]))
+        state.queue_head[replica] = -1
+        state.waiting[replica] = 0
         state.flight[first:last] = -1
         state.done_at[first:last] = -1
         state.expected_at[first:last] = 0
         state.free_processes[replica] = last - first
-        events = list(zip(*(part[: state.calendar.size[0]].tolist() for part in state.calendar[:2]), strict=True))
-        state.calendar.size[0] = 0
+        self._forget_completions(first, last)
+        return found
+
+    def _forget_completions(self, first: int, last: int) -> None:
+        """Take the ends of batches that will not end from the calendar."""
+        calendar = self.state.calendar
+        size = int(calendar.size[0])
+        events = list(zip(calendar.times[:size].tolist(), calendar.codes[:size].tolist(), strict=True))
+        calendar.size[0] = 0
         for time, code in events:
             if not (priority_of(code) == COMPLETION and first <= ident_of(code) < last):
-                push(state.calendar, time, code)
-
-    def _send_elsewhere(self, replica: int, now: int) -> None:
-        """The requests that were waiting go through the router again."""
-        state = self.state
-        waiting = self._chain(int(state.queue_head[replica])) if state.waiting[replica] else []
-        state.queue_head[replica] = -1
-        state.waiting[replica] = 0
-        for place in waiting:
-            kernel.join(self.cluster, state, self.tally, int(self.cluster.replica_model[replica]), place, now)
-            self._refill_factors()
+                push(calendar, time, code)
 
     def _chain(self, place: int) -> list[int]:
         found = []

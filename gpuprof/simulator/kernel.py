@@ -123,7 +123,7 @@ def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, n
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    if cluster.settings[2] > 0:
+    if cluster.settings[2] > 0 and state.waiting[replica] > 0:
         waited = (now - state.arrived[place]) * _MS
         if _is_hopeless(finish, waited, cluster.slo[model] * _MS):
             give_up(state, tally, model, place, REFUSED)

@@ -11,7 +11,7 @@ from gpuprof.deployment import DeploymentMap
 from gpuprof.simulator.arrivals import NS_PER_S
 from gpuprof.simulator.cluster import Options, Place
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms
-from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Cluster, Tally
+from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally
 
 SCHEMA = "gpuprof.simulation/1"
 _CDF_POINTS = 400
@@ -128,9 +128,7 @@ class Outcome:
         return {"schema": SCHEMA, "requests": self.requests, "goodput_rps": self.goodput_rps, **asdict(self)}
 
 
-def outcome_of(
-    deployment: DeploymentMap, places: Sequence[Place], cluster: Cluster, tally: Tally, options: Options
-) -> Outcome:
+def outcome_of(deployment: DeploymentMap, places: Sequence[Place], tally: Tally, options: Options) -> Outcome:
     """Return what the tally says."""
     seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
     names = list(deployment.models)

@@ -54,11 +54,31 @@ class Trace:
         edges[-1] = np.inf  # a request at the very end belongs to the last part
         return {model: np.histogram(times, edges)[0].astype(np.int64) for model, times in self.times.items()}
 
+    def statistics(self, width_s: float) -> list[dict[str, object]]:
+        """Return one row a model: requests, mean rate, rate in the fullest ``width_s``, burstiness and longest gap."""
+        peaks = {m: counts.max() for m, counts in self.counts(max(1, round(self.duration_s / width_s))).items()}
+        return [
+            {
+                "model": model or "all",
+                "requests": len(times),
+                "rate_rps": len(times) / self.duration_s,
+                "peak_rps": float(peaks[model]) / width_s,
+                "gap_scv": _scv(np.diff(times)),
+                "longest_gap_s": float(np.diff(times).max() / NS_PER_S) if len(times) > 1 else None,
+            }
+            for model, times in self.times.items()
+        ]
+
     def longest_gap_s(self) -> float:
         """Return the longest time without any request, in seconds."""
         merged = np.sort(np.concatenate([np.zeros(1, np.int64), *self.times.values()]))
         ends = np.append(merged, int(self.duration_s * NS_PER_S))
         return float(np.diff(ends).max() / NS_PER_S)
+
+
+def _scv(gaps: Times) -> float | None:
+    mean = float(gaps.mean()) if len(gaps) else 0.0
+    return float(gaps.var()) / mean**2 if mean > 0 else None
 
 
 def record(processes: Mapping[str, Arriving], duration_s: float, seed: int) -> Trace:

@@ -1,0 +1,146 @@
+"""Speed of the simulator, and the error of its sampling approximation.
+
+    python -m bench.simulator [--quick]
+
+Prints requests simulated per second of one core (CPU time, drawing the arrivals included) for maps of 100 replicas,
+then the sampled outcome beside the whole one on maps that can be simulated whole, then the time for a day of 6,000
+GPUs at 15 million requests a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from gpuprof.deployment import (
+    DeployedModel,
+    DeploymentMap,
+    Gpu,
+    MapPrediction,
+    Node,
+    Partition,
+    Replica,
+    ReplicaPrediction,
+)
+from gpuprof.simulator.arrivals import Arriving, Bursts, Diurnal, Gamma
+from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.sampling import Sampling, simulate_sampled
+
+BATCH_MS = tuple(5.0 + 0.5 * size for size in range(8))
+CAPACITY_RPS = 1000.0 * len(BATCH_MS) / BATCH_MS[-1]
+SLO_MS = 30.0
+
+
+def main() -> int:
+    """Print all figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="shorter runs")
+    quick = parser.parse_args().quick
+    print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
+    for models in (100, 20, 10, 1):
+        print_speed(models, 20.0 if quick else 60.0)
+    print("sampled against whole: 2 models of 100 replicas each, 16 of them kept")
+    seconds = 300.0 if quick else 1200.0
+    print_error("poisson, 70% load", [Gamma(70.0 * CAPACITY_RPS)] * 2, seconds)
+    print_error("poisson, 95% load", [Gamma(95.0 * CAPACITY_RPS)] * 2, seconds)
+    print_error("day of 50% mean load", [Diurnal(50.0 * CAPACITY_RPS, 4.0, seconds)] * 2, seconds)
+    print_error("day of 80% mean load", [Diurnal(80.0 * CAPACITY_RPS, 4.0, seconds)] * 2, seconds)
+    print_error("bursts of 3x, 60% mean load", [Bursts(60.0 * CAPACITY_RPS, 3.0, 2.0, 8.0)] * 2, seconds)
+    print_day()
+    return 0
+
+
+def print_speed(models: int, seconds: float) -> None:
+    """Print the speed for 100 replicas of so many models at 70% load."""
+    deployment = a_map([100 // models] * models)
+    arrivals: dict[str, Arriving] = {name: Gamma(70.0 * CAPACITY_RPS / models) for name in deployment.models}
+    simulate(deployment, arrivals, Options(0.1))  # compiles, or loads what was compiled
+    started = time.process_time()
+    outcome = simulate(deployment, arrivals, Options(seconds))
+    spent = time.process_time() - started
+    print(f"100 replicas of {models:3d} model(s): {outcome.requests / spent / 1e6:6.2f} million requests/s", flush=True)
+
+
+def print_error(name: str, processes: Sequence[Arriving], seconds: float) -> None:
+    """Print goodput and p99 of the sampled outcome relative to the whole one."""
+    deployment = a_map([100] * len(processes))
+    arrivals = dict(zip(deployment.models, processes, strict=True))
+    whole, whole_s = timed(deployment, arrivals, seconds, None)
+    sampled, sampled_s = timed(deployment, arrivals, seconds, Sampling(slots=24 if seconds < 600 else 48))
+    goodput = sampled.goodput_rps / whole.goodput_rps - 1.0
+    print(
+        f"  {name:28s} goodput {100 * goodput:+6.2f}%   p50 {_error(sampled, whole, 'p50_ms')}   "
+        f"p99 {_error(sampled, whole, 'p99_ms')}   in time {100 * whole.goodput_rps * seconds / whole.requests:.1f}%   "
+        f"{whole_s / sampled_s:.0f} times as fast",
+        flush=True,
+    )
+
+
+def _error(sampled: Outcome, whole: Outcome, name: str) -> str:
+    ratio = getattr(sampled.models[0], name) / getattr(whole.models[0], name) - 1.0
+    return f"{100 * ratio:+6.2f}%"
+
+
+def timed(
+    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seconds: float, sampling: Sampling | None
+) -> tuple[Outcome, float]:
+    """Return the outcome and the CPU time in seconds."""
+    started = time.process_time()
+    options = Options(seconds)
+    if sampling is None:
+        outcome = simulate(deployment, arrivals, options)
+    else:
+        outcome = simulate_sampled(deployment, arrivals, options, sampling)
+    return outcome, time.process_time() - started
+
+
+def print_day() -> None:
+    """Print what a day of 6,000 GPUs at 15 million requests/s takes."""
+    deployment = a_map([2000] * 12)
+    day = 86400.0
+    arrivals: dict[str, Arriving] = {name: Diurnal(15e6 / 12, 3.0, day) for name in deployment.models}
+    outcome, spent = timed(deployment, arrivals, day, Sampling())
+    replicas = len(list(deployment.places()))
+    print(
+        f"a day of 6,000 GPUs, {replicas:,} replicas, {outcome.requests:.3g} requests: {spent:.0f} s, "
+        f"goodput {outcome.goodput_rps:,.0f}/s, p99 {outcome.models[0].p99_ms:.1f} ms"
+    )
+
+
+def a_map(replicas: Sequence[int]) -> DeploymentMap:
+    """Return a map with so many equal replicas of each model, four on a GPU, eight GPUs in a node."""
+    prediction = ReplicaPrediction(
+        latency_ms=BATCH_MS[-1], latency_cv=0.05, throughput_rps=CAPACITY_RPS, goodput_rps=CAPACITY_RPS
+    )
+    parts = [
+        Replica(
+            model=f"model{i}",
+            batch=len(BATCH_MS),
+            sm_share_pct=25.0,
+            max_wait_ms=4.0,
+            rate_rps=CAPACITY_RPS,
+            batch_latency_ms=BATCH_MS,
+            predicted=prediction,
+        )
+        for i, count in enumerate(replicas)
+        for _ in range(count)
+    ]
+    gpus = [
+        Gpu(index=i // 4 % 8, device="a100-80", partitions=(Partition(replicas=tuple(parts[i : i + 4])),))
+        for i in range(0, len(parts), 4)
+    ]
+    return DeploymentMap(
+        policy="bench",
+        models={f"model{i}": DeployedModel(rate_rps=1.0, slo_ms=SLO_MS) for i in range(len(replicas))},
+        nodes=tuple(Node(name=f"node{i // 8}", gpus=tuple(gpus[i : i + 8])) for i in range(0, len(gpus), 8)),
+        predicted=MapPrediction(gpus=len(gpus), goodput_rps=0.0),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

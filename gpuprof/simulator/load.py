@@ -1,0 +1,90 @@
+"""Which requests a map is simulated under: its own rates, other rates, or a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.simulator.arrival_text import parse_arrivals
+from gpuprof.simulator.arrivals import Arriving
+from gpuprof.simulator.trace import Trace
+
+
+def arrivals_of_rates(
+    deployment: DeploymentMap, rates: Mapping[str, float], total: float | None, scale: float, form: str
+) -> dict[str, Arriving]:
+    """Return an arrival process for each model of the map.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    rates : mapping of str to float
+        Requests per second of some models, instead of the map's.
+    total : float or None
+        Requests per second of all models together, divided as the rates are.
+    scale : float
+        Times the rates.
+    form : str
+        As `parse_arrivals` reads it.
+
+    Raises
+    ------
+    InputError
+        For a model that the map lacks, or a form that cannot be read.
+    """
+    for model in rates:
+        if model not in deployment.models:
+            raise unknown_name("model", model, list(deployment.models))
+    asked = {name: rates.get(name, model.rate_rps) for name, model in deployment.models.items()}
+    if total is not None and asked:
+        scale *= total / sum(asked.values())
+    return {name: parse_arrivals(form, scale * rate) for name, rate in asked.items()}
+
+
+def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arriving]:
+    """Return the requests of a trace; one that names no model is for the map's only one.
+
+    Raises
+    ------
+    InputError
+        When it names a model that the map lacks, or none while the map has several.
+    """
+    arrivals = trace.arrivals()
+    if list(arrivals) == [""]:
+        if len(deployment.models) != 1:
+            raise InputError(
+                f"the trace names no model and the map has {len(deployment.models)}", "add a column model to the trace"
+            )
+        return {next(iter(deployment.models)): arrivals[""]}
+    for model in arrivals:
+        if model not in deployment.models:
+            raise unknown_name("model", model, list(deployment.models))
+    return arrivals
+
+
+def parse_rates(texts: list[str]) -> tuple[dict[str, float], float | None]:
+    """Read ``MODEL=100`` and ``100``; return the rates of models, and that of all together.
+
+    Raises
+    ------
+    InputError
+        When one has neither form, or the rate of all stands twice.
+    """
+    rates: dict[str, float] = {}
+    total: float | None = None
+    for text in texts:
+        model, separator, number = text.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = -1.0
+        if not 0.0 < value <= 1e9 or (separator and not model):
+            raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, or REQUESTS_PER_S of all")
+        if separator:
+            rates[model] = value
+        elif total is not None:
+            raise InputError(f"the rate of all models is given twice: {total:g} and {value:g}")
+        else:
+            total = value
+    return rates, total

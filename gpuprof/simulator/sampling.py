@@ -1,0 +1,235 @@
+"""An approximation for what is too large to play through: a sample of the replicas at a sample of the times.
+
+*Replicas*: of each model's equal replicas some are kept, and the rate falls in the same proportion. The router then
+chooses among fewer, so that waits come out a little longer than they are. *Times*: the duration is cut into slots, and
+a few seconds of each are simulated at the mean rate of the slot, so that what happens within a slot is averaged out.
+Between slots the work that a model could not do is carried over as a fluid: it delays every request until it has gone.
+`bench/simulator.py` prints the error of both on maps that can be simulated whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.errors import InputError
+from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Bursts, Diurnal, Gamma, Recorded
+from gpuprof.simulator.cluster import Options, places_of
+from gpuprof.simulator.engine import simulate_to_tally
+from gpuprof.simulator.histogram import FINE_BITS, bin_of
+from gpuprof.simulator.outcome import Outcome, outcome_of
+from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally, new_tally
+
+_STEPS = 16  # parts of a slot in which what is left over is taken to be constant
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How much is kept: replicas of each model, slots of the duration, seconds of each slot."""
+
+    replicas: int = 16
+    slots: int = 48
+    seconds: float = 2.0
+    warmup_s: float = 0.5
+
+
+def expected_requests(arrivals: Mapping[str, Arriving], duration_s: float) -> float:
+    """Return how many requests the arrivals amount to."""
+    return duration_s * sum(process.rate_rps for process in arrivals.values())
+
+
+def simulate_sampled(
+    deployment: DeploymentMap,
+    arrivals: Mapping[str, Arriving],
+    options: Options,
+    sampling: Sampling,
+    progress: Callable[[float], None] | None = None,
+) -> Outcome:
+    """Approximate `gpuprof.simulator.engine.simulate`; counts are scaled up to the whole.
+
+    Raises
+    ------
+    InputError
+        As `simulate`; for failures, which a sample cannot show; for a duration that has no room for the slots.
+    """
+    if options.failures:
+        raise InputError("failures cannot be sampled", "simulate a shorter time, or a smaller map, whole")
+    if options.duration_s < sampling.slots * (sampling.seconds + sampling.warmup_s):
+        raise InputError(f"{options.duration_s:g} s are too short to sample", "simulate them whole")
+    if unknown := sorted(set(arrivals) - set(deployment.models)):
+        raise InputError(f"the map has no model {unknown[0]!r}", f"it has {', '.join(sorted(deployment.models))}")
+    small, kept = shrink(deployment, sampling.replicas)
+    slots = _Slots(deployment, small, kept, arrivals, options, sampling)
+    for slot in range(sampling.slots):
+        slots.simulate(slot)
+        if progress is not None:
+            progress((slot + 1) / sampling.slots)
+    return slots.outcome()
+
+
+def shrink(deployment: DeploymentMap, most: int) -> tuple[DeploymentMap, dict[str, float]]:
+    """Return the map with at most about ``most`` replicas a model, and the part of each model's capacity that is left.
+
+    Replicas are equal when they have the same batch times, processes and wait; each kind keeps its part, at least one.
+    """
+    places = places_of(deployment)
+    kinds = Counter(_kind(place.replica) for place in places)
+    of_model = Counter(place.replica.model for place in places)
+    keep = {
+        kind: min(count, max(1, round(count * most / max(most, of_model[kind[0]])))) for kind, count in kinds.items()
+    }
+    left, nodes = dict(keep), []
+    capacity, all_capacity = dict.fromkeys(deployment.models, 0.0), dict.fromkeys(deployment.models, 0.0)
+    for place in places:
+        replica, kind = place.replica, _kind(place.replica)
+        all_capacity[replica.model] += capacity_rps(replica)
+        if left[kind]:
+            left[kind] -= 1
+            capacity[replica.model] += capacity_rps(replica)
+            partition = Partition(mig=place.partition.mig, replicas=(replica,))
+            gpu = Gpu(index=place.gpu.index, device=place.gpu.device, partitions=(partition,))
+            nodes.append(Node(name=place.node.name, gpus=(gpu,)))
+    fractions = {model: capacity[model] / total if total else 1.0 for model, total in all_capacity.items()}
+    return deployment.model_copy(update={"nodes": tuple(nodes)}), fractions
+
+
+def _kind(replica: Replica) -> tuple[str, object]:
+    return replica.model, (replica.batch_latency_ms, replica.predicted, replica.batch, replica.processes)
+
+
+def capacity_rps(replica: Replica) -> float:
+    """Return the requests per second that a replica answers when every batch is full."""
+    full_ms = replica.batch_latency_ms[-1] if replica.batch_latency_ms else replica.predicted.latency_ms
+    return 1000.0 * replica.batch * replica.processes / full_ms if full_ms > 0 else math.inf
+
+
+def slot_rate(process: Arriving, begin_s: float, end_s: float) -> float:
+    """Return the mean rate of a process between two times."""
+    if isinstance(process, Recorded):
+        first, last = np.searchsorted(process.times, [int(begin_s * NS_PER_S), int(end_s * NS_PER_S)])
+        return float(last - first) / (end_s - begin_s)
+    if isinstance(process, Diurnal):
+        phase = (begin_s + end_s) / 2 / process.period_s
+        swing = (process.peak_to_trough - 1.0) / (process.peak_to_trough + 1.0)
+        return process.rate_rps * (1.0 - swing * math.cos(2.0 * math.pi * phase))
+    return process.rate_rps
+
+
+def slot_process(process: Arriving, rate_rps: float) -> Arriving:
+    """Return a process of the same kind for a slot: day and recording as Poisson, the others as they are."""
+    if isinstance(process, Bursts | Gamma):
+        return replace(process, rate_rps=rate_rps)
+    return process if rate_rps == process.rate_rps else Gamma(rate_rps)
+
+
+class _Slots:
+    """The tally of all slots together, and the work that is left over from one to the next."""
+
+    def __init__(
+        self,
+        deployment: DeploymentMap,
+        small: DeploymentMap,
+        kept: Mapping[str, float],
+        arrivals: Mapping[str, Arriving],
+        options: Options,
+        sampling: Sampling,
+    ) -> None:
+        self._deployment, self._small, self._arrivals = deployment, small, arrivals
+        self._options, self._sampling = options, sampling
+        self._names = list(deployment.models)
+        self._kept = np.array([kept[name] for name in self._names])
+        self._capacity = np.zeros(len(self._names))
+        self._slo_ms = [model.slo_ms for model in deployment.models.values()]
+        for place in places_of(deployment):
+            self._capacity[self._names.index(place.replica.model)] += capacity_rps(place.replica)
+        self._backlog = np.zeros(len(self._names))
+        self._length = options.duration_s / sampling.slots
+        self._places = places_of(small)
+        self._sum: dict[str, Any] = {}
+
+    def simulate(self, slot: int) -> None:
+        """Simulate a piece of a slot and add what it stands for."""
+        begin = slot * self._length
+        rates = np.array([self._rate(name, begin) for name in self._names])
+        processes = {
+            name: slot_process(self._arrivals[name], rate * kept)
+            for name, rate, kept in zip(self._names, rates, self._kept, strict=True)
+            if rate > 0
+        }
+        piece = replace(
+            self._options,
+            duration_s=self._sampling.seconds + self._sampling.warmup_s,
+            warmup_s=self._sampling.warmup_s,
+            seed=self._options.seed * 1_000_003 + slot,
+        )
+        tally = simulate_to_tally(self._small, processes, piece)
+        self._add(slot, tally, self._late_from_backlog(rates, tally))
+
+    def _rate(self, name: str, begin: float) -> float:
+        process = self._arrivals.get(name)
+        return 0.0 if process is None else slot_rate(process, begin, begin + self._length)
+
+    def _late_from_backlog(self, rates: NDArray[np.float64], tally: Tally) -> NDArray[np.float64]:
+        """Carry the fluid through the slot; return the longest delay of each model by it, in ms."""
+        before = self._backlog
+        self._backlog = np.maximum(0.0, before + (rates - self._capacity) * self._length)
+        if self._options.refuse_hopeless:
+            self._backlog[:] = 0.0  # what cannot be done in time is refused, and nothing piles up
+        with np.errstate(divide="ignore", invalid="ignore"):
+            delay = np.where(self._capacity > 0, 1000.0 * np.array([before, self._backlog]) / self._capacity, 0.0)
+        for i in np.flatnonzero(delay.max(axis=0) > 0):
+            _delay_all(tally, int(i), np.linspace(delay[0, i], delay[1, i], _STEPS), self._slo_ms[i])
+        return np.asarray(delay.max(axis=0))
+
+    def _add(self, slot: int, tally: Tally, delay_ms: NDArray[np.float64]) -> None:
+        weight = self._length / self._sampling.seconds / self._kept
+        window = min(WINDOWS - 1, slot * WINDOWS // self._sampling.slots)
+        for name, part in tally._asdict().items():
+            if name in ("span", "windows_per_ns", "longest"):
+                continue
+            values = np.asarray(part, np.float64)
+            if name in ("windows", "window_ns"):
+                placed = np.zeros_like(values)
+                placed[window] = values.sum(axis=0) * weight[:, None]
+                values = placed
+            elif name.startswith("replica") or name == "by_replica":
+                values *= self._length / self._sampling.seconds  # each stands for itself
+            else:
+                values *= weight.reshape(-1, *[1] * (values.ndim - 1))
+            self._sum[name] = self._sum.get(name, 0.0) + values
+        longest = tally.longest + (1e6 * delay_ms)
+        self._sum["longest"] = np.maximum(self._sum.get("longest", 0.0), longest)
+
+    def outcome(self) -> Outcome:
+        """Return what all slots say of the whole."""
+        end = round(self._options.duration_s * NS_PER_S)
+        empty = new_tally(len(self._names), len(self._places), 0, end)
+        parts = {
+            name: np.rint(value).astype(np.int64) if getattr(empty, name).dtype == np.int64 else value
+            for name, value in self._sum.items()
+        }
+        whole = replace(self._options, warmup_s=0.0)
+        found = outcome_of(self._small, self._places, empty._replace(**parts), whole)
+        return replace(found, method="sampled")
+
+
+def _delay_all(tally: Tally, model: int, delays_ms: NDArray[np.float64], slo_ms: float) -> None:
+    """Make the answered requests of a model later, in equal parts by each of these times."""
+    answered, in_time = int(tally.answered[model]), int(tally.in_time[model])
+    tally.total[model] = 0
+    parts = np.diff(np.linspace(0, answered, len(delays_ms) + 1).astype(np.int64))
+    for part, delay in zip(parts, delays_ms, strict=True):
+        tally.total[model, bin_of(int(delay * 1e6), FINE_BITS)] += int(part)
+    tally.stage_ns[model, STAGES.index("queue")] += answered * float(delays_ms.mean()) * 1e6
+    kept = int(in_time * float((delays_ms <= slo_ms).mean()))
+    tally.in_time[model] = kept
+    tally.missed[model, CAUSES.index("queue")] += in_time - kept
+    tally.windows[:, model, 2] = 0
+    tally.windows[0, model, 2] = kept

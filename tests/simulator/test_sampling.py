@@ -1,0 +1,75 @@
+"""The sampling approximation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.simulator.arrivals import Arriving, Constant, Diurnal, Gamma, Recorded
+from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.compiled import HAS_NUMBA
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_rate
+from tests.simulator.maps import deployed, replica
+
+
+def test_a_shrunken_map_keeps_every_kind_of_replica_and_says_how_much_is_left() -> None:
+    kinds = [[replica("a", [5.0])]] * 30 + [[replica("a", [10.0], processes=2)]] * 10 + [[replica("b", [2.0])]]
+    small, kept = shrink(deployed(kinds), 8)
+    models = [r.model for _, _, _, r in small.places()]
+    assert models.count("a") == 8
+    assert models.count("b") == 1
+    assert sum(r.processes == 2 for _, _, _, r in small.places()) == 2
+    assert kept == pytest.approx({"a": 8 / 40, "b": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("process", "expected"),
+    [
+        (Gamma(7.0), 7.0),
+        (Recorded(np.array([0, 1, 2, 15]) * 1_000_000_000, 20.0), 0.3),
+        (Diurnal(10.0, 3.0, 20.0), 10.0),
+    ],
+)
+def test_the_rate_of_a_slot_is_the_mean_in_it(process: Arriving, expected: float) -> None:
+    assert slot_rate(process, 0.0, 10.0) == pytest.approx(expected)
+
+
+@pytest.mark.skipif(not HAS_NUMBA, reason="a million requests are too many without numba")
+def test_a_sample_comes_close_to_the_whole() -> None:
+    deployment = deployed([[replica("m", [5.0, 5.5, 6.0, 6.5], max_wait_ms=2.0, cv=0.1)]] * 40, slo_ms=15.0)
+    arrivals: dict[str, Arriving] = {"m": Diurnal(40 * 350.0, 3.0, 60.0)}
+    options = Options(60.0)
+    whole = simulate(deployment, arrivals, options).models[0]
+    sampled = simulate_sampled(deployment, arrivals, options, Sampling(16, 20, 1.0, 0.2)).models[0]
+    assert sampled.requests == pytest.approx(whole.requests, rel=0.02)
+    assert sampled.goodput_rps == pytest.approx(whole.goodput_rps, rel=0.02)
+    assert sampled.p50_ms == pytest.approx(whole.p50_ms, rel=0.05)
+    assert sampled.p99_ms == pytest.approx(whole.p99_ms, rel=0.10)
+
+
+def test_work_that_is_left_over_delays_the_slots_after() -> None:
+    deployment = deployed([[replica("m", [10.0])]], slo_ms=100.0)
+    busy_then_quiet = np.concatenate([np.linspace(0, 10e9, 2001)[:-1], np.linspace(10e9, 20e9, 501)[:-1]])
+    arrivals: dict[str, Arriving] = {"m": Recorded(busy_then_quiet.astype(np.int64), 20.0)}
+    options = Options(20.0, refuse_hopeless=False)
+    whole = simulate(deployment, arrivals, options).models[0]
+    sampled = simulate_sampled(deployment, arrivals, options, Sampling(4, 4, 1.0, 0.5)).models[0]
+    # 1000 requests too many in the first half, of which the second can do 500: nothing is in time, and half the
+    # requests of the whole wait 7 s and more.
+    assert whole.in_time == pytest.approx(0, abs=20)
+    assert sampled.in_time == pytest.approx(0, abs=20)
+    assert sampled.p50_ms == pytest.approx(whole.p50_ms, rel=0.25)
+
+
+def test_what_cannot_be_sampled_is_refused() -> None:
+    deployment = deployed([[replica("m", [10.0])]])
+    with pytest.raises(InputError, match="failures cannot be sampled"):
+        options = Options(1000.0, failures=(Failure("node0", None, 1.0),))
+        simulate_sampled(deployment, {"m": Constant(1.0)}, options, Sampling())
+    with pytest.raises(InputError, match="10 s are too short to sample"):
+        simulate_sampled(deployment, {"m": Constant(1.0)}, Options(10.0), Sampling())
+    with pytest.raises(InputError, match="the map has no model 'x'"):
+        simulate_sampled(deployment, {"x": Constant(1.0)}, Options(1000.0), Sampling())
