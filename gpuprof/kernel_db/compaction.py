@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,8 @@ from gpuprof.kernel_db.segment import remove_segment, write_segment
 from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id
 
 _COMPACT_LOCK = ".compact.lock"
+_MOST_RUNS = 64
+_MOST_COMPACTED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +42,32 @@ def compact(database: KernelDb) -> Compaction:
     InputError
         When a segment is damaged, the directory cannot be written to, or another compaction is at work.
     """
-    with (database.path / _COMPACT_LOCK).open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another compaction of {database.path} is at work", "wait for it") from None
+    with _alone(database) as free:
+        if not free:
+            raise InputError(f"another compaction of {database.path} is at work", "wait for it")
         remove_replaced(database)
         before = database.segments()
         bytes_before = sum(map(_bytes, before))
-        if len(before) > 1:
-            _merge(database, before)
-            remove_replaced(database)
+        _merge(database, before)
         after = database.segments()
     return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
+
+
+def tidy(database: KernelDb) -> None:
+    """Keep the number of segments small while runs are appended; call it after each.
+
+    Every `_MOST_RUNS` runs become one segment, and every `_MOST_COMPACTED` of these one again, so that a row is
+    rewritten a few times at most. Does nothing where another compaction is at work.
+    """
+    segments = database.segments()
+    runs = [path for path in segments if not path.name.startswith(COMPACTED_PREFIX)]
+    if len(runs) < _MOST_RUNS:
+        return
+    with _alone(database) as free:
+        if free:
+            remove_replaced(database)
+            everything = len(segments) - len(runs) >= _MOST_COMPACTED
+            _merge(database, segments if everything else runs)
 
 
 def replaced_segments(database: KernelDb) -> list[Path]:
@@ -70,7 +87,21 @@ def remove_replaced(database: KernelDb) -> None:
             remove_segment(path)
 
 
+@contextmanager
+def _alone(database: KernelDb) -> Iterator[bool]:
+    """Say whether no other compaction is at work, and keep others out meanwhile."""
+    with (database.path / _COMPACT_LOCK).open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
 def _merge(database: KernelDb, old: list[Path]) -> None:
+    if len(old) < 2:
+        return
     tables = {}
     for table in TABLES:
         rows = database.read(table, segments=old)
@@ -82,6 +113,7 @@ def _merge(database: KernelDb, old: list[Path]) -> None:
     name = f"{COMPACTED_PREFIX}{new_run_id(datetime.now(UTC))}"
     with database.writing():
         write_segment(database.path, name, tables, {REPLACES: names})
+    remove_replaced(database)
 
 
 def _visible(path: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import gpuprof
 from gpuprof.device import Device
 from gpuprof.errors import UnavailableError
+from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.ceilings import SOURCE, measure_ceilings
@@ -135,6 +136,7 @@ class Campaign:
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
                 run = replace(run, runtime=runtime, runtime_version=version, **machine())
                 self.database.append(Run(run, devices=[row]))
+                tidy(self.database)
 
     def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> Outcome:
         started = datetime.now(UTC)
@@ -147,6 +149,7 @@ class Campaign:
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
+        tidy(self.database)
         rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
         return Outcome(cell, rows[0], tuple(rows[1:]))
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpuprof.device import Device
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.campaign import machine
@@ -227,6 +228,7 @@ class PerOp:
             **machine(),
         )
         self.database.append(Run(run, ops=harvest.ops, kernels=harvest.kernels))
+        tidy(self.database)
 
     def _known(self) -> dict[str, Mapping[str, Any]]:
         """Return the newest row of each op that these versions measured on this share, by signature."""

@@ -7,7 +7,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db import compaction
-from gpuprof.kernel_db.compaction import compact
+from gpuprof.kernel_db.compaction import compact, tidy
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
@@ -106,3 +106,26 @@ def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another compaction"):
             compact(database)
+
+
+def test_tidying_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "_MOST_RUNS", 3)
+    monkeypatch.setattr(compaction, "_MOST_COMPACTED", 2)
+    database = KernelDb.create(tmp_path / "db")
+    for number in range(20):
+        database.append(a_run(f"r{number:02}"))
+        tidy(database)
+        assert len(database.segments()) <= 5
+    assert _ids(database) == [f"r{number:02}" for number in range(20)]
+    assert verify(database) == []
+
+
+def test_tidying_stands_back_while_another_compacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+    database = _database(tmp_path / "db")
+    with (database.path / ".compact.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        tidy(database)
+    assert len(database.segments()) == 4

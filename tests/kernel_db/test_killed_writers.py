@@ -19,7 +19,12 @@ from gpuprof.kernel_db.store import KernelDb
 from tests.kernel_db.rows import a_run
 
 path, kills, kernels = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-KernelDb.create(path).append(a_run("first", kernels=kernels))  # the first write of a process is a slow one
+database = KernelDb.create(path)
+database.append(a_run("first", kernels=kernels))  # the first write of a process is a slow one
+start = time.monotonic()
+for number in range(5):
+    database.append(a_run(f"second{number}", kernels=kernels))
+patience = (time.monotonic() - start) / 5 * 4  # as long as a few runs take here and now
 draw = random.Random(0)
 for kill in range(kills):
     child = os.fork()
@@ -27,7 +32,7 @@ for kill in range(kills):
         database = KernelDb.create(path)
         for number in range(10_000):
             database.append(a_run(f"r{kill:04}-{number:06}", kernels=kernels))
-    time.sleep(draw.uniform(0.0, 0.04))
+    time.sleep(draw.uniform(0.0, patience))
     os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
 """
@@ -41,7 +46,7 @@ def test_whatever_moment_a_writer_is_killed_at_every_run_is_whole_or_absent(tmp_
     runs = set(database.read("runs").column("run_id").to_pylist())
     counts = database.read("kernels").group_by("run_id").aggregate([("run_id", "count")]).to_pylist()
     assert {row["run_id"]: row["run_id_count"] for row in counts} == dict.fromkeys(runs, KERNELS)
-    assert len(runs) > 1
+    assert len(runs) > 6  # the killed ones wrote some, too
     assert verify(database, repair=True) == []
 
 
