@@ -79,6 +79,9 @@ class Estimate:
     power_w : Figure or None
     unknown_ops : tuple of str
         Op types of which nothing is known: the estimate's interval is wide because of them.
+    overlapped_ms : float
+        Part of the latency in which the next batch's device time can already run: loading its inputs (iGniter
+        equation 2). It lengthens a request's latency and not the throughput.
     """
 
     workload: Workload
@@ -92,15 +95,17 @@ class Estimate:
     l2_pct: Figure | None = None
     power_w: Figure | None = None
     unknown_ops: tuple[str, ...] = ()
+    overlapped_ms: float = 0.0
 
     @property
     def throughput_rps(self) -> Figure:
         """Requests per second of all processes together, batches always full."""
         per_ms = self.workload.batch * self.workload.processes * 1000.0
         latency = self.latency_ms
-        low = None if latency.high is None else per_ms / latency.high
-        high = None if not latency.low else per_ms / latency.low
-        return Figure(per_ms / latency.value, latency.source, low, high)
+        hidden = self.overlapped_ms
+        low = None if latency.high is None else per_ms / (latency.high - hidden)
+        high = None if not latency.low or latency.low <= hidden else per_ms / (latency.low - hidden)
+        return Figure(per_ms / (latency.value - hidden), latency.source, low, high)
 
     def creq(self, metric: str) -> Figure | None:
         """Return the compute requirement by ``metric``, None where it was not measured."""

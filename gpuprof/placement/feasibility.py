@@ -219,14 +219,15 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         demand = asked.get(replica.model)
         if demand is None:
             continue
-        where = f"{node.name} gpu {gpu.index}"
-        server = _server(partition, replica, evidence.devices[gpu.device], evidence)
+        where, device = f"{node.name} gpu {gpu.index}", evidence.devices[gpu.device]
+        if evidence.latency_budget is not None:
+            yield from _within_budget(where, partition, replica, demand, device, evidence)
+            continue
+        server = _server(partition, replica, device, evidence)
         if isinstance(server, str):
             yield Violation("slo", where, server)
-        elif evidence.latency_budget is not None:
-            yield from _within_budget(where, replica, server, demand, evidence.latency_budget)
         elif replica.rate_rps >= server.capacity_rps:
-            yield Violation("rate", where, _too_fast(replica, server))
+            yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
         else:
             sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
             streams.setdefault(replica.model, []).append((replica.rate_rps, sojourn))
@@ -235,17 +236,32 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
 
 
 def _within_budget(
-    where: str, replica: Replica, server: BatchServer, demand: Demand, budget: float
+    where: str, partition: Partition, replica: Replica, demand: Demand, device: Device, evidence: Evidence
 ) -> Iterator[Violation]:
-    latency, allowed = server.latency_ms[-1], budget * demand.slo.latency_ms
-    if latency >= allowed * (1.0 + _TOLERANCE):
+    """Check the rule of the papers: the time of a batch within its part of the SLO, the rate within the throughput."""
+    latency, throughput = replica.predicted.latency_ms, replica.predicted.throughput_rps
+    if evidence.estimator is not None:
+        try:
+            estimate = _ask(
+                evidence.estimator,
+                device,
+                _workload(partition, replica, replica.batch),
+                _beside(partition, replica),
+            )
+        except InputError as error:
+            yield Violation("slo", where, str(error))
+            return
+        latency = _upper(estimate.latency_ms, evidence.confidence)
+        throughput = 1000.0 * replica.batch * replica.processes / (latency - estimate.overlapped_ms)
+    allowed = (evidence.latency_budget or 1.0) * demand.slo.latency_ms
+    if not 0.0 < latency < allowed * (1.0 + _TOLERANCE):
         yield Violation("slo", where, f"a batch of {replica.model} takes {latency:.4g} ms of {allowed:.4g} ms")
-    if replica.rate_rps > server.capacity_rps * (1.0 + _TOLERANCE):
-        yield Violation("rate", where, _too_fast(replica, server))
+    if replica.rate_rps > throughput * (1.0 + _TOLERANCE):
+        yield Violation("rate", where, _too_fast(replica, throughput))
 
 
-def _too_fast(replica: Replica, server: BatchServer) -> str:
-    return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {server.capacity_rps:.4g}"
+def _too_fast(replica: Replica, most_rps: float) -> str:
+    return f"{replica.model} gets {replica.rate_rps:.4g} requests/s and serves at most {most_rps:.4g}"
 
 
 def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Iterator[Violation]:
@@ -270,14 +286,21 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         if len(times) != replica.batch or min(times) <= 0.0:
             return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
         return _queue(replica, times, replica.predicted.latency_cv, evidence)
-    beside = tuple(_workload(partition, other, other.batch) for other in partition.replicas if other is not replica)
-    sizes = [replica.batch] if evidence.latency_budget is not None else range(1, replica.batch + 1)
+    beside = _beside(partition, replica)
     try:
-        estimates = [_ask(evidence.estimator, device, _workload(partition, replica, n), beside) for n in sizes]
+        estimates = [
+            _ask(evidence.estimator, device, _workload(partition, replica, n), beside)
+            for n in range(1, replica.batch + 1)
+        ]
     except InputError as error:
         return str(error)
     times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
-    return _queue(replica, times * (replica.batch // len(times)), estimates[-1].latency_cv, evidence)
+    return _queue(replica, times, estimates[-1].latency_cv, evidence)
+
+
+def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
+    """Return what shares the partition with the replica."""
+    return tuple(_workload(partition, other, other.batch) for other in partition.replicas if other is not replica)
 
 
 def _queue(replica: Replica, times: tuple[float, ...], latency_cv: float, evidence: Evidence) -> BatchServer:

@@ -13,7 +13,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
 from gpuprof.placement.requirement import CreqMetric, Requirement, require_metric, requirements
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.usher import with_unplaced
+from gpuprof.placement.whynot import with_unplaced
 
 #: What the second objective may take away from the goodput, of the whole.
 _GIVE = 1e-7

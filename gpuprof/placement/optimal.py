@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.fleet_bins import FleetBins
@@ -17,7 +16,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.realise import realise
 from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
-from gpuprof.placement.whynot import why_not, why_not_all
+from gpuprof.placement.whynot import with_unplaced
 
 _Choices = Mapping[str, tuple[Segment, ...]]
 
@@ -127,16 +126,7 @@ def _covers(demands: Sequence[Demand], choices: _Choices, choice: Choice) -> dic
 def _finished(
     problem: Problem, segments: Segments, bins: FleetBins, bounds: tuple[int | None, float | None]
 ) -> Placement:
-    placed = Placement("optimal", bins.placed(), (), *bounds)
-    unplaced = []
-    for demand in problem.by_priority():
-        served = placed.rate_rps(demand.model)
-        left = demand.rate_rps - served
-        if left <= demand.rate_rps * 1e-9:
-            continue
-        reason = why_not_all(problem, demand, served) if served else why_not(problem, segments, demand)
-        unplaced.append(Unplaced(model=demand.model, rate_rps=left, reason=reason))
-    return replace(placed, unplaced=tuple(unplaced))
+    return with_unplaced(problem, segments, Placement("optimal", bins.placed(), (), *bounds))
 
 
 def _better(problem: Problem, found: Placement, doubtful: bool, fair: bool) -> Placement:

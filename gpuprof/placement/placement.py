@@ -93,4 +93,12 @@ class Placement:
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""
-        return sum(replica.rate_rps for gpu in self.gpus for replica in gpu.replicas() if replica.model == model)
+        return self.rates_rps().get(model, 0.0)
+
+    def rates_rps(self) -> dict[str, float]:
+        """Return the rate that is planned for each model that has a replica."""
+        rates: dict[str, float] = {}
+        for gpu in self.gpus:
+            for replica in gpu.replicas():
+                rates[replica.model] = rates.get(replica.model, 0.0) + replica.rate_rps
+        return rates

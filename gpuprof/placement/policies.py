@@ -14,6 +14,7 @@ from gpuprof.plugins import load_plugin, plugin_names
 
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
+    "igniter": "gpuprof.placement.igniter:Igniter",
     "milp": "gpuprof.placement.milp:Milp",
     "usher": "gpuprof.placement.usher:Usher",
     "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -92,13 +93,15 @@ class Problem:
     options: Options = field(default_factory=Options)
     files: Mapping[str, ModelFile] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        names = [demand.model for demand in self.demands]
-        if twice := sorted({name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else ()):
-            raise InputError(f"{twice[0]!r} is asked for twice", "add the rates up, or name the models apart")
-        if not names:
+        if not self.demands:
             raise InputError("there are no demands to place")
+        object.__setattr__(self, "_by_model", {demand.model: demand for demand in self.demands})
+        if len(self._by_model) < len(self.demands):
+            twice = Counter(demand.model for demand in self.demands).most_common(1)[0][0]
+            raise InputError(f"{twice!r} is asked for twice", "add the rates up, or name the models apart")
 
     def device(self, name: str) -> Device:
         """Return the device of the fleet called ``name``."""
@@ -119,7 +122,7 @@ class Problem:
 
     def demand(self, model: str) -> Demand:
         """Return the demand for ``model``."""
-        return next(demand for demand in self.demands if demand.model == model)
+        return self._by_model[model]
 
     def by_priority(self) -> Sequence[Demand]:
         """Return the demands, highest priority first, else in the order given."""

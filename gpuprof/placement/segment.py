@@ -110,6 +110,12 @@ class Segments:
         """Return the planned mean time of one batch."""
         return planned_ms(self.estimate(device, workload, beside).latency_ms, self.problem.options.confidence)
 
+    def throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        """Return the planned requests per second of all processes when every batch is full."""
+        estimate = self.estimate(device, workload, beside)
+        time = planned_ms(estimate.latency_ms, self.problem.options.confidence) - estimate.overlapped_ms
+        return 1000.0 * workload.batch * workload.processes / time
+
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica: its times for 1, 2, … ``batch`` requests."""
         sizes = (Workload(workload.model, n, workload.share, workload.processes) for n in range(1, workload.batch + 1))
@@ -128,9 +134,8 @@ class Segments:
         """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
         budget = self.problem.options.latency_budget
         if budget is not None:
-            latency = self.latency_ms(device, workload, beside)
-            throughput = 1000.0 * workload.batch * workload.processes / latency
-            return latency < budget * demand.slo.latency_ms and rate_rps <= throughput * (1.0 + 1e-9)
+            in_time = self.latency_ms(device, workload, beside) < budget * demand.slo.latency_ms
+            return in_time and rate_rps <= self.throughput_rps(device, workload, beside) * (1.0 + 1e-9)
         return self._in_time(demand, self.server(device, workload, beside), rate_rps)
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
@@ -214,7 +219,7 @@ class Segments:
     def _best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         best: Segment | None = None
         for workload in sorted(self.workloads(demand.model, device, share), key=lambda w: (-w.batch, -w.processes)):
-            if best is not None and self._throughput_rps(device, workload) < best.capacity_rps:
+            if best is not None and self._ceiling_rps(device, workload) < best.capacity_rps:
                 continue  # even batches that are always full could not reach the best
             segment = self.make(demand, device, workload)
             if segment is None:
@@ -223,15 +228,18 @@ class Segments:
                 best = segment
         return best
 
-    def _throughput_rps(self, device: Device, workload: Workload) -> float:
+    def _ceiling_rps(self, device: Device, workload: Workload) -> float:
+        """Return a rate that the workload never exceeds; infinity where nothing is known of it."""
         try:
+            if self.problem.options.latency_budget is not None:
+                return self.throughput_rps(device, workload)
             return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload)
         except InputError:
             return math.inf
 
     def _capacity_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
-        ceiling = self._throughput_rps(device, workload)
+        ceiling = self._ceiling_rps(device, workload)
         wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
             return wanted if self.meets(demand, device, workload, 0.0) else 0.0

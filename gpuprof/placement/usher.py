@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
 from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
 from gpuprof.fleet import FleetEntry
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import Placement
@@ -17,7 +16,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.requirement import CreqMetric, Requirement, require_metric, requirements
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.usher_groups import balanced_groups
-from gpuprof.placement.whynot import why_not, why_not_all
+from gpuprof.placement.whynot import with_unplaced
 
 #: A model is heavy in one resource when it needs this many times as much of it as of the other (§3.3.2).
 _HEAVY = 1.2
@@ -221,17 +220,6 @@ class Usher:
         gpus = tuple(one.placed() for one in bins if not one.is_empty)
         name = f"usher{'/' + self.without if self.without else ''}"
         return with_unplaced(problem, segments, Placement(name, gpus))
-
-
-def with_unplaced(problem: Problem, segments: Segments, placement: Placement) -> Placement:
-    """Return the placement with everything named that it does not serve."""
-    unplaced = []
-    for demand in problem.by_priority():
-        served = placement.rate_rps(demand.model)
-        if served < demand.rate_rps * (1.0 - 1e-9):
-            reason = why_not_all(problem, demand, served) if served else why_not(problem, segments, demand)
-            unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
-    return replace(placement, unplaced=tuple(unplaced))
 
 
 def _rank(problem: Problem, trial: _Trial) -> tuple[float, ...]:

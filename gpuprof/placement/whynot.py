@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from gpuprof.demand import Demand
+from gpuprof.deployment import Unplaced
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
 from gpuprof.placement.cover import MOST_REPLICAS
+from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.sojourn import Arrivals
@@ -39,6 +42,18 @@ def why_not_all(problem: Problem, demand: Demand, served_rps: float) -> str:
         f"only {_round_down(served_rps)} of {demand.rate_rps:g} requests/s fit {' and '.join(limits)}; "
         f"the largest rate that works is {_round_down(served_rps)} requests/s"
     )
+
+
+def with_unplaced(problem: Problem, segments: Segments, placement: Placement) -> Placement:
+    """Return the placement with everything named that it does not serve."""
+    unplaced = []
+    rates = placement.rates_rps()
+    for demand in problem.by_priority():
+        served = rates.get(demand.model, 0.0)
+        if served < demand.rate_rps * (1.0 - 1e-9):
+            reason = why_not_all(problem, demand, served) if served else why_not(problem, segments, demand)
+            unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
+    return replace(placement, unplaced=tuple(unplaced))
 
 
 def least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.igniter import Igniter
 from gpuprof.placement.milp import Milp
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Options
 from gpuprof.placement.usher import Usher
 
 
@@ -67,3 +69,12 @@ class TestMilp(PolicyContract):
 
     def policy(self) -> Policy:
         return Milp()
+
+
+class TestIgniter(PolicyContract):
+    def policy(self) -> Policy:
+        return Igniter()
+
+
+class TestIgniterByThePapersRule(TestIgniter):
+    options = Options(latency_budget=0.5)

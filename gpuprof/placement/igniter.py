@@ -1,0 +1,267 @@
+"""iGniter: shares that just keep the SLOs beside each other (Xu et al., TPDS'22, §3.2 and §4)."""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.fleet import FleetEntry
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.whynot import with_unplaced
+from gpuprof.share import Share
+
+_MPS_CLIENTS = 48
+#: The most replicas that a workload too large for one device is split into.
+_MOST_SPLITS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A workload to be placed: a demand or an equal part of one, its batch and its lower bound."""
+
+    demand: Demand
+    rate_rps: float
+    batch: int
+    units: int  # lower bound of the share, in units
+    memory_bytes: int
+
+
+#: What stands on a device: (class of the task, units that it has now), sorted. Tasks of a class are interchangeable.
+_State = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Igniter:
+    """Algorithm 1 with Algorithm 2 for the shares, on the kind of device that costs least in all.
+
+    The estimator's ``beside`` is the interference model; with iGniter's own (equations 1 to 11) the lower bounds are
+    those of Theorem 1. Decided here where the paper is silent: the lower bound is looked for among the multiples of
+    the unit with the estimator instead of by equation 18, which is the same for its model and holds for any; a
+    workload that needs more than a whole device is split into the fewest equal parts that do not (the paper refuses
+    it); models whose files are the same count as one, so that equal devices have to be tried only once; by latency
+    percentiles, where they are asked for instead of half of the SLO, the batch is the smallest whose share is least;
+    memory is respected.
+
+    Attributes
+    ----------
+    unit_pct : float
+        Step of a share; the paper's 2.5%.
+    """
+
+    unit_pct: float = 2.5
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the cheapest of the placements on one kind of device each.
+
+        Raises
+        ------
+        InputError
+            When ``unit_pct`` is not a part of 100%.
+        """
+        if not 0.0 < self.unit_pct <= 100.0:
+            raise InputError(f"unit_pct must be above 0 and at most 100 but got {self.unit_pct:g}")
+        segments = Segments(problem, capped=False)
+        made = [self._on_kind(problem, segments, entry) for entry in problem.fleet.entries]
+        return min(made, key=lambda placement: _worth(problem, placement))
+
+    def _on_kind(self, problem: Problem, segments: Segments, entry: FleetEntry) -> Placement:
+        cluster = _Cluster(segments, entry.device, self.unit_pct)
+        tasks = [task for demand in problem.by_priority() for task in cluster.tasks(demand)]
+        fleet = _Devices(cluster, entry.count)
+        for task in sorted(tasks, key=lambda task: (-task.demand.priority, -task.units)):  # line 3
+            fleet.add(task)
+        return with_unplaced(problem, segments, Placement("igniter", fleet.placed(entry.device.name)))
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """Computes shares on one kind of device and remembers them: equal devices are many."""
+
+    segments: Segments
+    device: Device
+    unit_pct: float
+    classes: list[_Task] = field(default_factory=list)
+    _class_of: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _allocated: dict[tuple[_State, int], _State | None] = field(default_factory=dict)
+    _made: dict[tuple[object, ...], _Task | None] = field(default_factory=dict)
+
+    @property
+    def most_units(self) -> int:
+        """Units in the whole device."""
+        return int(100.0 / self.unit_pct + 1e-9)
+
+    def number(self, task: _Task) -> int:
+        """Return the class of a task."""
+        key = (*self._likeness(task.demand), task.rate_rps)
+        if key not in self._class_of:
+            self._class_of[key] = len(self.classes)
+            self.classes.append(task)
+        return self._class_of[key]
+
+    def _likeness(self, demand: Demand) -> tuple[object, ...]:
+        """Return what two demands must share for their replicas to behave alike."""
+        file = self.segments.problem.files.get(demand.model)
+        content = demand.model if file is None or file.sha256 is None else file.sha256
+        return (content, demand.slo)
+
+    def tasks(self, demand: Demand) -> list[_Task]:
+        """Return the demand, split into the fewest equal parts of which each fits a device; none when nothing does."""
+        most = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS)
+        parts = _first(range(1, most + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
+        task = None if parts is None else self._task(demand, demand.rate_rps / parts)
+        return [] if task is None or parts is None else [task] * parts
+
+    def _task(self, demand: Demand, rate_rps: float) -> _Task | None:
+        key = (*self._likeness(demand), rate_rps)
+        if key not in self._made:
+            self._made[key] = self._bounded(demand, rate_rps)
+        found = self._made[key]
+        return None if found is None else replace(found, demand=demand)
+
+    def _bounded(self, demand: Demand, rate_rps: float) -> _Task | None:
+        """Return the workload with its batch and lower bound (Theorem 1)."""
+        best: _Task | None = None
+        for batch in self._batches(demand, rate_rps):
+            units = _first(range(1, self.most_units + 1), partial(self._alone, demand, rate_rps, batch))
+            if units is not None and (best is None or units < best.units):
+                estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
+                held = self.segments.memory_bytes(estimate) or 0
+                if held <= self.device.dram_bytes:
+                    best = _Task(demand, rate_rps, batch, units, held)
+        return best
+
+    def _batches(self, demand: Demand, rate_rps: float) -> Sequence[int]:
+        options = self.segments.problem.options
+        if options.latency_budget is not None:
+            # The batch that just meets the rate when it takes all of its part of the SLO (equation 17).
+            rate, time = rate_rps / 1000.0, options.latency_budget * demand.slo.latency_ms
+            hidden = self.segments.estimate(self.device, Workload(demand.model, 1, Share())).overlapped_ms
+            batch = math.ceil(time * rate / (1.0 + rate * hidden) * (1 - 1e-9))
+            return [max(1, batch)] if batch <= options.max_batch else []
+        known = self.segments.problem.estimator.batches(demand.model, self.device, Share())
+        return [batch for batch in known if batch <= options.max_batch]
+
+    def _workload(self, model: str, batch: int, units: int) -> Workload:
+        return Workload(model, batch, Share(min(100.0, units * self.unit_pct)))
+
+    def _alone(self, demand: Demand, rate_rps: float, batch: int, units: int) -> bool:
+        try:
+            return self.segments.meets(demand, self.device, self._workload(demand.model, batch, units), rate_rps)
+        except InputError:
+            return False
+
+    def allocate(self, state: _State, number: int) -> _State | None:
+        """Algorithm 2: raise the shares until every SLO is kept; None when the device is not large enough."""
+        key = (state, number)
+        if key not in self._allocated:
+            self._allocated[key] = self._raised(state, number)
+        return self._allocated[key]
+
+    def _raised(self, state: _State, number: int) -> _State | None:
+        numbers = [one for one, _ in state] + [number]
+        tasks = [self.classes[one] for one in numbers]
+        units = [had for _, had in state] + [self.classes[number].units]
+        if sum(one.memory_bytes for one in tasks) > self.device.dram_bytes or len(tasks) > _MPS_CLIENTS:
+            return None
+        while sum(units) <= self.most_units:
+            running = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]
+            broken = [index for index in range(len(tasks)) if not self._keeps(tasks[index], running, index)]
+            if not broken:
+                return tuple(sorted(zip(numbers, units, strict=True)))
+            for index in broken:
+                units[index] += 1
+        return None
+
+    def _keeps(self, task: _Task, running: Sequence[Workload], index: int) -> bool:
+        beside = (*running[:index], *running[index + 1 :])
+        return self.segments.meets(task.demand, self.device, running[index], task.rate_rps, beside)
+
+    def replica(self, task: _Task, units: int) -> PlacedReplica:
+        """Return the task as a replica with a share of ``units``."""
+        share = self._workload(task.demand.model, task.batch, units).share
+        return PlacedReplica(
+            task.demand.model, task.batch, 1, share, task.rate_rps, memory_bytes=task.memory_bytes or None
+        )
+
+
+@dataclass(slots=True)
+class _Devices:
+    """The devices in use, equal ones together."""
+
+    cluster: _Cluster
+    count: int | None
+    _states: list[_State] = field(default_factory=list)
+    _tasks: list[dict[int, list[_Task]]] = field(default_factory=list)  # by device and class
+    _equal: dict[_State, list[int]] = field(default_factory=dict)  # indices, a heap
+
+    def add(self, task: _Task) -> None:
+        """Lines 5 to 17: the device whose shares have to be raised least takes the task, or a new one."""
+        number = self.cluster.number(task)
+        best: tuple[int, int, _State] | None = None
+        for state, indices in self._equal.items():
+            used = sum(units for _, units in state)
+            if used + task.units > self.cluster.most_units:
+                continue
+            raised = self.cluster.allocate(state, number)
+            if raised is None:
+                continue
+            more = sum(units for _, units in raised) - used
+            if best is None or (more, indices[0]) < best[:2]:
+                best = (more, indices[0], raised)
+        if best is not None:
+            self._move(best[1], best[2])
+        elif self.count is None or len(self._states) < self.count:
+            self._states.append(())
+            self._tasks.append({})
+            self._move(len(self._states) - 1, ((number, task.units),))
+        else:
+            return
+        self._tasks[best[1] if best else -1].setdefault(number, []).append(task)
+
+    def _move(self, index: int, state: _State) -> None:
+        old = self._states[index]
+        if old:
+            self._equal[old].remove(index)
+            if not self._equal[old]:
+                del self._equal[old]
+        self._states[index] = state
+        insort(self._equal.setdefault(state, []), index)
+
+    def placed(self, device: str) -> tuple[PlacedGpu, ...]:
+        """Return what stands on each device."""
+        gpus = []
+        for state, tasks in zip(self._states, self._tasks, strict=True):
+            waiting = {number: list(own) for number, own in tasks.items()}
+            replicas = tuple(self.cluster.replica(waiting[number].pop(0), units) for number, units in state)
+            gpus.append(PlacedGpu(device, (PlacedPartition(replicas),)))
+        return tuple(gpus)
+
+
+def _first(numbers: range, holds: Callable[[int], bool]) -> int | None:
+    """Return the first number for which ``holds``, which then holds for all above, by bisection."""
+    low, high = numbers.start, numbers.stop - 1
+    if high < low or not holds(high):
+        return None
+    if holds(low):
+        return low
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _worth(problem: Problem, placement: Placement) -> tuple[float, float]:
+    missing = sum(one.rate_rps for one in placement.unplaced)
+    return round(missing, 6), sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
