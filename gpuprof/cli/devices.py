@@ -6,10 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.errors import unknown_name
+from gpuprof.errors import GpuprofError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.device import Device
+    from gpuprof.estimators.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
 
 _DEFAULT_DATABASE = "gpuprof-db"
@@ -73,3 +74,17 @@ def open_database(given: Path | None, *, needed: bool = True) -> KernelDb | None
     if not needed and given is None and not path.exists():
         return None
     return KernelDb(path)
+
+
+def trained_for(device: Device, db: KernelDb | None) -> LearnedModel | None:
+    """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is said."""
+    if db is None or not (db.path / ".trained" / device.name).is_dir():
+        return None
+    from gpuprof.cli.output import say
+    from gpuprof.estimators.learned_store import load
+
+    try:
+        return load(db.path, device)
+    except GpuprofError as error:
+        say(f"gpuprof: {error}; the roofline is used instead")
+        return None

@@ -51,7 +51,7 @@ def estimate(
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
-    from gpuprof.cli.devices import database_path, open_database, resolve_device
+    from gpuprof.cli.devices import database_path, open_database, resolve_device, trained_for
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.share import parse_share
 
@@ -61,7 +61,7 @@ def estimate(
     target = resolve_device(device, database)
     part = parse_share(share, target.compute_units)
     target.fraction(part)
-    estimator = DatabaseEstimator(database)
+    estimator = DatabaseEstimator(database, learned=lambda device: trained_for(device, database))
     names = models or estimator.models
     if not names:
         raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")

@@ -27,6 +27,8 @@ VERBS = {
     "db": "db",
     "doctor": "doctor",
     "calibrate": "calibrate",
+    "train": "train",
+    "evaluate": "evaluate",
 }
 
 

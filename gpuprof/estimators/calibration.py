@@ -8,8 +8,7 @@ from statistics import median
 
 from gpuprof.estimate import INTERPOLATED, Figure
 from gpuprof.estimators.curve import quantile
-from gpuprof.estimators.surface import Reading, Surface
-from gpuprof.share import Share
+from gpuprof.estimators.surface import Reading, Shape, Surface
 
 _LEVEL = 0.9
 #: Where the database is too small to say, the errors that are assumed: of a line between two batches, per doubling
@@ -28,19 +27,20 @@ class Calibration:
     ----------
     surfaces : mapping of str to Surface
         Model's name → what was measured of it with one process.
-    shapes : mapping of str to callable
-        Model's name → its roofline in ms at a batch size and share, for models whose graph is there.
+    shape_of : callable
+        Model's name → its roofline in ms by batch size and share, None where its graph is not there. Asked only when
+        a roofline is to be scaled, since it reads the file.
     """
 
-    def __init__(self, surfaces: Mapping[str, Surface], shapes: Mapping[str, Callable[[int, Share], float]]) -> None:
+    def __init__(self, surfaces: Mapping[str, Surface], shape_of: Callable[[str], Shape | None]) -> None:
         self._surfaces = surfaces
-        self._shapes = shapes
+        self._shape_of = shape_of
 
     def interval(self, reading: Reading, measured_error: float) -> float:
         """Return half of the 90% interval over the value for a reading that was not measured."""
         if reading.source == INTERPOLATED:
             return max(self._between, _LEAST) + measured_error
-        return min(0.95, max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error)
+        return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
 
     def applied(self, least_ms: float, source: str) -> Figure:
         """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs."""
@@ -65,8 +65,9 @@ class Calibration:
     @cached_property
     def _ratios(self) -> list[float]:
         """Measured over roofline, for each model the median over its points."""
+        shapes = {name: self._shape_of(name) for name in self._surfaces}
         return sorted(
-            median(p.latency_ms / self._shapes[name](p.batch, p.share) for p in surface.points.values())
-            for name, surface in self._surfaces.items()
-            if name in self._shapes
+            median(p.latency_ms / shape(p.batch, p.share) for p in self._surfaces[name].points.values())
+            for name, shape in shapes.items()
+            if shape is not None
         )

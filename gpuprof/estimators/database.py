@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError, unknown_name
@@ -17,7 +18,11 @@ from gpuprof.estimators.op_work import WorkByBatch
 from gpuprof.estimators.roofline import roofline_ms, source_of
 from gpuprof.estimators.surface import Reading, Surface
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.model import ModelGraph
 from gpuprof.share import Share
+
+if TYPE_CHECKING:  # scikit-learn takes a second to import
+    from gpuprof.estimators.learned import LearnedModel
 
 _MOST_BATCH = 256
 #: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).
@@ -34,12 +39,21 @@ class DatabaseEstimator:
     graphs : mapping of str to Path, optional
         Model's name → its ONNX file, for models that the database does not hold or whose file has moved. A model
         may also be named by the path itself; if the database knows the file by its hash, its figures count.
+    learned : callable
+        Device → regressors trained for it, or None; called once a device, when something was not measured. They
+        are asked before the roofline.
     """
 
-    def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        db: KernelDb | None,
+        graphs: Mapping[str, Path] | None = None,
+        learned: Callable[[Device], LearnedModel | None] = lambda device: None,
+    ) -> None:
         self._measured = read_measured(db) if db is not None else {}
         self._graphs = dict(graphs or {})
         self._colocations = Colocations(db)
+        self._learned = cache(lambda identity: learned(identity.device))
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
@@ -96,7 +110,8 @@ class DatabaseEstimator:
         latency, cv = self._latency(known, device, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)
-        work = self._work(known)
+        certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
+        work = None if certain else self._work(known)  # reading a file of hundreds of megabytes takes a second
         return Estimate(
             workload=workload,
             device=device.name,
@@ -112,7 +127,7 @@ class DatabaseEstimator:
             dram_pct=_other(known, device, workload, "dram_pct"),
             l2_pct=_other(known, device, workload, "l2_pct"),
             power_w=_other(known, device, workload, "power_w"),
-            unknown_ops=() if latency.source in (MEASURED, INTERPOLATED) or not work else work.at(1).unknown_ops,
+            unknown_ops=work.at(1).unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
 
     def _latency(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[Figure, float]:
@@ -125,7 +140,7 @@ class DatabaseEstimator:
             surface = self._surface(known, device, 1)
         if surface is None:
             return self._from_roofline(known, device, workload.batch, share), 0.0
-        reading = surface.read(workload.batch, share, self._shape(known, device))
+        reading = surface.read(workload.batch, share, lambda: self._shape(known, device))
         point = surface.nearest(workload.batch, share)
         return self._with_interval(reading, point, device), point.cv
 
@@ -144,6 +159,8 @@ class DatabaseEstimator:
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
             )
+        if learned := self._learned(_Identity(device)):
+            return learned.latency(self._graph(known, batch), share)
         return self._calibration(device).applied(roofline_ms(work.at(batch), device, share), source_of(device))
 
     def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
@@ -162,6 +179,8 @@ class DatabaseEstimator:
         work = self._work(known)
         if work is None:
             return None
+        if (learned := self._learned(_Identity(device))) and learned.memory:
+            return learned.memory_figure(self._graph(known, workload.batch))
         at = work.at(workload.batch)
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
 
@@ -179,11 +198,10 @@ class DatabaseEstimator:
     def _calibration(self, device: Device) -> Calibration:
         if device.name not in self._calibrations:
             surfaces = {name: self._surface(known, device, 1) for name, known in self._measured.items()}
-            shapes: dict[str, Callable[[int, Share], float]] = {
-                name: shape for name in surfaces if (shape := self._shape(self._measured[name], device)) is not None
-            }
             present = {name: surface for name, surface in surfaces.items() if surface is not None}
-            self._calibrations[device.name] = Calibration(present, shapes)
+            self._calibrations[device.name] = Calibration(
+                present, lambda name: self._shape(self._measured[name], device)
+            )
         return self._calibrations[device.name]
 
     def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
@@ -194,6 +212,11 @@ class DatabaseEstimator:
         if known.name not in self._works:
             self._works[known.name] = _read_work(known)
         return self._works[known.name]
+
+    def _graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
+        from gpuprof.onnx_graph import load_graph
+
+        return load_graph(Path(known.path or ""), batch)
 
     def _known(self, model: str) -> MeasuredModel:
         """Return what is known of a model by its name in the database, a name given with a file, or a path."""
@@ -251,7 +274,8 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
 
 
 def _figure(value: float, source: str, error: float | None) -> Figure:
-    return Figure(value, source) if error is None else Figure(value, source, value * (1 - error), value * (1 + error))
+    """Return the figure with the interval of a relative error: as far below by division as above."""
+    return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
 
 
 def _other(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:

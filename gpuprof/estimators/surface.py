@@ -51,12 +51,15 @@ class Surface:
         }
         self._device = device
 
-    def read(self, batch: int, share: Share, shape: Shape | None) -> Reading:
-        """Return the latency: measured, on the line between measured batches or shares, else carried over."""
+    def read(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
+        """Return the latency: measured, on the line between measured batches or shares, else carried over.
+
+        ``shape`` is called only in the last case.
+        """
         if share in self.curves and (known := self.curves[share].at(batch)):
             return Reading(known[0], known[1], 0.0 if known[1] == MEASURED else 0.5)
         between = self._between_shares(batch, share)
-        return between or self._carried(batch, share, shape)
+        return between or self._carried(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
         """Return the measured point nearest in doublings of batch and share; of equals the larger batch."""

@@ -32,7 +32,7 @@ def test_what_was_measured_is_said_as_it_was_measured(estimator: DatabaseEstimat
     assert (said.latency_ms.value, said.latency_ms.source) == (14.0, MEASURED)
     assert said.latency_cv == pytest.approx(0.5 / 14.0)
     assert said.memory_bytes is not None and (said.memory_bytes.value, said.memory_bytes.source) == (4000.0, MEASURED)
-    assert said.latency_ms.low == pytest.approx(14.0 - 1.645 * 0.5 / 5.0)
+    assert said.latency_ms.upper() == pytest.approx(14.0 + 1.645 * 0.5 / 5.0)
 
 
 def test_between_measured_batches_stands_the_line_and_an_interval_around_it(estimator: DatabaseEstimator) -> None:

@@ -1,0 +1,213 @@
+"""What decides how long an op takes, as numbers: its work, its shapes, its kind, and the device."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.device import Device
+from gpuprof.estimators.op_work import MATRIX_OPS, GraphWork
+from gpuprof.estimators.roofline import bandwidth, op_times_s
+from gpuprof.model import Op
+from gpuprof.share import Share
+
+Array = NDArray[Any]
+Shape = tuple[int, ...]
+
+#: Kinds of ops that runtimes implement alike; what is in none is "other".
+KINDS: Mapping[str, frozenset[str]] = {
+    "matrix": frozenset({"Gemm", "MatMul", "MatMulInteger", "Einsum", "FusedMatMul", "FusedGemm", "Attention"}),
+    "pool": frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool"}),
+    "norm": frozenset({"BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "GroupNormalization",
+                       "SimplifiedLayerNormalization", "RMSNormalization", "LpNormalization"}),
+    "reduce": frozenset({"Softmax", "LogSoftmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2",
+                         "ArgMax", "ArgMin", "TopK", "CumSum"}),
+    "function": frozenset({"Sigmoid", "Tanh", "Erf", "Exp", "Log", "Gelu", "Sqrt", "Pow", "HardSwish", "HardSigmoid",
+                           "Softplus", "Mish", "Elu", "Selu", "Swish", "Reciprocal", "Sin", "Cos"}),
+    "elementwise": frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "Sum", "LeakyRelu", "PRelu", "Neg", "Abs",
+                              "Min", "Max", "Where", "Equal", "Cast", "Not", "And", "Or", "Less", "Greater"}),
+    "copy": frozenset({"Concat", "Split", "Slice", "Pad", "Gather", "Expand", "Tile", "Resize", "ScatterND",
+                       "Transpose", "DepthToSpace", "SpaceToDepth", "GatherND", "GatherElements", "Upsample"}),
+    "view": frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"}),
+}  # fmt: skip
+_CONVOLUTIONS = ("conv", "pointwise", "depthwise")
+_KIND_NAMES = (*_CONVOLUTIONS, *KINDS, "other")
+_KIND_OF = {op_type: kind for kind, members in KINDS.items() for op_type in members}
+
+FEATURES = (
+    "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
+    "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
+    "last_dimension", "inputs", "dtype_bytes", "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth",
+    "log_units", *(f"is_{kind}" for kind in _KIND_NAMES),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """An op as the graph and the table ``ops`` of the database both know it.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of tuple of int
+        Shapes.
+    flops, bytes_read, bytes_written, weight_bytes : float
+        0 flops where no formula is known.
+    """
+
+    op_type: str
+    dtype: str
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    attributes: Mapping[str, Any]
+    flops: float
+    bytes_read: float
+    bytes_written: float
+    weight_bytes: float
+    batch: int
+
+
+def facts_of_op(op: Op, batch: int) -> OpFacts:
+    """Return the facts of a node of a graph read at ``batch``."""
+    return OpFacts(
+        op.op_type,
+        (op.inputs or op.outputs)[0].dtype if op.inputs or op.outputs else "float32",
+        tuple(tensor.shape for tensor in op.inputs),
+        tuple(tensor.shape for tensor in op.outputs),
+        op.attributes,
+        float(op.flops or 0),
+        float(op.bytes_read),
+        float(op.bytes_written),
+        float(op.weight_bytes),
+        batch,
+    )
+
+
+def facts_of_row(row: Mapping[str, Any]) -> OpFacts:
+    """Return the facts of a row of the table ``ops``."""
+    before, _, after = (row["shapes"] or "->").partition("->")
+    return OpFacts(
+        row["op_type"],
+        row["dtype"] or "float32",
+        _shapes(before),
+        _shapes(after),
+        json.loads(row["attributes"] or "{}"),
+        float(row["flops"] or 0),
+        float(row["bytes_read"] or 0),
+        float(row["bytes_written"] or 0),
+        float(row["weight_bytes"] or 0),
+        row["batch"],
+    )
+
+
+def kind_of(facts: OpFacts) -> str:
+    """Return the kind of an op, convolutions by their window and groups."""
+    if facts.op_type not in ("Conv", "ConvTranspose", "FusedConv", "ConvInteger"):
+        return _KIND_OF.get(facts.op_type, "other")
+    if _int(facts.attributes.get("group"), 1) > 1:
+        return "depthwise"
+    return "pointwise" if _window(facts) == 1 else "conv"
+
+
+def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
+    """Return the features of ops on a share of a device.
+
+    Returns
+    -------
+    ndarray of shape (len(ops), len(FEATURES))
+    """
+    roofline = roofline_ns(ops, device, share)
+    fraction = device.fraction(share)
+    own = np.array([_op_features(facts) for facts in ops]).reshape(len(ops), -1)
+    flops = np.array([facts.flops for facts in ops])
+    moved = np.array([facts.bytes_read + facts.bytes_written for facts in ops])
+    peak = device.flops_per_s["float32"] * fraction
+    width = bandwidth(device, share)
+    shared = np.column_stack(
+        [
+            np.log(roofline + 1.0),
+            np.log((flops + 1.0) / peak) - np.log((moved + 1.0) / width),
+            np.full(len(ops), math.log(peak)),
+            np.full(len(ops), math.log(width)),
+            np.full(len(ops), math.log(device.compute_units * fraction)),
+        ]
+    )
+    kinds = np.array([[float(kind_of(facts) == kind) for kind in _KIND_NAMES] for facts in ops])
+    return np.hstack([own, shared, kinds.reshape(len(ops), -1)])
+
+
+def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
+    """Return the least time of each op in nanoseconds."""
+    work = GraphWork(
+        tuple(facts.op_type for facts in ops),
+        tuple(facts.dtype for facts in ops),
+        np.array([facts.flops for facts in ops]),
+        np.array([facts.bytes_read + facts.bytes_written for facts in ops]),
+        (),
+        0.0,
+        0,
+    )
+    return op_times_s(work, device, share) * 1e9
+
+
+def _op_features(facts: OpFacts) -> list[float]:
+    moved = facts.bytes_read + facts.bytes_written
+    rows, columns, depth = _as_matrix(facts)
+    inputs = sum(prod(shape) for shape in facts.inputs)
+    outputs = sum(prod(shape) for shape in facts.outputs)
+    return [
+        math.log1p(facts.flops),
+        math.log1p(facts.bytes_read),
+        math.log1p(facts.bytes_written),
+        math.log1p(facts.weight_bytes),
+        math.log1p(facts.flops / (moved + 1.0)),
+        math.log1p(inputs),
+        math.log1p(outputs),
+        math.log(facts.batch),
+        math.log1p(rows),
+        math.log1p(columns),
+        math.log1p(depth),
+        math.log(_window(facts)),
+        float(max(_ints(facts.attributes.get("strides")), default=1)),
+        math.log(max(1, _int(facts.attributes.get("group"), 1))),
+        math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
+        float(len(facts.inputs)),
+        moved / max(1.0, inputs + outputs),
+    ]
+
+
+def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
+    """Return the rows, columns and depth of the product that a convolution or matrix product is; else its output."""
+    out = facts.outputs[0] if facts.outputs else ()
+    if facts.op_type in MATRIX_OPS and out and facts.flops:
+        columns = out[1] if "Conv" in facts.op_type and len(out) > 1 else out[-1]
+        rows = prod(out) / max(1, columns)
+        return rows, float(columns), facts.flops / (2.0 * max(1.0, rows * columns))
+    return float(prod(out[:-1])), float(out[-1]) if out else 1.0, 0.0
+
+
+def _window(facts: OpFacts) -> int:
+    """Return the elements of the window of a convolution or pooling, 1 for anything else."""
+    sides = _ints(facts.attributes.get("kernel_shape"))
+    if not sides and "Conv" in facts.op_type and len(facts.inputs) > 1:
+        sides = list(facts.inputs[1][2:])
+    return max(1, prod(sides))
+
+
+def _ints(value: object) -> list[int]:
+    return [int(item) for item in value] if isinstance(value, list | tuple) else []
+
+
+def _int(value: object, default: int) -> int:
+    return int(value) if isinstance(value, int | float) else default
+
+
+def _shapes(text: str) -> tuple[Shape, ...]:
+    """Read ``"1x3x224x224,64x3x7x7"``; a scalar is written as nothing between the commas."""
+    return tuple(tuple(int(side) for side in part.split("x") if side) for part in text.split(",")) if text else ()

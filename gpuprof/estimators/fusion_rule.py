@@ -1,0 +1,49 @@
+"""Which ops a runtime executes as part of another, learnt from what it did to measured models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuprof.model import ModelGraph
+
+Key = tuple[str, str, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class FusionRule:
+    """How often an op is executed by itself.
+
+    Attributes
+    ----------
+    executed : mapping of (op type, type of the op that makes its first input, whether it is its only reader) to float
+        Fraction of such ops that had a time of their own.
+    """
+
+    executed: Mapping[Key, float]
+
+    def fractions(self, graph: ModelGraph) -> list[float]:
+        """Return for each op of ``graph`` the expected part of it that is executed by itself; 1 where nobody knows."""
+        return [self.executed.get(key, 1.0) for key in _keys(graph)]
+
+
+def learn_fusion(models: Iterable[tuple[ModelGraph, Sequence[bool]]]) -> FusionRule:
+    """Return the rule that graphs and, for each of their ops, whether it had a time of its own, show."""
+    counts: dict[Key, list[int]] = {}
+    for graph, executed in models:
+        for key, was in zip(_keys(graph), executed, strict=True):
+            counts.setdefault(key, []).append(int(was))
+    return FusionRule({key: sum(seen) / len(seen) for key, seen in counts.items()})
+
+
+def _keys(graph: ModelGraph) -> list[Key]:
+    producer = {tensor.name: op.op_type for op in graph.ops for tensor in op.outputs}
+    readers: dict[str, int] = {}
+    for op in graph.ops:
+        for tensor in op.inputs:
+            readers[tensor.name] = readers.get(tensor.name, 0) + 1
+    keys = []
+    for op in graph.ops:
+        first = op.inputs[0].name if op.inputs else ""
+        keys.append((op.op_type, producer.get(first, ""), readers.get(first, 0) == 1))
+    return keys

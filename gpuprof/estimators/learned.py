@@ -1,0 +1,195 @@
+"""Times and memory of models by regression on their ops, with 90% intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.device import Device
+from gpuprof.estimate import Figure
+from gpuprof.estimators.features import OpFacts, feature_matrix, roofline_ns
+from gpuprof.estimators.fusion_rule import FusionRule, learn_fusion
+from gpuprof.estimators.memory_features import memory_features
+from gpuprof.estimators.regressors import STACKED, fit_regressors
+from gpuprof.estimators.training_set import NODE_NS, ModelCase, TrainingSet, graph_facts, memory_matrix, without
+from gpuprof.model import ModelGraph
+from gpuprof.share import Share
+
+Array = NDArray[Any]
+STACK = "stack"
+_LEVEL = 0.9
+_MOST_FOLDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Errors of predictions for architectures that were left out, as logarithms of measured over predicted.
+
+    Attributes
+    ----------
+    latency, memory : mapping of str to tuple of float
+        Architecture → its residuals.
+    """
+
+    latency: Mapping[str, tuple[float, ...]]
+    memory: Mapping[str, tuple[float, ...]]
+
+
+class LearnedModel:
+    """Regressors of op times and of memory of one device.
+
+    Parameters
+    ----------
+    device : Device
+    times, memory : mapping of str to regressor
+        By name, ``"stack"`` among them; they predict logarithms over the roofline and over the least memory.
+    fusion : FusionRule
+    residuals : Residuals or None
+        None: no intervals.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        times: Mapping[str, Any],
+        memory: Mapping[str, Any],
+        fusion: FusionRule,
+        residuals: Residuals | None = None,
+    ) -> None:
+        self.device, self.times, self.memory, self.fusion, self.residuals = device, times, memory, fusion, residuals
+
+    def op_times_ns(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> Array:
+        """Return the expected time of each op, less where it is likely to be executed as part of another.
+
+        Returns
+        -------
+        ndarray of shape (number of ops,)
+        """
+        return self._times([graph], share, regressor)[0]
+
+    def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
+        """Return the sum of the ops' times: runtimes execute them one after another."""
+        return self.latencies_ms([graph], share, regressor)[0]
+
+    def latencies_ms(self, graphs: Sequence[ModelGraph], share: Share, regressor: str = STACK) -> list[float]:
+        """Return the latencies of several graphs, or of one at several batch sizes, for little more than of one."""
+        return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
+
+    def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
+        index: dict[str, int] = {}
+        places: list[list[int]] = []
+        distinct: list[OpFacts] = []
+        for graph in graphs:
+            facts, signatures = _facts(graph)
+            for fact, signature in zip(facts, signatures, strict=True):
+                if index.setdefault(signature, len(index)) == len(distinct):  # equal ops are predicted once
+                    distinct.append(fact)
+            places.append([index[signature] for signature in signatures])
+        if not distinct:
+            return [np.zeros(0) for _ in graphs]
+        log_ratio = self.times[regressor].predict(feature_matrix(distinct, self.device, share))
+        times = np.exp(np.clip(log_ratio, -5.0, 8.0)) * (roofline_ns(distinct, self.device, share) + NODE_NS)
+        return [
+            np.asarray(times[place] * np.array(self.fusion.fractions(graph)))
+            for graph, place in zip(graphs, places, strict=True)
+        ]
+
+    def memory_bytes(self, graph: ModelGraph, regressor: str = STACK) -> float:
+        """Return the peak memory."""
+        features = memory_features(graph)
+        log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
+        return math.expm1(features[0]) * math.exp(min(max(log_ratio, -2.0), 5.0))
+
+    def latency(self, graph: ModelGraph, share: Share) -> Figure:
+        """Return the latency and its 90% interval."""
+        return _with_interval(self.latency_ms(graph, share), self.residuals.latency if self.residuals else None)
+
+    def memory_figure(self, graph: ModelGraph) -> Figure:
+        """Return the peak memory and its 90% interval."""
+        return _with_interval(self.memory_bytes(graph), self.residuals.memory if self.residuals else None)
+
+
+def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
+    """Fit the regressors, without intervals."""
+    times = fit_regressors(data.ops.features, data.ops.target, data.ops.groups, names)
+    features, target, _, groups = memory_matrix(data.cases)
+    memory = fit_regressors(features, target, groups, names) if len(target) else {}
+    fusion = learn_fusion((case.graph, case.executed) for case in data.cases if case.executed is not None)
+    return LearnedModel(data.device, times, memory, fusion)
+
+
+def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
+    """Fit the regressors on everything, and intervals on architectures left out in turn.
+
+    With more than six architectures they are left out in six groups.
+    """
+    model = fit(data, names)
+    architectures = data.architectures
+    latency: dict[str, tuple[float, ...]] = {}
+    memory: dict[str, tuple[float, ...]] = {}
+    folds = [architectures[i::_MOST_FOLDS] for i in range(min(_MOST_FOLDS, len(architectures)))]
+    for fold in folds if len(architectures) > 1 else ():
+        rest = data
+        for architecture in fold:
+            rest = without(rest, architecture)
+        if not rest.cases or not len(rest.ops.target):
+            continue
+        fitted = fit(rest, names)
+        for architecture in fold:
+            cases = [case for case in data.cases if case.graph.name == architecture]
+            latency[architecture], memory[architecture] = residuals_of(fitted, cases)
+    model.residuals = Residuals(latency, memory)
+    return model
+
+
+def residuals_of(
+    model: LearnedModel, cases: Sequence[ModelCase], regressor: str = STACK
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
+    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share, regressor)) for case in cases)
+    memory = tuple(
+        math.log(case.memory_bytes / model.memory_bytes(case.graph, regressor)) for case in cases if case.memory_bytes
+    )
+    return latency, memory
+
+
+def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
+    """Return the least factor f so that [value / f, value · f] holds nine of ten figures of a new architecture.
+
+    Residuals of one architecture are alike, so each architecture counts once, by the part of its residuals inside;
+    one more, the new one, counts as outside (conformal prediction for groups). With few architectures that is not
+    to be had, and the largest residual is taken.
+    """
+    sizes = sorted((abs(value), 1.0 / len(values)) for values in residuals.values() for value in values)
+    if not sizes:
+        return None
+    inside, wanted = 0.0, _LEVEL * (1 + sum(1 for values in residuals.values() if values))
+    for size, weight in sizes:
+        inside += weight
+        if inside >= wanted - 1e-9:
+            return math.exp(size)
+    return math.exp(sizes[-1][0])
+
+
+_FACTS: dict[tuple[str, int, str], tuple[list[OpFacts], list[str]]] = {}
+_MOST_FACTS = 512
+
+
+def _facts(graph: ModelGraph) -> tuple[list[OpFacts], list[str]]:
+    """Return the facts and signatures of a graph's ops, remembered: hashing them takes longer than predicting them."""
+    key = (graph.sha256, graph.batch, graph.path)
+    if key not in _FACTS or len(_FACTS[key][0]) != len(graph.ops):
+        if len(_FACTS) >= _MOST_FACTS:
+            _FACTS.clear()
+        _FACTS[key] = (graph_facts(graph), [op.signature for op in graph.ops])
+    return _FACTS[key]
+
+
+def _with_interval(value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:
+    factor = interval_factor(residuals) if residuals else None
+    return Figure(value, STACK) if factor is None else Figure(value, STACK, value / factor, value * factor)

@@ -1,0 +1,124 @@
+"""Regressors of the logarithm of a cost: USHER's stack and its constituents (OSDI'24, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
+from sklearn.ensemble import GradientBoostingRegressor, StackingRegressor
+from sklearn.kernel_ridge import KernelRidge
+from sklearn.linear_model import Lasso, LinearRegression
+from sklearn.model_selection import GroupKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+from gpuprof.errors import InputError, UnavailableError
+
+Array = NDArray[Any]
+
+_SEED = 0
+_FOLDS = 4
+#: Constituents of the stack, in the paper's order; LightGBM is an option.
+STACKED = ("lasso", "kernel_ridge", "gradient_boosting", "xgboost")
+OPTIONAL = ("lightgbm",)
+
+
+class SampledKernelRidge(KernelRidge):  # type: ignore[misc]
+    """Kernel ridge regression on at most ``rows`` of the data, evenly drawn: its cost grows with their cube."""
+
+    def __init__(self, rows: int = 1200, alpha: float = 0.1, kernel: str = "rbf", gamma: float | None = None) -> None:
+        self.rows = rows
+        super().__init__(alpha=alpha, kernel=kernel, gamma=gamma)
+
+    def fit(self, X: Array, y: Array) -> Self:  # noqa: N803 - scikit-learn's name
+        """Fit on the sample."""
+        if len(X) > self.rows:
+            chosen = np.random.default_rng(_SEED).permutation(len(X))[: self.rows]
+            X, y = X[chosen], y[chosen]  # noqa: N806
+        super().fit(X, y)
+        return self
+
+
+def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator]:
+    """Return fresh regressors by name; their hyper-parameters were searched once by ``bench/estimators.py --search``.
+
+    Raises
+    ------
+    UnavailableError
+        When the library of one is not installed.
+    """
+    made: dict[str, BaseEstimator] = {}
+    for name in names:
+        if name == "lasso":
+            made[name] = make_pipeline(StandardScaler(), Lasso(alpha=0.003, max_iter=20_000, random_state=_SEED))
+        elif name == "kernel_ridge":
+            made[name] = make_pipeline(StandardScaler(), SampledKernelRidge(alpha=0.1, gamma=0.02))
+        elif name == "gradient_boosting":
+            # Not the histogram kind: its threads spin, and on few rows and busy cores that costs seconds a fit.
+            made[name] = GradientBoostingRegressor(
+                n_estimators=100, max_depth=4, learning_rate=0.1, subsample=0.6, min_samples_leaf=4, max_features=0.5,
+                random_state=_SEED,
+            )  # fmt: skip
+        elif name == "xgboost":
+            made[name] = _xgboost()
+        elif name == "lightgbm":
+            made[name] = _lightgbm()
+        else:
+            raise InputError(f"unknown regressor {name!r}", f"known: {', '.join((*STACKED, *OPTIONAL))}")
+    return made
+
+
+def fit_regressors(
+    features: Array, target: Array, groups: Sequence[str], names: Sequence[str] = STACKED
+) -> Mapping[str, BaseEstimator]:
+    """Return the constituents and their stack, fitted.
+
+    Parameters
+    ----------
+    features : ndarray of shape (N, F)
+    target : ndarray of shape (N,)
+        A logarithm.
+    groups : sequence of str, length N
+        Architectures: the stack's weights come from predictions for architectures left out.
+    names : sequence of str
+        Constituents.
+
+    Returns
+    -------
+    mapping of str to regressor
+        ``"stack"`` among them, weighted with weights of at least 0.
+    """
+    fitted = {name: model.fit(features, target) for name, model in make_constituents(names).items()}
+    kinds = len(set(groups))
+    if kinds < 2:
+        return fitted | {"stack": fitted["gradient_boosting" if "gradient_boosting" in fitted else names[0]]}
+    splits = list(GroupKFold(min(_FOLDS, kinds)).split(features, target, groups))
+    stack = StackingRegressor(
+        list(make_constituents(names).items()), LinearRegression(positive=True), cv=splits, n_jobs=1
+    )
+    return fitted | {"stack": stack.fit(features, target)}
+
+
+def _xgboost() -> BaseEstimator:
+    try:
+        from xgboost import XGBRegressor
+    except ImportError:
+        raise UnavailableError("xgboost is not installed", "pip install 'gpuprof[learn]'") from None
+    return XGBRegressor(
+        n_estimators=200, max_depth=5, learning_rate=0.08, subsample=0.7, colsample_bytree=0.7, min_child_weight=4,
+        n_jobs=1, random_state=_SEED,
+    )  # fmt: skip
+
+
+def _lightgbm() -> BaseEstimator:
+    try:
+        from lightgbm import LGBMRegressor
+    except ImportError:
+        raise UnavailableError("lightgbm is not installed", "pip install 'gpuprof[learn]'") from None
+    return LGBMRegressor(
+        n_estimators=200, num_leaves=24, learning_rate=0.08, subsample=0.7, subsample_freq=1, colsample_bytree=0.7,
+        min_child_samples=8, n_jobs=1, random_state=_SEED, verbose=-1, deterministic=True, force_row_wise=True,
+    )  # fmt: skip
