@@ -55,7 +55,9 @@ def place(
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256,
     max_processes: Annotated[int, typer.Option(help="Most processes of one replica.")] = 1,
-    overhead_ms: Annotated[float, typer.Option(help="Time that a request spends outside its replica.")] = 0.0,
+    overhead_ms: Annotated[
+        float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
+    ] = None,
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which the best map so far is taken.")] = None,
     seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0,
     created: Annotated[str | None, typer.Option(help="Time to write into the map; none, or SOURCE_DATE_EPOCH.")] = None,
@@ -75,12 +77,11 @@ def place(
         latency_budget=latency_budget,
         max_batch=max_batch,
         max_processes=max_processes,
-        overhead_ms=overhead_ms,
         time_limit_s=time_limit,
         seed=seed,
     )
     made = make_policy(policy or DEFAULT, pairs(policy_option or []))
-    deployment = plan(build_problem(slo_file, gpus, fleet, db, options), made, created)
+    deployment = plan(build_problem(slo_file, gpus, fleet, db, options, overhead_ms), made, created)
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")

@@ -26,9 +26,14 @@ _OPTIONS = ("confidence", "latency_budget", "overhead_ms")
 
 
 def build_problem(
-    slo_file: Path, gpus: str | None, fleet_file: Path | None, db: Path | None, options: Options
+    slo_file: Path,
+    gpus: str | None,
+    fleet_file: Path | None,
+    db: Path | None,
+    options: Options,
+    overhead_ms: float | None = None,
 ) -> Problem:
-    """Read demands, fleet and database into a problem.
+    """Read demands, fleet and database into a problem; the overhead of a request is the measured one unless given.
 
     Raises
     ------
@@ -47,6 +52,9 @@ def build_problem(
     database = open_database(db, needed=len(graphs) < len(demands))
     fleet = _fleet(gpus, fleet_file, database)
     estimator = DatabaseEstimator(database, graphs)
+    if overhead_ms is None:
+        overhead_ms = _overhead_ms(database, fleet, [demand.model for demand in demands])
+    options = replace(options, overhead_ms=overhead_ms)
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
@@ -59,6 +67,12 @@ def build_problem(
         files=_files(database, graphs),
         inputs=_inputs(slo_file, database, fleet, options),
     )
+
+
+def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
+    from gpuprof.cli.serving_cost import serving_overhead_ms
+
+    return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
 
 
 def plan(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:

@@ -20,6 +20,7 @@ from gpuprof.cli.output import (
     progress,
     say,
 )
+from gpuprof.cli.serving_cost import measure_serving
 from gpuprof.errors import UnavailableError, UnstableError
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:
             bar.advance(task)
         bar.update(task, description="what the device can do at best")
         campaign.measure_ceilings([cell.job.share for cell in cells])
+        bar.update(task, description="what serving adds to a request")
+        measure_serving(campaign.database, campaign.device)
     old = sum(not outcome.measured_now for outcome in outcomes)
     if old:
         say(f"{old} of {len(outcomes)} were measured before; --force measures them again")

@@ -123,6 +123,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
         memory_peak_bytes=timing.memory_peak_bytes,
         memory_held_bytes=timing.memory_held_bytes,
         weight_bytes=job.graph.weight_bytes,
+        input_bytes=sum(tensor.bytes for tensor in job.graph.inputs),
         flops=job.graph.flops,
         cpu_utilization_pct=timing.cpu_utilization_pct,
         kernel_count=len(times.executed) if times else None,

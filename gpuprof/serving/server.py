@@ -15,6 +15,7 @@ from typing import Any
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.routing import routing_rule
+from gpuprof.scheduling import answer_quickly
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
@@ -260,6 +261,7 @@ def run_server(
 
     configure(settings.log)
     _raise_file_limit()
+    answer_quickly()
 
     async def main() -> None:
         await Server(deployment, plan, settings).run(ready)

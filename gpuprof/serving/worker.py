@@ -17,6 +17,7 @@ from typing import Any
 
 from gpuprof.cpu_share import CpuSlice, confine
 from gpuprof.errors import GpuprofError
+from gpuprof.scheduling import compute_steadily
 from gpuprof.serving.arena import map_arena
 from gpuprof.serving.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.metadata import ModelSpec
@@ -92,6 +93,7 @@ def _check_rows(spec: ModelSpec, parts: list[Part], outputs: list[Any]) -> None:
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
     """Take the share, load the model and run it once at each batch size that will be common."""
     if order["cores"]:
+        compute_steadily()
         held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
     runtime = open_runtime(
         order["model"],
