@@ -1,0 +1,139 @@
+"""Finds and runs Nsight Systems: recording a program, and turning a recording into SQLite."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.profiling.tool_process import run_tool
+
+_EXPORT_S = 600.0
+_VERSION = re.compile(r"(\d{4}\.\d+(?:\.\d+)*)")
+_PLACES = ("/opt/nvidia/nsight-systems*/*/bin/nsys", "/usr/local/cuda*/bin/nsys")
+_IMPORTER_PLACES = (
+    "usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
+    "opt/nvidia/nsight-systems*/*/host-linux-*/QdstrmImporter",
+)
+_INSTALL = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-cli (NVIDIA's repository)"
+
+
+def find_nsys() -> Path | None:
+    """Return the program: on the PATH, beside this Python, or where NVIDIA's packages put it; None without one."""
+    found = shutil.which("nsys") or shutil.which("nsys", path=str(Path(sys.executable).parent))
+    if found is not None:
+        return Path(found)
+    root = Path("/")
+    candidates = [path for place in _PLACES for path in sorted(root.glob(place.lstrip("/")), reverse=True)]
+    return candidates[0] if candidates else None
+
+
+def nsys_version(binary: Path) -> str | None:
+    """Return ``"2024.6.1"``; None when the program does not run."""
+    try:
+        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = _VERSION.search(done.stdout)
+    return match[1] if match else None
+
+
+def record(
+    command: Sequence[str],
+    report: Path,
+    *,
+    time_limit_s: float,
+    trace: str = "cuda,nvtx",
+    environment: Mapping[str, str] | None = None,
+) -> Path:
+    """Run ``command`` under ``nsys profile`` and return the report that it wrote.
+
+    Parameters
+    ----------
+    command : sequence of str
+    report : Path
+        Without an ending; the log goes beside it.
+    time_limit_s : float
+    trace : str
+        What is recorded. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
+
+    Raises
+    ------
+    UnavailableError
+        When nsys is missing, fails, takes too long or leaves no report.
+    """
+    binary = _needed()
+    options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
+    if "cuda" in trace.split(","):
+        options.append("--cuda-graph-trace=node")
+    log = report.with_name(f"{report.name}.nsys.log")
+    whole = [str(binary), "profile", *options, "-o", str(report), *command]
+    finished = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+    written = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
+    for path in written:
+        if path.is_file():
+            return path
+    raise UnavailableError(f"nsys left no report: {finished.printed.strip()[-200:]}", f"log: {log}")
+
+
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """Give the SQLite file of a report, which is removed afterwards.
+
+    A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first.
+
+    Raises
+    ------
+    InputError
+        When there is no such report.
+    UnavailableError
+        When nsys or its importer is missing or refuses it.
+    """
+    if not report.is_file():
+        raise InputError(f"cannot read {report}: no such file")
+    binary = _needed()
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+        directory = Path(name)
+        if report.suffix == ".qdstrm":
+            report = _imported(report, binary, directory)
+        sqlite = directory / "report.sqlite"
+        command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
+        finished = run_tool(command, log=directory / "export.log", time_limit_s=_EXPORT_S)
+        if not sqlite.is_file():
+            raise UnavailableError(f"nsys exported nothing of {report}: {finished.printed.strip()[-200:]}")
+        yield sqlite
+
+
+def find_importer(binary: Path) -> Path | None:
+    """Return the program that turns a raw recording into a report; None where the host part is not installed."""
+    for root in binary.resolve().parents:
+        for place in ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES):
+            if found := sorted(root.glob(place)):
+                return found[-1]
+    return None
+
+
+def _imported(recording: Path, binary: Path, directory: Path) -> Path:
+    importer = find_importer(binary)
+    if importer is None:
+        raise UnavailableError(
+            f"{recording} is a raw recording, and nsys's importer is not installed",
+            "install nsight-systems-host, or import it on a machine that has it: QdstrmImporter -i FILE",
+        )
+    report = directory / f"{recording.stem}.nsys-rep"
+    command = [str(importer), "-i", str(recording), "-o", str(report)]
+    run_tool(command, log=directory / "import.log", time_limit_s=_EXPORT_S)
+    return report
+
+
+def _needed() -> Path:
+    binary = find_nsys()
+    if binary is None:
+        raise UnavailableError("nsys is not installed", _INSTALL)
+    return binary
