@@ -117,6 +117,7 @@ class DatabaseEstimator:
             device=device.name,
             latency_ms=latency,
             latency_cv=cv,
+            pause_factor=_pause_factor(known, device, workload),
             memory_bytes=self._memory(known, device, workload),
             weight_bytes=work.at(1).weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
             creq_pct=tuple(
@@ -287,3 +288,10 @@ def _other(known: MeasuredModel, device: Device, workload: Workload, column: str
     }
     found = BatchCurve(points).at(workload.batch) if points else None
     return None if found is None else Figure(*found)
+
+
+def _pause_factor(known: MeasuredModel, device: Device, workload: Workload) -> float:
+    """Return the factor of the measured batch that is nearest, under the same share where there is one."""
+    points = known.points.get(device.name, [])
+    near = [point for point in points if point.share == workload.share] or points
+    return min(near, key=lambda point: abs(point.batch - workload.batch)).pause_factor if near else 1.0

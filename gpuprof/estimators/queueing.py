@@ -12,6 +12,7 @@ from gpuprof.estimators.batch_chain import Array
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REFINEMENTS = 3
+_PACE_ROUNDS = 2
 _PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
@@ -28,17 +29,27 @@ class BatchQueue:
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
+        law = self._at_pace(arrivals, server, 1.0)
+        for _ in range(_PACE_ROUNDS if server.pause_factor != 1.0 else 0):
+            if law.utilization >= 1.0:
+                break
+            # The part of the batches that find the process at rest is the part of the time in which it is.
+            law = self._at_pace(arrivals, server, 1.0 + (1.0 - law.utilization) * (server.pause_factor - 1.0))
+        return law
+
+    def _at_pace(self, arrivals: Arrivals, server: BatchServer, factor: float) -> Sojourn:
+        """Return the law when every batch takes ``factor`` times as long."""
         unit = server.latency_ms[server.batch - 1]
         shape = tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch])
         law = _solve(
-            _rounded(arrivals.rate_rps / 1000.0 * unit),
+            _rounded(arrivals.rate_rps / 1000.0 * unit * factor),
             round(arrivals.scv, 4),
             shape,
-            _rounded(server.max_wait_ms / unit),
+            _rounded(server.max_wait_ms / (unit * factor)),
             server.processes,
             round(server.latency_cv, 4),
         )
-        return _scaled(law, unit, server.overhead_ms)
+        return _scaled(law, unit * factor, server.overhead_ms)
 
 
 def _rounded(value: float) -> float:
