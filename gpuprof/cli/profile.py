@@ -20,8 +20,9 @@ from gpuprof.cli.output import (
     progress,
     say,
 )
+from gpuprof.cli.reports import ingest_reports, print_ingested
 from gpuprof.cli.serving_cost import measure_serving
-from gpuprof.errors import UnavailableError, UnstableError
+from gpuprof.errors import InputError, UnavailableError, UnstableError
 
 if TYPE_CHECKING:
     from gpuprof.profiling.campaign import Campaign, Cell, Outcome
@@ -53,7 +54,9 @@ _OP_COLUMNS = (
 
 
 def profile(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.")],
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.", show_default=False)
+    ] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8",
     share: Annotated[
         str | None,
@@ -70,6 +73,17 @@ def profile(
     per_op: Annotated[
         bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
     ] = False,
+    from_report: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="REPORT",
+            help="Run nothing, ingest this: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and ncu's "
+            "reports of one run, both named, are joined kernel by kernel.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --from-report: the GPU recorded on, where the report does not say.")
+    ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -87,19 +101,24 @@ def profile(
     from gpuprof.profiling.per_op import PerOp
 
     chosen = chosen_format(as_json, as_csv)
-    device = local_cpu()
-    batches, shares = planning.parse_batches(batch), planning.parse_shares(share, device)
-    neighbours = [planning.parse_neighbour(text, device) for text in beside or ()]
+    if from_report:
+        print_ingested(ingest_reports(from_report, models or [], batch, share, device, db), chosen)
+        return
+    if not models:
+        raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
+    here = local_cpu()
+    batches, shares = planning.parse_batches(batch), planning.parse_shares(share, here)
+    neighbours = [planning.parse_neighbour(text, here) for text in beside or ()]
     named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
-    measuring, why = choose(collector, device.kind)
+    measuring, why = choose(collector, here.kind)
     if per_op:
-        plans = [PerOp(KernelDb.create(db), device, measuring, part, force) for part in shares]
-        say(f"{device.name}, collector {why}")
+        plans = [PerOp(KernelDb.create(db), here, measuring, part, force) for part in shares]
+        say(f"{here.name}, collector {why}")
         print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
         return
     cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
-    say(f"{device.name}, collector {why}")
-    campaign = Campaign(KernelDb.create(db), device, measuring, force, limits_within(time_limit))
+    say(f"{here.name}, collector {why}")
+    campaign = Campaign(KernelDb.create(db), here, measuring, force, limits_within(time_limit))
     outcomes = _run(campaign, cells)
     print_rows([row for outcome in outcomes for row in _rows(outcome)], _COLUMNS, chosen)
     _judge(outcomes, db)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.kernel_db.store import KernelDb
+from tests.profiling.ncu_files import kernel, raw_csv
+from tests.profiling.nsys_files import two_runs
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    two_runs().write(tmp_path / "net.sqlite")
+    counted = [kernel(f"k{i % 2}(float*)", "50", 80 + i) for i in range(3)]
+    (tmp_path / "net.csv").write_text(raw_csv(counted))
+
+
+def test_two_reports_of_one_run_are_joined_into_the_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reports = ["--from-report", "net.sqlite", "--from-report", "net.csv"]
+    assert main(["profile", "bert", "--batch", "8", *reports, "--json"]) == 0
+    said = capsys.readouterr()
+    (row,) = json.loads(said.out)
+    assert (row["model"], row["device"], row["batch"], row["kernel_count"]) == ("bert", "v100", 8, 3)
+    assert row["max_occupancy_pct"] == 50.0
+    assert "no latency" in said.err
+    kernels = KernelDb(tmp_path / "gpuprof-db").read("kernels", ["joined"]).to_pylist()
+    assert {kernel["joined"] for kernel in kernels} == {"both"}
+    assert main(["db", "verify"]) == 0
+
+
+def test_a_table_for_people_names_the_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--batch", "8", "--from-report", "net.sqlite"]) == 0
+    out = capsys.readouterr().out
+    assert "WSM %" in out and "net" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--from-report", "net.sqlite"], "one model at one batch size but got 0 and 4"),
+        (["a", "b", "--batch", "8", "--from-report", "net.sqlite"], "got 2 and 1"),
+        (["--batch", "8", "--from-report", "net.csv"], "name it: --device"),
+        (["--batch", "8", "--from-report", "gone.sqlite"], "cannot read gone.sqlite"),
+        (["--batch", "8", "--from-report", "net.sqlite", "--device", "v10"], "unknown device"),
+        ([], "no model was named"),
+    ],
+)
+def test_what_cannot_be_ingested_is_said_in_one_line_and_leaves_no_database(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["profile", *arguments]) == 3
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "gpuprof-db").exists()
