@@ -285,7 +285,7 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,) * replica.batch
         if len(times) != replica.batch or min(times) <= 0.0:
             return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
-        return _queue(replica, times, replica.predicted.latency_cv, evidence)
+        return _queue(replica, times, replica.predicted.latency_cv, replica.predicted.pause_factor, evidence)
     beside = _beside(partition, replica)
     try:
         estimates = [
@@ -295,7 +295,7 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
     except InputError as error:
         return str(error)
     times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
-    return _queue(replica, times, estimates[-1].latency_cv, evidence)
+    return _queue(replica, times, estimates[-1].latency_cv, estimates[-1].pause_factor, evidence)
 
 
 def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
@@ -303,13 +303,16 @@ def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
     return tuple(_workload(partition, other, other.batch) for other in partition.replicas if other is not replica)
 
 
-def _queue(replica: Replica, times: tuple[float, ...], latency_cv: float, evidence: Evidence) -> BatchServer:
+def _queue(
+    replica: Replica, times: tuple[float, ...], latency_cv: float, pause_factor: float, evidence: Evidence
+) -> BatchServer:
     return BatchServer(
         latency_ms=times,
         batch=replica.batch,
         max_wait_ms=replica.max_wait_ms,
         processes=replica.processes,
         latency_cv=latency_cv,
+        pause_factor=pause_factor,
         overhead_ms=evidence.overhead_ms,
     )
 

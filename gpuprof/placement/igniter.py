@@ -55,9 +55,12 @@ class Igniter:
     ----------
     unit_pct : float
         Step of a share; the paper's 2.5%.
+    aware : bool
+        False gives the paper's FFD+: lower bounds, first fit, no regard to neighbours. Its maps need not be sound.
     """
 
     unit_pct: float = 2.5
+    aware: bool = True
 
     def place(self, problem: Problem) -> Placement:
         """Return the cheapest of the placements on one kind of device each.
@@ -74,12 +77,14 @@ class Igniter:
         return min(made, key=lambda placement: _worth(problem, placement))
 
     def _on_kind(self, problem: Problem, segments: Segments, entry: FleetEntry) -> Placement:
-        cluster = _Cluster(segments, entry.device, self.unit_pct)
+        cluster = _Cluster(segments, entry.device, self.unit_pct, self.aware)
         tasks = [task for demand in problem.by_priority() for task in cluster.tasks(demand)]
         fleet = _Devices(cluster, entry.count)
         for task in sorted(tasks, key=lambda task: (-task.demand.priority, -task.units)):  # line 3
             fleet.add(task)
-        return with_unplaced(problem, segments, Placement("igniter", fleet.placed(entry.device.name)))
+        return with_unplaced(
+            problem, segments, Placement("igniter" if self.aware else "igniter-ffd+", fleet.placed(entry.device.name))
+        )
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class _Cluster:
     segments: Segments
     device: Device
     unit_pct: float
+    aware: bool
     classes: list[_Task] = field(default_factory=list)
     _class_of: dict[tuple[object, ...], int] = field(default_factory=dict)
     _allocated: dict[tuple[_State, int], _State | None] = field(default_factory=dict)
@@ -174,7 +180,7 @@ class _Cluster:
             return None
         while sum(units) <= self.most_units:
             running = [self._workload(t.demand.model, t.batch, n) for t, n in zip(tasks, units, strict=True)]
-            broken = [index for index in range(len(tasks)) if not self._keeps(tasks[index], running, index)]
+            broken = [i for i in range(len(tasks)) if self.aware and not self._keeps(tasks[i], running, i)]
             if not broken:
                 return tuple(sorted(zip(numbers, units, strict=True)))
             for index in broken:

@@ -14,9 +14,13 @@ from gpuprof.placement.goodput import maximise_goodput
 from gpuprof.placement.master import Choice, Master, classes_of
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import EXACT
 from gpuprof.placement.realise import realise
 from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
 from gpuprof.placement.whynot import with_unplaced
+
+#: Of a fleet of so many devices, a part is placed without searching for the last device.
+_MANY_DEVICES = 1_000
 
 _Choices = Mapping[str, tuple[Segment, ...]]
 
@@ -79,13 +83,22 @@ def _cheapest(
         return None, (0, 0.0)
     options = problem.options
     master = Master(problem.fleet.entries, classes_of(demands, choices))
-    solution = master.program.solve(time_limit_s=options.time_limit_s, seed=options.seed)
+    gap = _gap(problem, master)
+    solution = master.program.solve(time_limit_s=options.time_limit_s, seed=options.seed, gap=gap)
     if solution is None:
         return None, (None, None)
-    cost = solution.bound
+    cost = solution.objective if solution.proven and gap == EXACT else solution.bound
     if options.latency_budget is None:
         cost = min(cost, _bound_over_precision(problem, demands, choices))
     return master.read(solution), (_fewest_gpus(problem, master, cost), cost)
+
+
+def _gap(problem: Problem, master: Master) -> float:
+    """Return how far from the bound the search may stop: nowhere, but where one device is next to nothing."""
+    relaxed = master.program.solve(relaxed=True)
+    dearest = max(entry.price_per_hour for entry in problem.fleet.entries)
+    many = relaxed is not None and relaxed.objective > _MANY_DEVICES * dearest
+    return 1.0 / _MANY_DEVICES if many else EXACT
 
 
 def _bound_over_precision(problem: Problem, demands: Sequence[Demand], choices: _Choices) -> float:

@@ -13,6 +13,8 @@ _INFINITY = highspy.kHighsInf
 #: Branch-and-bound nodes after which the best solution so far is taken when no time limit says otherwise. A count,
 #: not a time, so that the same problem has the same answer on every machine.
 _MOST_NODES = 2_000
+#: A relative gap that is none.
+EXACT = 1e-7
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,9 @@ class Program:
         """Replace the whole objective."""
         self._costs = [costs.get(column, 0.0) for column in range(len(self._costs))]
 
-    def solve(self, *, time_limit_s: float | None = None, seed: int = 0, relaxed: bool = False) -> Solution | None:
+    def solve(
+        self, *, time_limit_s: float | None = None, seed: int = 0, relaxed: bool = False, gap: float = EXACT
+    ) -> Solution | None:
         """Return the best solution found, None when there is none or none was found in time.
 
         Parameters
@@ -80,12 +84,14 @@ class Program:
         seed : int
         relaxed : bool
             Let integers be fractions: a bound in no time.
+        gap : float
+            Distance of objective and bound, relative, at which the search may stop.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
-        solver.setOptionValue("mip_rel_gap", 1e-7)
+        solver.setOptionValue("mip_rel_gap", gap)
         if time_limit_s is None:
             solver.setOptionValue("mip_max_nodes", _MOST_NODES)
         else:
@@ -123,7 +129,7 @@ class Program:
         )
         objective = float(info.objective_function_value)
         proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        bound = objective if relaxed or proven else float(info.mip_dual_bound)
+        bound = objective if relaxed else min(objective, float(info.mip_dual_bound))
         return Solution(values, objective, bound, proven)
 
 

@@ -18,8 +18,9 @@ from gpuprof.sojourn import Arrivals, BatchServer
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
 RATE_PRECISION = 0.01
-#: A rate so small that a request practically never meets another.
-_LONELY = 1e-4
+#: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
+#: more than that, since hundreds of them would do the work of one.
+LONELY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class Segments:
             max_wait_ms=0.0,
             processes=workload.processes,
             latency_cv=self.estimate(device, workload, beside).latency_cv,
+            pause_factor=self.estimate(device, workload, beside).pause_factor,
             overhead_ms=self.problem.options.overhead_ms,
         )
 
@@ -140,10 +142,12 @@ class Segments:
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
         """Whether every replica of the partition keeps its SLO at its rate beside the others."""
+        if len(partition.replicas) < 2:
+            return True
         for replica in partition.replicas:
             beside = partition.beside(replica)
             alone = self.estimate(device, replica.workload)
-            if beside and self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
+            if self.estimate(device, replica.workload, beside).latency_ms != alone.latency_ms:
                 demand = self.problem.demand(replica.model)
                 if not self.meets(demand, device, replica.workload, replica.rate_rps, beside):
                     return False
@@ -246,7 +250,7 @@ class Segments:
         server = self.server(device, workload)
         if self._in_time(demand, server, wanted):
             return wanted
-        low, high = ceiling * _LONELY, wanted
+        low, high = ceiling * LONELY, wanted
         if low >= high or not self._in_time(demand, server, low):
             return 0.0
         while high - low > RATE_PRECISION * low:

@@ -13,7 +13,7 @@ from gpuprof.estimate import Workload
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import Segments
+from gpuprof.placement.segment import LONELY, Segments
 from gpuprof.sojourn import Arrivals
 
 _GIB = 2**30
@@ -57,7 +57,7 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
 
 
 def least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
-    """Return the least SLO that some batch and share of ``device`` keeps at a rate near zero, infinity if none."""
+    """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none."""
     least = math.inf
     for share in segments.problem.estimator.shares(demand.model, device):
         for workload in segments.workloads(demand.model, device, share):
@@ -74,7 +74,7 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
     if math.isinf(least):
         return _memory_reason(segments, demand, device)
     return (
-        f"on {device.name} a lonely request already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
+        f"on {device.name} a nearly idle replica already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
         f"above the SLO of {demand.slo.latency_ms:g} ms; the least SLO that works is {_round_up(least)} ms"
     )
 
@@ -100,7 +100,7 @@ def _lonely_ms(segments: Segments, demand: Demand, device: Device, workload: Wor
         server = segments.server(device, workload)
     except InputError:
         return math.inf
-    sojourn = segments.problem.queueing.sojourn(Arrivals(server.capacity_rps * 1e-4), server)
+    sojourn = segments.problem.queueing.sojourn(Arrivals(min(demand.rate_rps, server.capacity_rps * LONELY)), server)
     return sojourn.percentile(demand.slo.percentile)
 
 

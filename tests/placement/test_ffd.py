@@ -19,13 +19,13 @@ def test_small_demands_share_a_device() -> None:
 def test_an_infeasible_slo_names_the_least_that_works() -> None:
     placement, _ = solved(FFD, problem([demand("m", 10.0, 2.0)]))
     reason = placement.unplaced[0].reason
-    # the whole device takes 3 ms for a batch of one, and almost nothing waits
-    assert "on plain a lonely request already takes 3 ms at percentile 99, above the SLO of 2 ms" in reason
-    assert "the least SLO that works is 3.01 ms" in reason
+    # the whole device takes 3 ms for a batch of one, and little waits in a replica that is nearly idle
+    assert "on plain a nearly idle replica already takes 3.14 ms at percentile 99, above the SLO of 2 ms" in reason
+    assert "the least SLO that works is 3.14 ms" in reason
 
 
 def test_the_named_slo_does_work() -> None:
-    placement, _ = solved(FFD, problem([demand("m", 0.01, 3.01)]))
+    placement, _ = solved(FFD, problem([demand("m", 10.0, 3.14)]))
     assert placement.unplaced == ()
 
 
@@ -84,7 +84,7 @@ def test_a_rate_beyond_any_count_is_refused_and_not_tried() -> None:
     assert "largest rate that works" in placement.unplaced[0].reason
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(
     asked=st.lists(st.tuples(st.floats(0.1, 3000.0), st.floats(1.0, 300.0)), min_size=1, max_size=6),
     counts=st.tuples(st.none() | st.integers(1, 3), st.none() | st.integers(1, 3)),

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from bench.igniter_profiles import IgniterEstimator, table_1, table_3
@@ -9,7 +7,9 @@ from gpuprof.demand import Demand
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.fleet import Fleet, FleetEntry
-from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem, solved
+from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solved
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.igniter import Igniter
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import ModelFile, Options, Problem
@@ -71,14 +71,9 @@ def test_the_twelve_workloads_of_table_3_take_six_devices() -> None:
 def test_the_lower_bounds_alone_fit_five_devices_but_break_slos() -> None:
     # FFD+ of §5.3: shares without regard to neighbours; the check sees what they do to each other
     given = igniters(table_3())
-    alone = replace(given, estimator=_Alone(given.estimator.hardware, given.estimator.workloads))  # type: ignore[attr-defined]
-    placement, _ = solved(Igniter(), alone)
+    placement = Igniter(aware=False).place(given)
     assert len(placement.gpus) == 5
-
-
-class _Alone(IgniterEstimator):
-    def estimate(self, model, device, batch, share, beside=(), processes=1):  # type: ignore[no-untyped-def]
-        return super().estimate(model, device, batch, share, (), processes)
+    assert {violation.rule for violation in check(to_map(given, placement), evidence(given))} == {"slo", "rate"}
 
 
 def test_copies_of_a_file_are_placed_alike() -> None:
