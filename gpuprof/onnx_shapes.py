@@ -213,8 +213,8 @@ class Shapes:
             raise InputError(f"{self._model}: node {label(node)} gives a {kind}; only tensors can be profiled")
         if found is not None and found.tensor_type.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
-            if node.op_type in _AT_MOST and source is not None:
-                dims = [source.elements if dim is None else dim for dim in dims]
+            if node.op_type in _AT_MOST and None in dims and name not in self._declared:
+                dims = [self._most(node) if dim is None else dim for dim in dims]
             if all(dim is not None and dim >= 0 for dim in dims):
                 self._types[name] = found
                 return Tensor(name, dtype_name(found.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
@@ -229,6 +229,16 @@ class Shapes:
             f"{self._model}: the shape of {name!r}, which node {label(node)}{domain} gives, cannot be inferred",
             "export the model with the shapes of its intermediate values (value_info)",
         )
+
+    def _most(self, node: NodeProto) -> int:
+        """Return how many elements an op that selects can select at most."""
+        source = self.tensors[node.input[0]]
+        if node.op_type == "NonMaxSuppression":  # each box of each class and image, or as many as are asked for
+            batch, classes, boxes = self.tensors[node.input[1]].shape
+            asked = self.values.get(node.input[2]) if len(node.input) > 2 else None
+            return batch * classes * (boxes if asked is None else min(boxes, int(asked.ravel()[0])))
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+        return source.elements if axis is None else source.shape[axis]
 
     def _proto(self, name: str) -> TensorProto:
         if name not in self._protos:

@@ -203,12 +203,12 @@ def _dft(call: OpCall) -> int:
 _ONE = (
     "Add Sub Mul Div Neg Abs Sqrt Reciprocal Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Erf "
     "Floor Ceil Round Sign Relu Mod Pow Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor Where BitShift "
-    "BitwiseAnd BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf ThresholdedRelu CumSum Shrink"
+    "BitwiseAnd BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf ThresholdedRelu CumSum CumProd Shrink"
 )
 _MOVES = (
     "Reshape Squeeze Unsqueeze Identity Flatten Shape Size Dropout Transpose Concat Split Slice Gather GatherElements "
     "GatherND Pad Tile Expand DepthToSpace SpaceToDepth Cast CastLike OneHot ConstantOfShape EyeLike Trilu Compress "
-    "NonZero ReverseSequence Range CenterCropPad MaxUnpool Col2Im"
+    "NonZero ReverseSequence Range CenterCropPad MaxUnpool Col2Im BitCast TensorScatter"
 )
 _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(_ONE.split(), _each(1)),
@@ -275,6 +275,7 @@ _FORMULAS: dict[str, _Formula] = {
     "GRU": matrix.gru,
     "RNN": matrix.rnn,
     "Attention": matrix.attention,
+    "RotaryEmbedding": _each(3),
     "QuantizeLinear": _each(5),
     "DequantizeLinear": _each(2),
     "DynamicQuantizeLinear": _each(7),

@@ -284,6 +284,34 @@ def test_the_branch_that_is_taken_gives_the_shape_and_what_it_captures_is_an_inp
     assert [tensor.name for tensor in graph.ops[0].inputs] == ["c", "x"]
 
 
+@pytest.mark.parametrize(
+    ("declared", "expected"), [(None, (2, 12)), ([2, 5], (2, 5))], ids=["at most all", "as declared"]
+)
+def test_what_the_data_decides_is_at_its_largest_unless_declared(
+    tmp_path: Path, declared: list[int | str | None] | None, expected: tuple[int, ...]
+) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("NonZero", ["x"], ["y"])],
+        {"x": ["n", 4]},
+        {"y": declared},
+        types={"y": TensorProto.INT64},
+    )
+    assert load_graph(path, 3).outputs[0].shape == expected
+
+
+def test_suppressed_boxes_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])],
+        {"boxes": ["n", 50, 4], "scores": ["n", 3, 50]},
+        {"y": None},
+        {"most": integers(7)},
+        types={"y": TensorProto.INT64},
+    )
+    assert load_graph(path, 2).outputs[0].shape == (2 * 3 * 7, 3)
+
+
 def test_a_huge_declared_dimension_is_refused(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 2**62, 2**62]}, {"y": None})
     with pytest.raises(InputError, match="elements"):
