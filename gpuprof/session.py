@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 #: that spins burns the share of its neighbours, and a quota on its own.
 SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
 
-_ERRORS_ONLY = 3
+#: Errors are raised; printed as well they would stand in the way of the one line that the user gets.
+_FATAL_ONLY = 4
 
 
 def session_settings(threads: int, provider: str = "CPUExecutionProvider") -> dict[str, object]:
@@ -123,7 +124,7 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = _ERRORS_ONLY
+    options.log_severity_level = _FATAL_ONLY
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
     return options
