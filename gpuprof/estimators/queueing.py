@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REFINEMENTS = 3
 _PACE_ROUNDS = 2
+_NO_WAIT = 1e-9  # of a batch's time; less is none
 _PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
@@ -45,7 +47,7 @@ class BatchQueue:
             _rounded(arrivals.rate_rps / 1000.0 * unit * factor),
             round(arrivals.scv, 4),
             shape,
-            _rounded(server.max_wait_ms / (unit * factor)),
+            _rounded(server.max_wait_ms / (unit * factor)) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
             server.processes,
             round(server.latency_cv, 4),
         )
@@ -75,8 +77,22 @@ def _solve(rate: float, scv: float, latency: tuple[float, ...], max_wait: float,
     means = np.array(latency)
     if rate <= 0.0:
         rate = 1e-9
-    if processes == 1 and abs(scv - 1.0) < 1e-3:
-        return _exact(rate, means, max_wait, cv)
+    with _threads().limit(limits=1, user_api="blas"):  # waking threads for matrices this small costs more than they do
+        if processes == 1 and abs(scv - 1.0) < 1e-3:
+            return _exact(rate, means, max_wait, cv)
+        return _simulated(rate, scv, means, max_wait, processes, cv, load)
+
+
+@cache
+def _threads() -> Any:
+    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+
+    return ThreadpoolController()
+
+
+def _simulated(
+    rate: float, scv: float, means: Array, max_wait: float, processes: int, cv: float, load: float
+) -> Sojourn:
     sample = batch_simulation.simulate(rate, scv, max_wait, means, cv, processes, load)
     quantiles = np.quantile(sample.times, _PROBABILITIES)
     busy = rate / sample.mean_batch * sample.mean_service / processes
