@@ -34,6 +34,7 @@ from gpuprof.simulator.sampling import Sampling, simulate_sampled
 BATCH_MS = tuple(5.0 + 0.5 * size for size in range(8))
 CAPACITY_RPS = 1000.0 * len(BATCH_MS) / BATCH_MS[-1]
 SLO_MS = 30.0
+REPLICAS = 40  # of each model where the sample is compared with the whole
 
 
 def main() -> int:
@@ -44,13 +45,14 @@ def main() -> int:
     print(f"{platform.processor() or platform.machine()}, Python {platform.python_version()}")
     for models in (100, 20, 10, 1):
         print_speed(models, 20.0 if quick else 60.0)
-    print("sampled against whole: 2 models of 100 replicas each, 16 of them kept")
-    seconds = 300.0 if quick else 1200.0
-    print_error("poisson, 70% load", [Gamma(70.0 * CAPACITY_RPS)] * 2, seconds)
-    print_error("poisson, 95% load", [Gamma(95.0 * CAPACITY_RPS)] * 2, seconds)
-    print_error("day of 50% mean load", [Diurnal(50.0 * CAPACITY_RPS, 4.0, seconds)] * 2, seconds)
-    print_error("day of 80% mean load", [Diurnal(80.0 * CAPACITY_RPS, 4.0, seconds)] * 2, seconds)
-    print_error("bursts of 3x, 60% mean load", [Bursts(60.0 * CAPACITY_RPS, 3.0, 2.0, 8.0)] * 2, seconds)
+    print(f"sampled against whole: 2 models of {REPLICAS} replicas each, 16 of them kept")
+    seconds = 150.0 if quick else 900.0
+    full = REPLICAS * CAPACITY_RPS
+    print_error("poisson, 70% load", [Gamma(0.70 * full)] * 2, seconds)
+    print_error("poisson, 95% load", [Gamma(0.95 * full)] * 2, seconds)
+    print_error("day of 50% mean load", [Diurnal(0.50 * full, 4.0, seconds)] * 2, seconds)
+    print_error("day of 80% mean load", [Diurnal(0.80 * full, 4.0, seconds)] * 2, seconds)
+    print_error("bursts of 3x, 60% mean load", [Bursts(0.60 * full, 3.0, 2.0, 8.0)] * 2, seconds)
     print_day()
     return 0
 
@@ -68,7 +70,7 @@ def print_speed(models: int, seconds: float) -> None:
 
 def print_error(name: str, processes: Sequence[Arriving], seconds: float) -> None:
     """Print goodput and p99 of the sampled outcome relative to the whole one."""
-    deployment = a_map([100] * len(processes))
+    deployment = a_map([REPLICAS] * len(processes))
     arrivals = dict(zip(deployment.models, processes, strict=True))
     whole, whole_s = timed(deployment, arrivals, seconds, None)
     sampled, sampled_s = timed(deployment, arrivals, seconds, Sampling(slots=24 if seconds < 600 else 48))

@@ -21,6 +21,7 @@ ALLOWED = {
     "placement": {"core"},
     "merging": {"core"},
     "simulator": {"core"},
+    "report": {"core"},
     "serving": {"core"},
 }
 FACADES = {"__init__", "__main__"}

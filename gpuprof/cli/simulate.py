@@ -1,0 +1,225 @@
+"""``gpuprof simulate``: what clients of a map would see, without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    number,
+    print_json,
+    print_rows,
+    progress,
+    say,
+)
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.simulator.arrivals import Arriving
+    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.network import NetworkDelay
+    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+    from gpuprof.simulator.trace import Trace
+
+#: Above this a simulation of every request takes minutes, and a sample is taken instead.
+WHOLE_REQUESTS = 3e8
+
+
+def _yes(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def _pct(value: object) -> str:
+    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "–"
+
+
+_MODELS = (
+    Column("model", "model", right=False),
+    Column("rate_rps", "requests/s", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("in_time_pct", "in time %", number(5)),
+    Column("slo_met", "SLO met", _yes),
+    Column("slo_ms", "SLO ms", number()),
+    Column("p50_ms", "p50 ms", number()),
+    Column("p95_ms", "p95 ms", number()),
+    Column("p99_ms", "p99 ms", number()),
+    Column("max_ms", "longest ms", number()),
+)
+_REPLICAS = (
+    Column("place", "replica", right=False),
+    Column("model", "model", right=False),
+    Column("batch", "batch"),
+    Column("processes", "processes"),
+    Column("throughput_rps", "answered/s", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("utilization", "busy", _pct),
+    Column("mean_batch", "mean batch", number()),
+    Column("p50_ms", "p50 ms", number()),
+    Column("p99_ms", "p99 ms", number()),
+)
+
+
+def simulate(
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
+    trace: Annotated[Path | None, typer.Option(help="Replay this CSV of time_s,model.")] = None,
+    rate: Annotated[
+        list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, or requests/s of all; else the map's own.")
+    ] = None,
+    rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0,
+    arrivals: Annotated[
+        str, typer.Option(help="constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM, diurnal:PEAK,PERIOD.")
+    ] = "poisson",
+    duration: Annotated[str | None, typer.Option(help="How long requests arrive: 60s, 5m, 1d.")] = None,
+    warmup: Annotated[str | None, typer.Option(help="Time before requests count.")] = None,
+    seed: Annotated[int, typer.Option(help="Same seed, same result.", min=0)] = 0,
+    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
+    refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True,
+    router_ms: Annotated[float, typer.Option(help="Time of the router for a request.", min=0.0)] = 0.0,
+    network: Annotated[str, typer.Option(help="none, thesis, or a CSV of payload_bytes,latency_ms to fit.")] = "none",
+    payload_bytes: Annotated[float, typer.Option(help="Size of a request on the network.", min=0.0)] = 602112.0,
+    answer_bytes: Annotated[float, typer.Option(help="Size of an answer on the network.", min=0.0)] = 4000.0,
+    fail: Annotated[
+        list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Approximate: so many replicas of a model; 0: never approximate.", min=0)
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write everything here, as JSON.")] = None,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
+    from gpuprof.deployment import read_map
+    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.duration import parse_duration
+    from gpuprof.simulator.failures import parse_failure
+
+    chosen = chosen_format(as_json, as_csv)
+    deployment = read_map(map_file)
+    load, trace_s = _load(deployment, trace, rate or [], rate_scale, arrivals)
+    seconds = parse_duration(duration, "--duration") if duration else trace_s or 60.0
+    warmup_s = parse_duration(warmup, "--warmup") if warmup else 0.0
+    if warmup_s >= seconds:
+        raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {warmup}")
+    delay = _network(network)
+    legs = {name: (delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
+    failures = tuple(parse_failure(text, deployment) for text in fail or [])
+    options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures)
+    outcome = _run(deployment, load, options, sample)
+    if output is not None:
+        _write(outcome, output)
+    _show(outcome, chosen)
+
+
+def _load(
+    deployment: DeploymentMap, trace: Path | None, rate: list[str], scale: float, form: str
+) -> tuple[Mapping[str, Arriving], float | None]:
+    from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, parse_rates
+    from gpuprof.simulator.trace import read_trace
+
+    if trace is None:
+        rates, total = parse_rates(rate)
+        return arrivals_of_rates(deployment, rates, total, scale, form), None
+    if rate or scale != 1.0:
+        raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+    read = read_trace(trace)
+    _tell_gap(read)
+    return arrivals_of_trace(deployment, read), read.duration_s
+
+
+def _tell_gap(trace: Trace) -> None:
+    gap = trace.longest_gap_s()
+    if gap > max(60.0, 0.1 * trace.duration_s):
+        say(f"the trace has a gap of {gap:.3g} s without any request")
+
+
+def _network(text: str) -> NetworkDelay:
+    from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
+
+    return {"none": LOCAL, "thesis": THESIS}.get(text) or read_measurements(Path(text))
+
+
+def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, sample: int | None) -> Outcome:
+    from gpuprof.simulator.compiled import HAS_NUMBA
+    from gpuprof.simulator.engine import simulate as simulate_whole
+    from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
+
+    expected = expected_requests(load, options.duration_s)
+    if not HAS_NUMBA and expected > 1e6:
+        minutes = expected / 5e4 / 60
+        say(f"numba is not installed: {expected:.2g} requests take about {minutes:.0f} min (pip install numba)")
+    with progress() as bar:
+        task = bar.add_task("simulating", total=100)
+
+        def told(fraction: float) -> None:
+            bar.update(task, completed=round(100 * fraction))
+
+        if sample or (sample is None and expected > WHOLE_REQUESTS):
+            if not sample:
+                say(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
+            return simulate_sampled(deployment, load, options, Sampling(replicas=sample or 16), told)
+        return simulate_whole(deployment, load, options, told)
+
+
+def _write(outcome: Outcome, path: Path) -> None:
+    import json
+
+    try:
+        path.write_text(json.dumps(outcome.document(), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _show(outcome: Outcome, chosen: Format) -> None:
+    from dataclasses import asdict
+
+    if chosen is Format.JSON:
+        print_json(outcome.document())
+        return
+    rows = [asdict(model) for model in outcome.models]
+    print_rows(rows, _MODELS, chosen)
+    if chosen is Format.CSV:
+        return
+    typer.echo()
+    _show_stages(outcome.models)
+    _show_misses(outcome.models)
+    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, chosen, "Replicas")
+    how = "a sample of" if outcome.method == "sampled" else "all"
+    say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+
+
+def _show_stages(models: Sequence[ModelOutcome]) -> None:
+    rows = [
+        {"model": model.model, **{f"{stage}_mean": ms for stage, ms in model.stage_mean_ms.items()}}
+        | {f"{stage}_p99": ms for stage, ms in model.stage_p99_ms.items()}
+        for model in models
+    ]
+    names = tuple(models[0].stage_mean_ms) if models else ()
+    columns = [Column("model", "model", right=False)]
+    columns += [Column(f"{stage}_mean", stage, number()) for stage in names]
+    columns += [Column(f"{stage}_p99", f"{stage} p99", number()) for stage in names if stage != "network"]
+    print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
+    typer.echo()
+
+
+def _show_misses(models: Sequence[ModelOutcome]) -> None:
+    causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
+    if not causes:
+        return
+    columns = [Column("model", "model", right=False), *(Column(cause, cause, _whole) for cause in causes)]
+    rows = [{"model": model.model, **model.missed} for model in models]
+    print_rows(rows, columns, Format.TABLE, "Requests outside their SLO, by cause")
+    typer.echo()
+
+
+def _whole(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,1 @@
+"""Pictures of what was measured, predicted, placed, simulated and served, as HTML, SVG and PNG."""

@@ -1,0 +1,127 @@
+"""A chart as data: axes with units, and marks that each say what they are when pointed at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
+
+    Attributes
+    ----------
+    label : str
+        What it shows, with its unit.
+    log : bool
+    low, high : float or None
+        Ends; None: from the marks.
+    names : tuple of str
+        Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
+    """
+
+    label: str
+    log: bool = False
+    low: float | None = None
+    high: float | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points that are joined; ``color`` counts the palette, ``dashed`` tells apart without colour."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    color: int
+    dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Points that are not; ``tips`` has a text for each."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    tips: tuple[str, ...]
+    color: int
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle in the units of the axes, with a text in it and one when it is pointed at."""
+
+    name: str
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    tip: str
+    color: int
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A picture.
+
+    Attributes
+    ----------
+    title, note : str
+        What is seen; and what must be known to read it.
+    x, y : Axis
+    lines, points, boxes : tuples
+    height : int
+        Of the drawing area, in pixels; the width is given.
+    """
+
+    title: str
+    x: Axis
+    y: Axis
+    lines: tuple[Line, ...] = ()
+    points: tuple[Points, ...] = ()
+    boxes: tuple[Box, ...] = field(default=())
+    note: str = ""
+    height: int = 260
+
+    def names(self) -> dict[str, tuple[int, bool]]:
+        """Return the names of the marks, each once, with their colours and whether they are dashed: the legend."""
+        marks: tuple[Line | Points | Box, ...] = (*self.lines, *self.points, *self.boxes)
+        return {mark.name: (mark.color, isinstance(mark, Line) and mark.dashed) for mark in marks if mark.name}
+
+
+def stacked(
+    groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
+) -> tuple[Box, ...]:
+    """Return bars at 0, 1, …, one a group, of the parts on top of one another."""
+    boxes = []
+    for i, group in enumerate(groups):
+        below = 0.0
+        for (part, values), color in zip(parts.items(), colors, strict=True):
+            if values[i] > 0:
+                tip = f"{group}, {part}: {values[i]:.4g} {unit}"
+                boxes.append(Box(part, i - 0.36, i + 0.36, below, below + values[i], tip, color))
+                below += values[i]
+    return tuple(boxes)
+
+
+def side_by_side(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
+    """Return bars at 0, 1, …, for each group those of its parts beside one another; a part that is None is left out."""
+    width = 0.8 / max(1, len(parts))
+    return tuple(
+        Box(
+            part,
+            i - 0.4 + j * width,
+            i - 0.4 + (j + 0.92) * width,
+            0.0,
+            value,
+            f"{group}, {part}: {value:.4g} {unit}",
+            j,
+        )
+        for i, group in enumerate(groups)
+        for j, (part, values) in enumerate(parts.items())
+        if (value := values[i]) is not None
+    )

@@ -1,0 +1,173 @@
+"""What a report is made from: files that the commands wrote, told apart by what is in them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.errors import InputError
+from gpuprof.report.chart import Chart
+from gpuprof.report.figures import (
+    cdf_figure,
+    evaluation_figure,
+    goodput_figure,
+    goodput_over_time_figure,
+    load_figures,
+    misses_figure,
+    stage_figure,
+    stages_over_time_figure,
+    utilization_figure,
+)
+from gpuprof.report.map_figures import map_figure
+
+_MAX_FILE_BYTES = 512 * 1024 * 1024
+_MOST_MODELS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers beside the pictures: headings, and rows of as many texts."""
+
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a report: its heading, a sentence on what it is, its pictures and its numbers."""
+
+    title: str
+    text: str
+    charts: tuple[Chart, ...]
+    table: Table | None = None
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read, is no JSON or larger than any result.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no result is")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+
+
+def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap | None]:
+    """Return the sections of a map, a simulation, a load test or an evaluation; and the map, if it is one.
+
+    Raises
+    ------
+    InputError
+        When it is none of them, or a part of it is missing.
+    """
+    try:
+        if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.deployment/"):
+            deployment = parse_map(content, where)
+            return [_map(deployment, where)], deployment
+        if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.simulation/"):
+            return [_simulation(content, where)], None
+        if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
+            return [_load(content, where)], None
+        if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
+            return [_evaluation(content, where)], None
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
+        raise InputError(f"{where} is damaged: {type(error).__name__} {error}") from None
+    raise InputError(
+        f"{where} is not something that a report can be made from",
+        "give a database, a map, or the --json output of simulate, load or evaluate",
+    )
+
+
+def _is_rows(content: Any, keys: Sequence[str]) -> bool:
+    return (
+        isinstance(content, list)
+        and bool(content)
+        and all(isinstance(row, dict) and all(key in row for key in keys) for row in content)
+    )
+
+
+def _map(deployment: DeploymentMap, where: str) -> Section:
+    predicted = deployment.predicted
+    cost = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} dollars an hour"
+    replicas = sum(1 for _ in deployment.places())
+    text = f"{where}: {replicas} replicas on {predicted.gpus} device(s){cost}, by the policy {deployment.policy}."
+    rows = tuple(
+        (
+            name,
+            _number(model.rate_rps),
+            _number(model.slo_ms),
+            _number(None if model.predicted is None else model.predicted.goodput_rps),
+            _number(None if model.predicted is None else model.predicted.p99_ms),
+        )
+        for name, model in deployment.models.items()
+    )
+    table = Table(("model", "requests/s", "SLO ms", "predicted goodput/s", "predicted p99 ms"), rows)
+    return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), table)
+
+
+def _simulation(content: Mapping[str, Any], where: str) -> Section:
+    models, series, times = content["models"], content["series"], content["times_s"]
+    slos = {model["model"]: float(model["slo_ms"]) for model in models}
+    charts: list[Chart | None] = [
+        goodput_figure(models),
+        cdf_figure(series, slos),
+        stage_figure(models),
+        misses_figure(models),
+    ]
+    for one in series[:_MOST_MODELS]:
+        charts += [goodput_over_time_figure(one, times), stages_over_time_figure(one, times)]
+    charts.append(utilization_figure(content["replicas"]))
+    how = "a sample of the replicas and times" if content["method"] == "sampled" else "every request"
+    text = (
+        f"{where}: {content['requests']:,} requests in {content['duration_s']:g} s, from {how}, seed {content['seed']}."
+    )
+    table = _table(models, ("model", "rate_rps", "goodput_rps", "in_time_pct", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
+    return Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table)
+
+
+def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+    table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
+    return Section("Load test", f"{where}: what clients measured.", tuple(load_figures(rows)), table)
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
+    keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
+    text = f"{where}: how far off estimates are on what was measured and left out."
+    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), _table(rows, keys))
+
+
+_HEADINGS = {
+    "rate_rps": "requests/s",
+    "goodput_rps": "goodput/s",
+    "in_time_pct": "in time %",
+    "slo_ms": "SLO ms",
+    "setting": "left out",
+    "mean_pct": "mean error %",
+    "median_pct": "median error %",
+    "p95_pct": "p95 error %",
+    "coverage_pct": "inside 90% interval, %",
+    "count": "figures",
+}
+
+
+def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Table:
+    headings = tuple(_HEADINGS.get(key, key.replace("_", " ")) for key in keys)
+    return Table(headings, tuple(tuple(_number(row.get(key)) for key in keys) for row in rows))
+
+
+def _number(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,209 @@
+"""Figures of simulations, traces and load tests, from the documents that the commands write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from gpuprof.report.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+
+Row = Mapping[str, Any]
+_STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
+_MISS_COLORS = {**_STAGE_COLORS, "refused": 3, "full": 7, "failed": 2}
+_MOST_BARS = 40
+
+
+def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
+    """Return the rate of each model over time."""
+    lines = tuple(
+        Line(model, tuple(times_s), tuple(values), i, dashed=i >= 8) for i, (model, values) in enumerate(rates.items())
+    )
+    return Chart("Requests over time", Axis("time in s"), Axis("requests/s", low=0.0), lines=lines)
+
+
+def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
+    """Return the distribution of each model's latency, and its SLO as a dashed line."""
+    lines = []
+    for i, one in enumerate(series):
+        if one["latency_ms"]:
+            percent = tuple(100.0 * fraction for fraction in one["fraction"])
+            lines.append(Line(one["model"], tuple(one["latency_ms"]), percent, i))
+            slo_ms = slos_ms[one["model"]]
+            lines.append(Line(f"{one['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, dashed=True))
+    return Chart(
+        "Latency: how many requests were answered within a time",
+        Axis("latency in ms", log=True),
+        Axis("requests in %", low=0.0, high=100.0),
+        lines=tuple(lines),
+    )
+
+
+def goodput_figure(rows: Sequence[Row]) -> Chart:
+    """Return requests and goodput of each model."""
+    parts: dict[str, Sequence[float | None]] = {
+        "requests": [row["rate_rps"] for row in rows],
+        "goodput": [row["goodput_rps"] for row in rows],
+    }
+    names = tuple(row["model"] for row in rows)
+    return _bars("Requests and goodput", names, "requests/s", side_by_side(names, parts, "requests/s"))
+
+
+def stage_figure(models: Sequence[Row]) -> Chart:
+    """Return where the time of a mean request went, by model."""
+    names = tuple(model["model"] for model in models)
+    parts = {stage: [model["stage_mean_ms"].get(stage) or 0.0 for model in models] for stage in _STAGE_COLORS}
+    boxes = stacked(names, parts, "ms", tuple(_STAGE_COLORS.values()))
+    return _bars("Mean latency by stage", names, "latency in ms", boxes)
+
+
+def stages_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
+    """Return where the time of a mean request went, by the time of its arrival."""
+    boxes = []
+    for i, (begin, end) in enumerate(pairwise(times_s)):
+        below = 0.0
+        for stage, color in _STAGE_COLORS.items():
+            ms = one["stage_mean_ms"][stage][i] or 0.0
+            if ms > 0:
+                tip = f"{begin:.4g}–{end:.4g} s, {stage}: {ms:.4g} ms"
+                boxes.append(Box(stage, begin, end, below, below + ms, tip, color))
+                below += ms
+    return Chart(
+        f"{one['model']}: mean latency by stage over time",
+        Axis("time in s", low=times_s[0], high=times_s[-1]),
+        Axis("latency in ms", low=0.0),
+        boxes=tuple(boxes),
+    )
+
+
+def goodput_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
+    """Return requests and those answered within the SLO over time."""
+    widths = [end - begin for begin, end in pairwise(times_s)]
+    middle = tuple((begin + end) / 2 for begin, end in pairwise(times_s))
+    lines = tuple(
+        Line(name, middle, tuple(n / w for n, w in zip(one[key], widths, strict=True)), color, dashed)
+        for name, key, color, dashed in (("requests", "arrived", 6, True), ("within the SLO", "in_time", 2, False))
+    )
+    return Chart(
+        f"{one['model']}: requests and goodput over time",
+        Axis("time in s", low=times_s[0], high=times_s[-1]),
+        Axis("requests/s", low=0.0),
+        lines=lines,
+    )
+
+
+def misses_figure(models: Sequence[Row]) -> Chart | None:
+    """Return why requests missed their SLO; None when none did."""
+    causes = [cause for cause in _MISS_COLORS if any(model["missed"].get(cause) for model in models)]
+    if not causes:
+        return None
+    names = tuple(model["model"] for model in models)
+    parts = {
+        cause: [100.0 * model["missed"].get(cause, 0) / max(1, model["requests"]) for model in models]
+        for cause in causes
+    }
+    boxes = stacked(names, parts, "%", [_MISS_COLORS[cause] for cause in causes])
+    return _bars("Requests outside their SLO, by cause", names, "requests in %", boxes)
+
+
+def utilization_figure(replicas: Sequence[Row]) -> Chart:
+    """Return how busy each replica was; the first of them when there are many."""
+    shown = replicas[:_MOST_BARS]
+    models = list(dict.fromkeys(replica["model"] for replica in replicas))
+    boxes = tuple(
+        Box(
+            replica["model"],
+            0.0,
+            100.0 * replica["utilization"],
+            i - 0.4,
+            i + 0.4,
+            f"{replica['place']} {replica['model']}: busy {100 * replica['utilization']:.1f}%",
+            models.index(replica["model"]),
+        )
+        for i, replica in enumerate(shown)
+    )
+    note = "" if len(shown) == len(replicas) else f"The first {len(shown)} of {len(replicas)} replicas."
+    return Chart(
+        "How busy the replicas were",
+        Axis("time in %", low=0.0, high=100.0),
+        Axis("replica", names=tuple(str(replica["place"]) for replica in shown)),
+        boxes=boxes,
+        note=note,
+        height=max(120, 16 * len(shown)),
+    )
+
+
+def against_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float, float]]) -> Chart | None:
+    """Return predicted against measured.
+
+    Parameters
+    ----------
+    title, unit : str
+    pairs : sequence of (name of the series, what, measured, predicted)
+        Those that are not above 0 are left out.
+    """
+    kept = [pair for pair in pairs if pair[2] > 0 and pair[3] > 0]
+    if not kept:
+        return None
+    names = list(dict.fromkeys(name for name, *_ in kept))
+    points = []
+    for i, series in enumerate(names):
+        own = [pair for pair in kept if pair[0] == series]
+        tips = tuple(
+            f"{what}: measured {m:.4g}, predicted {p:.4g} {unit} ({100 * (p / m - 1):+.1f}%)" for _, what, m, p in own
+        )
+        points.append(Points(series, tuple(p[2] for p in own), tuple(p[3] for p in own), tips, i))
+    low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)
+    line = Line("equal", (low, high), (low, high), 6, dashed=True)
+    return Chart(
+        title,
+        Axis(f"measured in {unit}", log=True, low=low / 1.3, high=high * 1.3),
+        Axis(f"predicted in {unit}", log=True, low=low / 1.3, high=high * 1.3),
+        lines=(line,),
+        points=tuple(points),
+        height=320,
+    )
+
+
+def load_figures(rows: Sequence[Row]) -> list[Chart]:
+    """Return the figures of a load test: goodput, latency, and both beside what was predicted."""
+    names = tuple(row["model"] for row in rows)
+    latency: dict[str, Sequence[float | None]] = {
+        f"{name}{said}": [row.get(f"{key}{name}_ms") for row in rows]
+        for name in ("p50", "p95", "p99")
+        for key, said in (("", ""), ("predicted_", " predicted"))
+        if any(row.get(f"{key}{name}_ms") is not None for row in rows)
+    }
+    pairs = [
+        (name, f"{row['model']} {name}", row[f"{name}_ms"], row[f"predicted_{name}_ms"])
+        for name in ("p50", "p95", "p99")
+        for row in rows
+        if row.get(f"{name}_ms") is not None and row.get(f"predicted_{name}_ms") is not None
+    ]
+    charts = [
+        goodput_figure(rows),
+        _bars("Latency", names, "latency in ms", side_by_side(names, latency, "ms")),
+        against_figure("Latency, predicted against measured", "ms", pairs),
+    ]
+    return [chart for chart in charts if chart is not None]
+
+
+def evaluation_figure(rows: Sequence[Row]) -> Chart:
+    """Return the median error of estimates, by what was left out and what was predicted."""
+    groups = tuple(dict.fromkeys(f"{row['setting']}: {row['quantity']}" for row in rows))
+    predictors = list(dict.fromkeys(row["predictor"] for row in rows))
+    errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
+    parts: dict[str, Sequence[float | None]] = {p: [errors.get((group, p)) for group in groups] for p in predictors}
+    upright = side_by_side(groups, parts, "%")
+    boxes = tuple(Box(b.name, b.y0, b.y1, b.x0, b.x1, b.tip, b.color) for b in upright)
+    return Chart(
+        "Median error of estimates",
+        Axis("error in %", low=0.0),
+        Axis("", names=groups),
+        boxes=boxes,
+        height=max(140, 14 * len(predictors) * len(groups)),
+    )
+
+
+def _bars(title: str, names: tuple[str, ...], unit: str, boxes: tuple[Box, ...]) -> Chart:
+    return Chart(title, Axis("model", names=names), Axis(unit, low=0.0), boxes=boxes)

@@ -1,0 +1,102 @@
+"""One self-contained HTML page: everything it needs is in it, and its policy forbids it to ask for more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from gpuprof.report.document import Section, Table
+from gpuprof.report.palette import declarations, style, variables
+from gpuprof.report.svg import inline
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+_CSS = """
+*{box-sizing:border-box}
+body{margin:0;background:var(--paper);color:var(--ink);
+font:15px/1.5 system-ui,'Segoe UI','DejaVu Sans',Arial,sans-serif}
+main{max-width:1180px;margin:0 auto;padding:24px}
+header{display:flex;justify-content:space-between;align-items:center;gap:16px}
+h1{font-size:24px;margin:0}h2{font-size:19px;margin:36px 0 4px;border-top:1px solid var(--grid);padding-top:20px}
+p{color:var(--faint);margin:4px 0 12px}
+nav a{margin-right:14px;color:var(--c0)}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:18px}
+figure{margin:0;max-width:760px;border:1px solid var(--grid);border-radius:8px;padding:8px}
+figcaption{color:var(--faint);font-size:13px;padding:0 6px 4px}
+svg{display:block;width:100%;height:auto}
+[data-tip]:hover{opacity:1;stroke:var(--ink);stroke-width:1.5}
+table{border-collapse:collapse;margin:14px 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
+th,td{padding:4px 14px 4px 0;text-align:right;border-bottom:1px solid var(--grid)}
+th:first-child,td:first-child{text-align:left}
+button{background:var(--paper);color:var(--ink);border:1px solid var(--faint);border-radius:6px;padding:5px 12px;
+font:inherit;cursor:pointer}
+#tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);border-radius:6px;padding:5px 9px;
+font-size:13px;max-width:420px;visibility:hidden;z-index:9}
+@media print{button{display:none}}
+"""
+
+_SCRIPT = """
+(function () {
+  "use strict";
+  var tip = document.getElementById("tip");
+  document.querySelectorAll("[data-tip] > title").forEach(function (title) { title.remove(); });
+  document.addEventListener("pointermove", function (event) {
+    var mark = event.target.closest ? event.target.closest("[data-tip]") : null;
+    tip.style.visibility = mark ? "visible" : "hidden";
+    if (!mark) { return; }
+    tip.textContent = mark.getAttribute("data-tip");
+    var left = Math.min(event.clientX + 14, window.innerWidth - tip.offsetWidth - 8);
+    var above = event.clientY - tip.offsetHeight - 10;
+    tip.style.left = Math.max(4, left) + "px";
+    tip.style.top = (above > 4 ? above : event.clientY + 18) + "px";
+  });
+  document.getElementById("theme").addEventListener("click", function () {
+    var root = document.documentElement;
+    var dark = root.dataset.theme ? root.dataset.theme === "dark" :
+      window.matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset.theme = dark ? "light" : "dark";
+  });
+})();
+"""
+
+
+def page(title: str, sections: Sequence[Section]) -> str:
+    """Return the page; light or dark as the reader's system is, until the button says otherwise."""
+    links = "".join(f'<a href="#s{i}">{escape(one.title)}</a>' for i, one in enumerate(sections))
+    body = "".join(_section(i, one) for i, one in enumerate(sections))
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        '<link rel="icon" href="data:,">'
+        f"<style>{_themes()}{style(variables())}{_CSS}</style></head><body><main>"
+        f'<header><h1>{escape(title)}</h1><button id="theme" type="button">light / dark</button></header>'
+        f'<nav>{links}</nav>{body}</main><div id="tip" role="status"></div><script>{_SCRIPT}</script></body></html>\n'
+    )
+
+
+def _themes() -> str:
+    light, dark = declarations("light"), declarations("dark")
+    return (
+        f":root{{color-scheme:light;{light}}}"
+        f"@media(prefers-color-scheme:dark){{:root{{color-scheme:dark;{dark}}}}}"
+        f":root[data-theme=light]{{color-scheme:light;{light}}}:root[data-theme=dark]{{color-scheme:dark;{dark}}}"
+    )
+
+
+def _section(number: int, section: Section) -> str:
+    figures = "".join(
+        f"<figure>{inline(chart)}{f'<figcaption>{escape(chart.note)}</figcaption>' if chart.note else ''}</figure>"
+        for chart in section.charts
+    )
+    table = "" if section.table is None else _table(section.table)
+    return (
+        f'<section id="s{number}"><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>'
+        f'{table}<div class="charts">{figures}</div></section>'
+    )
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"

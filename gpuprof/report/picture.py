@@ -1,0 +1,42 @@
+"""Writes a chart as SVG or PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.report.chart import Chart
+from gpuprof.report.svg import standalone
+
+_ZOOM = 2.0  # of PNGs, so that they are sharp in print
+
+
+def write_picture(chart: Chart, path: Path, theme: str = "light") -> None:
+    """Write the chart in the format that the name ends in, ``.svg`` or ``.png``.
+
+    Raises
+    ------
+    InputError
+        For another ending, or a file that cannot be written.
+    UnavailableError
+        For a PNG without resvg-py.
+    """
+    svg = standalone(chart, theme)
+    if path.suffix == ".svg":
+        content = svg.encode()
+    elif path.suffix == ".png":
+        content = _png(svg)
+    else:
+        raise InputError(f"a picture is .svg or .png but got {path.name!r}")
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _png(svg: str) -> bytes:
+    try:
+        import resvg_py
+    except ImportError:
+        raise UnavailableError("a PNG needs resvg-py", "pip install 'gpuprof[report]', or write an .svg") from None
+    return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM))

@@ -1,0 +1,75 @@
+"""Axes: from values to pixels, and where the ticks stand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.report.chart import Axis
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Maps [low, high] to pixels [begin, end]."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    log: bool
+
+    def __call__(self, value: float) -> float:
+        """Return the pixel of a value; what lies outside is put at the nearer end."""
+        low, high, at = self.low, self.high, min(max(value, self.low), self.high)
+        if self.log:
+            low, high, at = math.log10(low), math.log10(high), math.log10(at)
+        return self.begin + (at - low) / (high - low) * (self.end - self.begin)
+
+    def ticks(self) -> list[float]:
+        """Return the values that are labelled."""
+        return _log_ticks(self.low, self.high) if self.log else _linear_ticks(self.low, self.high)
+
+
+def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> Scale:
+    """Return the scale of an axis for these values, from the axis's own ends where it has them."""
+    finite = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
+    low = axis.low if axis.low is not None else min(finite, default=1.0 if axis.log else 0.0)
+    high = axis.high if axis.high is not None else max(finite, default=low + 1.0)
+    if axis.names:
+        return Scale(-0.5, len(axis.names) - 0.5, begin, end, False)
+    if axis.log:
+        low, high = (low / 1.2 if axis.low is None else low), (high * 1.2 if axis.high is None else high)
+        return Scale(low, max(high, low * 1.5), begin, end, True)
+    if axis.low is None and low > 0 and low < 0.5 * high:
+        low = 0.0
+    if high <= low:
+        high = low + (abs(low) or 1.0)
+    return Scale(low, high if axis.high is not None else low + (high - low) * 1.05, begin, end, False)
+
+
+def _linear_ticks(low: float, high: float) -> list[float]:
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round((first + i) * step, 12) for i in range(int((high - first * step) / step + 1e-9) + 1)]
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    factors = (1,) if last - first > 3 else (1, 2, 5)
+    every = max(1, (last - first) // 8)
+    ticks = [factor * 10.0**power for power in range(first, last + 1, every) for factor in factors]
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def tick_text(value: float) -> str:
+    """Return a short text for a number: 2.5, 30k, 1.2M, 5e-06."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    for limit, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if size >= limit:
+            return f"{value / (1e3 if suffix == 'k' else limit):g}{suffix}"
+    return f"{value:g}"

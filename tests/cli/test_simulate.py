@@ -1,0 +1,114 @@
+"""``gpuprof trace``, ``gpuprof simulate`` and ``gpuprof report`` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.deployment import write_map
+from tests.simulator.maps import deployed, replica
+
+
+@pytest.fixture
+def map_file(tmp_path: Path) -> Path:
+    path = tmp_path / "map.json"
+    gpus = [[replica("a", [4.0, 5.0], max_wait_ms=1.0), replica("b", [3.0])]] * 2
+    write_map(deployed(gpus, slo_ms=20.0, rate_rps=50.0), path)
+    return path
+
+
+def test_a_map_is_simulated_at_its_own_rates(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(map_file), "--duration", "5s", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "gpuprof.simulation/1"
+    assert [model["model"] for model in document["models"]] == ["a", "b"]
+    assert document["models"][0]["rate_rps"] == pytest.approx(50.0, rel=0.3)
+
+
+def test_rates_can_be_given_of_one_model_of_all_and_scaled(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["simulate", str(map_file), "--duration", "4s", "--arrivals", "constant", "--json"]
+    assert main([*words, "--rate", "a=100", "--rate", "60", "--rate-scale", "0.5"]) == 0
+    models = json.loads(capsys.readouterr().out)["models"]
+    assert [round(model["rate_rps"]) for model in models] == [20, 10]
+
+
+def test_tables_show_models_stages_misses_and_replicas(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]) == 0
+    out = capsys.readouterr().out
+    for text in ("in time %", "batching p99", "by cause", "failed", "node0/1", "mean batch"):
+        assert text in out
+
+
+def test_csv_has_a_row_a_model(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(map_file), "--duration", "2s", "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("model,rate_rps,goodput_rps")
+    assert len(lines) == 3
+
+
+def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = str(tmp_path / "trace.csv")
+    assert main(["trace", "make", "-o", trace, "--rate", "a=40", "--rate", "b=20", "--duration", "5s"]) == 0
+    assert main(["trace", "show", trace, "--json", "-o", str(tmp_path / "trace.svg")]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "trace.svg").read_text().startswith("<svg")
+    assert main(["simulate", str(map_file), "--trace", trace, "--json"]) == 0
+    models = {model["model"]: model for model in json.loads(capsys.readouterr().out)["models"]}
+    # The last request of all comes at the very end, and is not counted any more.
+    assert {row["model"]: row["requests"] for row in rows}["a"] - models["a"]["requests"] in (0, 1)
+
+
+def test_a_trace_without_models_needs_a_map_of_one(
+    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["trace", "make", "-o", str(tmp_path / "t.csv"), "--rate", "40", "--duration", "1s"]) == 0
+    assert main(["simulate", str(map_file), "--trace", str(tmp_path / "t.csv")]) == 3
+    assert "the trace names no model and the map has 2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rate", "x=3"], "unknown model 'x'"),
+        (["--rate", "a=-3"], "cannot read the rate 'a=-3'"),
+        (["--rate", "3", "--rate", "4"], "the rate of all models is given twice: 3 and 4"),
+        (["--arrivals", "often"], "unknown arrival process 'often'"),
+        (["--duration", "0"], "--duration must be above 0"),
+        (["--duration", "1s", "--warmup", "2s"], "--warmup must be shorter"),
+        (["--network", "nowhere.csv"], "cannot read nowhere.csv"),
+        (["--fail", "node9@1s"], "unknown node 'node9'"),
+        (["--routing", "best"], "unknown routing rule 'best'"),
+        (["--trace", "nowhere.csv"], "cannot read nowhere.csv"),
+        (["--json", "--csv"], "--json and --csv exclude each other"),
+    ],
+)
+def test_rubbish_is_refused_in_one_line(
+    map_file: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(map_file), *words]) == 3
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_too_much_is_sampled_and_said_so(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(map_file), "--duration", "300s", "--sample", "2", "--json", "--rate", "30"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["method"] == "sampled"
+    assert document["requests"] == pytest.approx(9000, rel=0.2)
+
+
+def test_a_report_is_written_from_maps_and_simulations(
+    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated, page, figures = tmp_path / "sim.json", tmp_path / "report.html", tmp_path / "figures"
+    assert main(["simulate", str(map_file), "--duration", "2s", "-o", str(simulated)]) == 0
+    words = ["report", str(map_file), str(simulated), "-o", str(page), "--figures", str(figures)]
+    assert main(words) == 0
+    assert "Map of test" in page.read_text()
+    assert len(list(figures.glob("*.svg"))) == page.read_text().count("<figure>")
+    assert main(["report", str(map_file), "-o", str(tmp_path / "no" / "page.html")]) == 3
+    assert main(["report", str(tmp_path / "none.json")]) == 3

@@ -1,0 +1,108 @@
+"""Charts: scales, ticks, legends, and their SVG."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.report.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+from gpuprof.report.palette import DARK, LIGHT, THEMES
+from gpuprof.report.scale import scale_of, tick_text
+from gpuprof.report.sparkline import sparkline
+from gpuprof.report.svg import inline, standalone
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def a_chart(name: str = "a") -> Chart:
+    return Chart(
+        "A <title> & more",
+        Axis("time in s"),
+        Axis("rate in requests/s", low=0.0),
+        lines=(Line(name, (0.0, 1.0), (1.0, 2.0), 0), Line("dashed", (0.0, 1.0), (2.0, 2.0), 1, dashed=True)),
+        points=(Points("p", (0.5,), (1.0,), ('tip "quoted" <b>',), 2),),
+        boxes=(Box("b", 0.0, 1.0, 0.0, 1.0, "a box", 3, "label"),),
+    )
+
+
+@given(
+    values=st.lists(st.floats(-1e9, 1e9, allow_nan=False), min_size=1, max_size=20),
+    log=st.booleans(),
+)
+def test_every_value_and_tick_lies_on_the_axis(values: list[float], log: bool) -> None:
+    scale = scale_of(Axis("x", log=log), values, 100.0, 300.0)
+    kept = [value for value in values if value > 0 or not log]
+    assert all(99.9 <= scale(value) <= 300.1 for value in [*kept, *scale.ticks()])
+    assert all(math.isfinite(tick) for tick in scale.ticks())
+    assert len(scale.ticks()) <= 30
+
+
+def test_order_is_kept_and_a_log_axis_gives_each_decade_the_same_room() -> None:
+    scale = scale_of(Axis("x", log=True, low=1.0, high=1000.0), [], 0.0, 900.0)
+    ends = scale(100.0) - scale(10.0), scale(10.0) - scale(1.2)
+    assert ends[0] == pytest.approx((scale(1000.0) - scale(1.0)) / 3, rel=0.06)
+    assert ends[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.25, "0.25"), (2500.0, "2500"), (30_000.0, "30k"), (1.2e6, "1.2M"), (3e12, "3T")]
+)
+def test_ticks_are_short(value: float, text: str) -> None:
+    assert tick_text(value) == text
+
+
+def test_an_svg_is_xml_has_axes_with_units_and_escapes_what_it_is_given() -> None:
+    root = ElementTree.fromstring(standalone(a_chart("<script>alert(1)</script>")))
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert {"time in s", "rate in requests/s", "A <title> & more", "label"} <= set(texts)
+    assert not list(root.iter(f"{SVG}script"))
+    tips = {element.get("data-tip") for element in root.iter() if element.get("data-tip")}
+    assert {'tip "quoted" <b>', "a box"} <= tips
+
+
+def test_the_legend_names_each_series_once_and_shows_dashes() -> None:
+    assert a_chart().names() == {"a": (0, False), "dashed": (1, True), "p": (2, False), "b": (3, False)}
+    assert 'stroke-dasharray="4 2"' in inline(a_chart())
+
+
+def test_a_picture_has_its_theme_in_it_and_a_page_has_it_once_for_all() -> None:
+    assert THEMES["dark"]["paper"] in standalone(a_chart(), "dark")
+    assert "<style>" not in inline(a_chart())
+
+
+def test_the_colors_differ_from_their_background() -> None:
+    def luminance(color: str) -> float:
+        channels = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(a: str, b: str) -> float:
+        high, low = sorted((luminance(a), luminance(b)), reverse=True)
+        return (high + 0.05) / (low + 0.05)
+
+    assert all(contrast(color, THEMES["light"]["paper"]) > 2.0 for color in LIGHT)
+    assert all(contrast(color, THEMES["dark"]["paper"]) > 5.0 for color in DARK)
+    for theme in THEMES.values():
+        assert contrast(theme["ink"], theme["paper"]) > 7.0
+        assert contrast(theme["faint"], theme["paper"]) > 4.5
+
+
+def test_stacked_bars_stand_on_one_another() -> None:
+    boxes = stacked(("a", "b"), {"x": [1.0, 0.0], "y": [2.0, 3.0]}, "ms", (0, 1))
+    assert [(box.name, box.y0, box.y1) for box in boxes] == [("x", 0.0, 1.0), ("y", 1.0, 3.0), ("y", 0.0, 3.0)]
+
+
+def test_bars_side_by_side_do_not_overlap_and_leave_out_what_is_not_known() -> None:
+    boxes = side_by_side(("a", "b"), {"x": [1.0, None], "y": [2.0, 3.0]}, "ms")
+    assert [(box.name, round(box.x0)) for box in boxes] == [("x", 0), ("y", 0), ("y", 1)]
+    assert boxes[0].x1 <= boxes[1].x0
+
+
+def test_a_sparkline_goes_from_nothing_to_the_top() -> None:
+    assert sparkline([0, 1, 4, 8]) == " ▂▅█"
+    assert sparkline([0, 0]) == "  "
+    assert sparkline([]) == ""

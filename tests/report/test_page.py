@@ -1,0 +1,280 @@
+"""Reports: from documents to sections to one page, looked at in a browser where there is one."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.deployment import (
+    DeployedModel,
+    DeploymentMap,
+    Gpu,
+    MapPrediction,
+    MigPlace,
+    Node,
+    Partition,
+    Replica,
+    ReplicaPrediction,
+)
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.report.document import read_json, sections_of
+from gpuprof.report.map_figures import cost_figure, map_figure
+from gpuprof.report.page import page
+from gpuprof.report.picture import write_picture
+from gpuprof.report.profile_figures import over_figures, roofline_figure, timeline_figure
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+STAGES = ("router", "network", "batching", "queue", "service")
+LOAD = [
+    {
+        "model": "resnet50",
+        "slo_ms": 30.0,
+        "rate_rps": 100.0,
+        "goodput_rps": 99.0,
+        "p50_ms": 11.0,
+        "p95_ms": 15.0,
+        "p99_ms": 18.0,
+        "predicted_p99_ms": 19.5,
+        "lag_p99_ms": 0.2,
+    }
+]
+EVALUATION = [
+    {"setting": "new batch", "quantity": "latency", "predictor": name, "median_pct": error, "count": 4}
+    for name, error in (("interpolation", 2.0), ("roofline", 20.0))
+]
+
+
+def a_map(policy: str = "p", cost: float | None = 4.0) -> DeploymentMap:
+    def part(model: str, share: float) -> Replica:
+        prediction = ReplicaPrediction(latency_ms=5.0, throughput_rps=200.0, goodput_rps=100.0)
+        return Replica(model=model, batch=4, sm_share_pct=share, rate_rps=100.0, predicted=prediction)
+
+    partitions = (
+        Partition(mig=MigPlace(profile="3g.40gb", start=4), replicas=(part("a", 50.0), part("<b>", 50.0))),
+        Partition(mig=MigPlace(profile="2g.20gb", start=0), replicas=(part("a", 100.0),)),
+    )
+    return DeploymentMap(
+        policy=policy,
+        models={name: DeployedModel(rate_rps=100.0, slo_ms=30.0) for name in ("a", "<b>")},
+        nodes=(Node(name="node0", gpus=(Gpu(index=0, device="a100-80", partitions=partitions),)),),
+        predicted=MapPrediction(gpus=1, cost_per_hour=cost, goodput_rps=200.0),
+    )
+
+
+def simulation() -> dict[str, Any]:
+    missed = dict.fromkeys((*STAGES, "refused", "full", "failed"), 0) | {"queue": 3, "refused": 1}
+    model = {
+        "model": "a",
+        "slo_ms": 30.0,
+        "requests": 100,
+        "rate_rps": 50.0,
+        "goodput_rps": 48.0,
+        "in_time_pct": 96.0,
+        "p50_ms": 9.0,
+        "p95_ms": 20.0,
+        "p99_ms": 35.0,
+        "stage_mean_ms": dict.fromkeys(STAGES, 2.0),
+        "missed": missed,
+    }
+    series = {
+        "model": "a",
+        "arrived": [60, 40],
+        "answered": [59, 40],
+        "in_time": [56, 40],
+        "stage_mean_ms": {stage: [2.0, None] for stage in STAGES},
+        "latency_ms": [5.0, 9.0, 40.0],
+        "fraction": [0.1, 0.5, 1.0],
+    }
+    replica = {"place": "node0/0", "model": "a", "utilization": 0.7}
+    return {
+        "schema": "gpuprof.simulation/1",
+        "method": "events",
+        "requests": 100,
+        "duration_s": 2.0,
+        "seed": 0,
+        "models": [model],
+        "series": [series],
+        "times_s": [0.0, 1.0, 2.0],
+        "replicas": [replica],
+    }
+
+
+def ops() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": f"op{i}",
+            "op_type": kind,
+            "flops": flops,
+            "bytes_read": 1000,
+            "bytes_written": 500,
+            "duration_p50_ns": 2000 * (i + 1),
+        }
+        for i, (kind, flops) in enumerate((("Conv", 9000), ("Relu", 100), ("Reshape", None)))
+    ]
+
+
+def whole_page() -> str:
+    documents: list[Any] = [json.loads(a_map().to_json()), simulation(), LOAD, EVALUATION]
+    return page("A report", [section for one in documents for section in sections_of(one, "x.json")[0]])
+
+
+def test_each_document_becomes_a_section() -> None:
+    content = whole_page()
+    for heading in ("Map of p", "Simulation", "Load test", "Evaluation of the estimators"):
+        assert f"<h2>{heading}</h2>" in content
+    for title in ("cause", "answered within a time", "predicted against measured", "busy the replicas", "over time"):
+        assert title in content
+
+
+def test_the_page_needs_nothing_from_outside_and_shows_names_as_they_are() -> None:
+    content = whole_page()
+    assert not re.search(r"""(src|href)=["'](?!#|data:)""", content)
+    assert "url(" not in content and "@import" not in content
+    assert "default-src 'none'" in content
+    assert "<b>" not in content
+
+
+def test_replicas_are_drawn_where_they_stand() -> None:
+    boxes = map_figure(a_map()).boxes
+    assert [(box.name, round(box.x0), round(box.x1)) for box in boxes] == [
+        ("a", 50, 75),
+        ("<b>", 75, 100),
+        ("a", 0, 25),
+    ]
+
+
+def test_cost_is_in_dollars_only_where_all_have_a_price() -> None:
+    assert cost_figure({"p": a_map(), "q": a_map()}).y.label == "US dollars per hour"
+    assert cost_figure({"p": a_map(), "q": a_map(cost=None)}).y.label == "devices"
+
+
+def test_a_roofline_has_the_ops_with_flops_under_the_roof_of_the_device() -> None:
+    device = {"float32_flops_per_s": 1e12, "dram_bytes_per_s": 1e11}
+    chart = roofline_figure("m", ops(), device)
+    assert chart is not None
+    conv = next(points for points in chart.points if points.name == "Conv")
+    assert (conv.x, conv.y) == ((6.0,), (4.5,))
+    assert {points.name for points in chart.points} == {"Conv", "Relu"}
+    assert chart.lines[0].y[-1] == pytest.approx(min(1000.0, 100.0 * chart.lines[0].x[-1]))
+    assert roofline_figure("m", ops(), None) is not None
+    assert roofline_figure("m", ops()[2:], device) is None
+
+
+def test_a_timeline_puts_ops_one_after_the_other() -> None:
+    chart = timeline_figure("m", ops())
+    assert chart is not None
+    assert [(round(1000 * box.x0), round(1000 * box.x1)) for box in chart.boxes] == [(0, 2), (2, 6), (6, 12)]
+    assert timeline_figure("m", []) is None
+
+
+def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
+    rows = [
+        {
+            "model": "m",
+            "batch": batch,
+            "sm_share_pct": share,
+            "mig_profile": None,
+            "processes": 1,
+            "latency_p50_ms": 1.0 * batch,
+            "throughput_rps": 900.0,
+        }
+        for batch in (1, 2)
+        for share in (50.0, 100.0)
+    ]
+    charts = over_figures(rows)
+    assert [chart.title for chart in charts] == [
+        "Latency over the batch",
+        "Throughput over the batch",
+        "Latency over the share",
+    ]
+    assert [line.name for line in charts[0].lines] == ["m 50%", "m 100%"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "x is not something that a report can be made from"),
+        ([], "x is not something"),
+        ([1], "x is not something"),
+        ({"schema": "gpuprof.simulation/1"}, "x is damaged: KeyError 'models'"),
+        ({"schema": "gpuprof.simulation/1", "models": 3, "series": [], "times_s": []}, "x is damaged: TypeError"),
+        ({"schema": "gpuprof.deployment/1"}, "x: policy: Field required"),
+    ],
+)
+def test_what_is_no_result_is_refused(content: object, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        sections_of(content, "x")
+    assert message in str(error.value)
+
+
+def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{")
+    with pytest.raises(InputError, match="is not JSON"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(InputError, match="cannot read"):
+        read_json(tmp_path / "none.json")
+
+
+def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> None:
+    write_picture(map_figure(a_map()), tmp_path / "map.svg")
+    assert (tmp_path / "map.svg").read_text().startswith("<svg")
+    with pytest.raises(InputError, match=r"a picture is .svg or .png but got 'map.gif'"):
+        write_picture(map_figure(a_map()), tmp_path / "map.gif")
+    try:
+        write_picture(map_figure(a_map()), tmp_path / "map.png")
+    except GpuprofError as error:
+        pytest.skip(str(error))
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme: str) -> None:
+    # The script writes what it saw into the page: the errors, and every resource that was asked for.
+    probe = (
+        "<script>window.addEventListener('load',function(){document.getElementById('theme').click();"
+        "var mark=document.querySelector('[data-tip]');var box=mark.getBoundingClientRect();"
+        "mark.dispatchEvent(new PointerEvent('pointermove',{bubbles:true,clientX:box.x,clientY:box.y}));"
+        "document.title='probe:'+JSON.stringify({errors:window.errors,"
+        "asked:performance.getEntriesByType('resource').length,tip:document.getElementById('tip').textContent,"
+        "theme:document.documentElement.dataset.theme})})</script>"
+    )
+    watch = (
+        "<script>window.errors=[];window.onerror=function(m){errors.push(m)};"
+        "document.addEventListener('securitypolicyviolation',function(e){errors.push(e.violatedDirective)})</script>"
+    )
+    content = whole_page().replace("<head>", f"<head>{watch}", 1).replace("</body>", f"{probe}</body>", 1)
+    (tmp_path / "report.html").write_text(content, encoding="utf-8")
+    scheme = 0 if theme == "dark" else 1
+    done = subprocess.run(
+        [
+            str(CHROMIUM),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--blink-settings=preferredColorScheme={scheme}",
+            "--dump-dom",
+            "--enable-logging=stderr",
+            f"file://{tmp_path / 'report.html'}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr
+    found = re.search(r"<title>probe:(.*?)</title>", done.stdout)
+    assert found is not None
+    seen = json.loads(found[1])
+    assert seen["errors"] == []
+    assert seen["asked"] == 0
+    assert seen["tip"]
+    assert seen["theme"] == ("light" if theme == "dark" else "dark")
