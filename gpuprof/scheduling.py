@@ -33,7 +33,7 @@ def answer_quickly() -> bool:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, 0, nice, 0, _QUICK_SLICE_NS, 0, 0)
-    return ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.c_char_p(attributes), 0) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.c_char_p(attributes), 0) == 0)
 
 
 def compute_steadily() -> None:

@@ -29,6 +29,8 @@ class BatchServer:
     batch : int
     max_wait_ms : float
     processes : int
+    pause_factor : float
+        A batch that finds its process at rest takes so much longer than one that follows another: caches are cold.
     overhead_ms : float
         Added to every request outside the server: network, parsing, routing.
     """
@@ -38,6 +40,7 @@ class BatchServer:
     max_wait_ms: float
     processes: int = 1
     latency_cv: float = 0.0
+    pause_factor: float = 1.0
     overhead_ms: float = 0.0
 
     @property

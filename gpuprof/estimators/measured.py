@@ -17,8 +17,8 @@ CREQ_METRICS = {
 _COLUMNS = (
     "run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "model_sha256", "model_path",
     "stable", "repeats", "latency_mean_ms", "latency_std_ms", "latency_p50_ms", "latency_p50_low_ms",
-    "latency_p50_high_ms", "latency_paused_ms", "memory_peak_bytes", "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct",
-    "error",
+    "latency_p50_high_ms", "latency_paused_ms", "memory_peak_bytes", "weight_bytes", "power_w",
+    *CREQ_METRICS.values(), "l2_pct", "dram_pct", "error",
 )  # fmt: skip
 _FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 

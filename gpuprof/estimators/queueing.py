@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -13,7 +14,6 @@ from gpuprof.estimators.batch_chain import Array
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REFINEMENTS = 3
-_PACE_ROUNDS = 2
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
@@ -31,27 +31,35 @@ class BatchQueue:
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
-        law = self._at_pace(arrivals, server, 1.0)
-        for _ in range(_PACE_ROUNDS if server.pause_factor != 1.0 else 0):
-            if law.utilization >= 1.0:
-                break
-            # The part of the batches that find the process at rest is the part of the time in which it is.
-            law = self._at_pace(arrivals, server, 1.0 + (1.0 - law.utilization) * (server.pause_factor - 1.0))
-        return law
-
-    def _at_pace(self, arrivals: Arrivals, server: BatchServer, factor: float) -> Sojourn:
-        """Return the law when every batch takes ``factor`` times as long."""
         unit = server.latency_ms[server.batch - 1]
         shape = tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch])
         law = _solve(
-            _rounded(arrivals.rate_rps / 1000.0 * unit * factor),
+            _rounded(arrivals.rate_rps / 1000.0 * unit),
             round(arrivals.scv, 4),
             shape,
-            _rounded(server.max_wait_ms / (unit * factor)) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
+            _rounded(server.max_wait_ms / unit) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
             server.processes,
             round(server.latency_cv, 4),
         )
-        return _scaled(law, unit * factor, server.overhead_ms)
+        return _scaled(_after_pauses(law, server), unit, server.overhead_ms + _pause_ms(law, server))
+
+
+def _pause_ms(law: Sojourn, server: BatchServer) -> float:
+    """Return by how much every request is later because the first batch of each busy period takes longer.
+
+    Whoever comes while the process is busy waits behind that first batch, so that the whole busy period is late by
+    what it takes longer; busy periods that run into each other because of it change the mean by less than the next
+    digit (M/G/1 with an exceptional first service).
+    """
+    first = 1 if server.max_wait_ms == 0.0 else round(law.mean_batch)
+    return (server.pause_factor - 1.0) * server.latency_ms[first - 1]
+
+
+def _after_pauses(law: Sojourn, server: BatchServer) -> Sojourn:
+    if law.utilization >= 1.0:
+        return law
+    busy = law.utilization * server.pause_factor
+    return replace(law, utilization=busy / (1.0 - law.utilization + busy))
 
 
 def _rounded(value: float) -> float:

@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, TextIO
 
 from gpuprof.cpu_share import CpuSlice, confine
 from gpuprof.errors import GpuprofError
+from gpuprof.profiling.pauses import after_pauses
 from gpuprof.profiling.statistics import median_is_known
 from gpuprof.session import open_session, runtime_errors, translated
 
@@ -64,14 +66,18 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
     _say(speech, "ready")
     _wait_for("go")
     starts, latencies, cpu_s = _measure(run, task)
+    peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
+    alone = task["leads"] and not task["beside_others"]
+    usual = int(median(latencies))
     _say(
         speech,
         "done",
         starts_ns=starts,
         latencies_ns=latencies,
         cpu_s=cpu_s,
-        memory_peak_bytes=max(0, _status_bytes("VmHWM") - baseline),
-        memory_held_bytes=max(0, _status_bytes("VmRSS") - baseline),
+        memory_peak_bytes=peak,
+        memory_held_bytes=held,
+        paused_ns=after_pauses(lambda fresh: _runner(session, dict(fresh), path)(), feeds, usual) if alone else [],
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gpuprof.cgroup import remove_group
@@ -36,6 +37,8 @@ class Timing:
         Of the process that took most, above an idle one.
     cpu_utilization_pct : float
         CPU time, percent of the share.
+    paused_ms : float or None
+        Median time of a batch that follows a pause, with fresh inputs; None: not measured beside others.
     part : CpuSlice
         The share as cores.
     """
@@ -45,6 +48,7 @@ class Timing:
     memory_peak_bytes: int
     memory_held_bytes: int
     cpu_utilization_pct: float
+    paused_ms: float | None
     part: CpuSlice
 
 
@@ -55,6 +59,7 @@ class _Sample:
     cpu_s: float
     memory_peak_bytes: int
     memory_held_bytes: int
+    paused_ns: list[int]
 
     @property
     def end_ns(self) -> int:
@@ -208,5 +213,6 @@ def _timing(job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[
         memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
         memory_held_bytes=max(sample.memory_held_bytes for sample in samples),
         cpu_utilization_pct=100.0 * cpu_s / (wall_s * part.amount_cores),
+        paused_ms=median(samples[0].paused_ns) / 1e6 if samples[0].paused_ns else None,
         part=part,
     )

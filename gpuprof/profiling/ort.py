@@ -119,6 +119,7 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
         latency_p99_ms=stats.p99_ms,
         latency_p50_low_ms=stats.p50_low_ms,
         latency_p50_high_ms=stats.p50_high_ms,
+        latency_paused_ms=timing.paused_ms,
         throughput_rps=timing.throughput_rps,
         memory_peak_bytes=timing.memory_peak_bytes,
         memory_held_bytes=timing.memory_held_bytes,

@@ -24,7 +24,8 @@ def simulate(arrivals: Arrivals, server: BatchServer, requests: int, seed: int) 
     while first + server.batch < requests:
         free = heapq.heappop(free_at)
         size, now = _next_batch(arrived, first, free, server)
-        done = now + server.latency_ms[size - 1] * noise[first]
+        at_rest = server.pause_factor if now > free else 1.0
+        done = now + server.latency_ms[size - 1] * noise[first] * at_rest
         heapq.heappush(free_at, done)
         spent.extend(done - at + server.overhead_ms for at in arrived[first : first + size])
         first += size

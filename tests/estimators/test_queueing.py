@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -55,6 +56,17 @@ def test_one_process_agrees_with_brute_force_at_nine_tenths_of_capacity(batch: i
 def test_several_processes_agree_with_brute_force(processes: int, batch: int, wait: float) -> None:
     server = _server(batch, wait, cv=0.2, processes=processes)
     _agrees(server, _at_load(server, 0.6), 100_000)
+
+
+@pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.9])
+def test_batches_after_a_pause_take_longer(load: float) -> None:
+    server = replace(_server(1, 0.0, cv=0.1), pause_factor=1.2)
+    _agrees(server, _at_load(server, load), 400_000 if load > 0.8 else 60_000)
+
+
+def test_a_wait_of_next_to_nothing_is_none() -> None:
+    none, tiny = _server(4, 0.0), _server(4, 5e-324)
+    assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
 
 
 @pytest.mark.parametrize("scv", [0.25, 3.0])

@@ -1,0 +1,41 @@
+"""Times batches as a server at rest meets them: after a pause, with inputs that no cache holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_POOL_BYTES = 64 * 2**20  # beyond the caches of one core, with room to spare
+_MAX_COPIES = 64
+_MIN_BATCHES = 8
+_MAX_BATCHES = 80
+_TIME_S = 1.2
+
+
+def after_pauses(run: Callable[[Mapping[str, Any]], None], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
+    """Return the durations in nanoseconds of batches that each follow a pause as long as a batch.
+
+    Parameters
+    ----------
+    run : callable
+        Runs the model on the inputs that it is given.
+    feeds : mapping of str to ndarray
+    usual_ns : int
+        Time of a batch that follows another at once.
+    """
+    pool = _copies(feeds)
+    durations: list[int] = []
+    end = time.monotonic() + _TIME_S
+    while len(durations) < _MIN_BATCHES or (len(durations) < _MAX_BATCHES and time.monotonic() < end):
+        time.sleep(usual_ns / 1e9)
+        start = time.perf_counter_ns()
+        run(pool[len(durations) % len(pool)])
+        durations.append(time.perf_counter_ns() - start)
+    return durations
+
+
+def _copies(feeds: Mapping[str, Any]) -> list[dict[str, Any]]:
+    size = max(1, sum(array.nbytes for array in feeds.values()))
+    count = max(2, min(_MAX_COPIES, _POOL_BYTES // size))
+    return [{name: array.copy() for name, array in feeds.items()} for _ in range(count)]
