@@ -17,7 +17,7 @@ from gpuprof.merging.normal import attribute, whole
 from gpuprof.merging.source import Array, Size
 
 
-class CannotMerge(Exception):
+class UnmergeableError(Exception):
     """Why an op cannot be run once for several models; the message is part of the report."""
 
 
@@ -70,17 +70,17 @@ def output_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> 
 
     Raises
     ------
-    CannotMerge
+    UnmergeableError
         When the op mixes what belongs to different models, or nothing is known of it.
     """
     given = [slot for slot in slots if slot is not None]
     if not given or node.op_type.startswith("Random") or node.op_type in {"Bernoulli", "Multinomial"}:
-        raise CannotMerge(f"{node.op_type} has nothing to concatenate")
+        raise UnmergeableError(f"{node.op_type} has nothing to concatenate")
     if all(slot.axis is None for slot in given):
         return (None,) * len(node.output)
     rule = _RULES.get((node.domain, node.op_type))
     if rule is None:
-        raise CannotMerge(f"{node.op_type} is not known to keep the parts of a batch apart")
+        raise UnmergeableError(f"{node.op_type} is not known to keep the parts of a batch apart")
     return rule(node, slots, outputs, opset)
 
 
@@ -94,11 +94,11 @@ def _broadcast(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     laid = [slot for slot in given if slot.axis is not None]
     from_end = {slot.axis - slot.rank for slot in laid if slot.axis is not None}
     if len(from_end) != 1 or len({slot.sizes for slot in laid}) != 1:
-        raise CannotMerge(f"the inputs of {node.op_type} are concatenated along different axes")
+        raise UnmergeableError(f"the inputs of {node.op_type} are concatenated along different axes")
     end = from_end.pop()
     for slot in given:
         if slot.axis is None and slot.rank >= -end and slot.dims[0][end] != Size(1):
-            raise CannotMerge(f"{node.op_type} adds a value to each part of the batch that all models share")
+            raise UnmergeableError(f"{node.op_type} adds a value to each part of the batch that all models share")
     return tuple(end + len(dims[0]) for dims in outputs)
 
 
@@ -106,11 +106,11 @@ def _matmul(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     a, b = _two(node, slots)
     out = len(outputs[0][0])
     if a.rank < 2 or b.rank < 2:
-        raise CannotMerge(f"{node.op_type} of a vector")
+        raise UnmergeableError(f"{node.op_type} of a vector")
     if a.axis is not None and b.axis is not None:
         end = a.axis - a.rank
         if end != b.axis - b.rank or end >= -2 or a.sizes != b.sizes:
-            raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+            raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
         return (end + out,)
     laid, shared = (a, b) if a.axis is not None else (b, a)
     end = (laid.axis or 0) - laid.rank
@@ -118,14 +118,14 @@ def _matmul(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     if end == free:
         return (end + out,)
     if end >= -2 or (shared.rank >= -end and shared.dims[0][end] != Size(1)):
-        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
     return (end + out,)
 
 
 def _two(node: NodeProto, slots: Slots) -> tuple[Slot, Slot]:
     a, b = slots[0], slots[1]
     if a is None or b is None:
-        raise CannotMerge(f"{node.op_type} lacks an input")
+        raise UnmergeableError(f"{node.op_type} lacks an input")
     return a, b
 
 
@@ -133,24 +133,24 @@ def _gemm(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     a = slots[0]
     _only_first(node, slots)
     if a is None or a.axis != whole(node, "transA", 0):
-        raise CannotMerge("Gemm sums over what is concatenated")
+        raise UnmergeableError("Gemm sums over what is concatenated")
     c = slots[2] if len(slots) > 2 else None
     if c is not None and c.rank == 2 and c.dims[0][0] != Size(1):
-        raise CannotMerge("Gemm adds a value to each part of the batch that all models share")
+        raise UnmergeableError("Gemm adds a value to each part of the batch that all models share")
     return (0,)
 
 
 def _only_first(node: NodeProto, slots: Slots) -> Slot:
     first = slots[0]
     if first is None or first.axis is None or any(slot is not None and slot.axis is not None for slot in slots[1:]):
-        raise CannotMerge(f"{node.op_type} takes something else than its data from each model")
+        raise UnmergeableError(f"{node.op_type} takes something else than its data from each model")
     return first
 
 
 def _by_sample(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Convolutions, pooling and normalisation of images: samples are the first axis."""
     if _only_first(node, slots).axis != 0 or len(node.output) > 1:
-        raise CannotMerge(f"{node.op_type} mixes what is concatenated")
+        raise UnmergeableError(f"{node.op_type} mixes what is concatenated")
     return (0,)
 
 
@@ -158,9 +158,9 @@ def _resize(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes
     sizes = slots[3] if len(slots) > 3 else None
     scales = slots[2] if len(slots) > 2 else None
     if sizes is not None or scales is None or scales.value is None or not scales.value.size:
-        raise CannotMerge("Resize names the size of its whole output")
+        raise UnmergeableError("Resize names the size of its whole output")
     if np.asarray(scales.value).ravel()[0] != 1:
-        raise CannotMerge("Resize changes the batch")
+        raise UnmergeableError("Resize changes the batch")
     return _by_sample(node, slots, outputs, opset)
 
 
@@ -177,7 +177,7 @@ def _quantised(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> A
         and scale.dims[0] != (Size(1),)
         and normal_axis(whole(node, "axis", 1), first.rank) == first.axis
     ):
-        raise CannotMerge(f"{node.op_type} has a scale for each part of the batch")
+        raise UnmergeableError(f"{node.op_type} has a scale for each part of the batch")
     return _kept(node, slots, outputs, opset)
 
 
@@ -185,7 +185,7 @@ def _softmax(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axe
     first = _only_first(node, slots)
     axis = normal_axis(whole(node, "axis", -1 if opset >= 13 else 1), first.rank)
     if first.axis == axis or (opset < 13 and (first.axis or 0) > axis):
-        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
     return (first.axis,)
 
 
@@ -193,16 +193,16 @@ def _from_axis(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Layer normalisation: everything from ``axis`` on is mixed."""
     first = _only_first(node, slots)
     if (first.axis or 0) >= normal_axis(whole(node, "axis", -1), first.rank):
-        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
     return (first.axis,) * len(node.output)
 
 
 def _skip_norm(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     a, b = _two(node, slots)
     if a.axis is None or a.axis != b.axis or a.sizes != b.sizes or a.axis == a.rank - 1:
-        raise CannotMerge(f"{node.op_type} mixes what is concatenated")
+        raise UnmergeableError(f"{node.op_type} mixes what is concatenated")
     if any(slot is not None and slot.axis is not None for slot in slots[2:]):
-        raise CannotMerge(f"{node.op_type} takes its scale from each model")
+        raise UnmergeableError(f"{node.op_type} takes its scale from each model")
     return (a.axis,) * len(node.output)
 
 
@@ -211,9 +211,9 @@ def _fused_attention(node: NodeProto, slots: Slots, outputs: Outputs, _: int) ->
     rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (0, 3)]
     mask = slots[3] if len(slots) > 3 else None
     if first is None or first.axis != 0 or any(slot.axis is not None for slot in rest) or len(node.output) > 1:
-        raise CannotMerge("Attention takes more than its data and mask from each model")
+        raise UnmergeableError("Attention takes more than its data and mask from each model")
     if mask is not None and mask.axis != 0:
-        raise CannotMerge("Attention has a mask that all models share")
+        raise UnmergeableError("Attention has a mask that all models share")
     return (0,)
 
 
@@ -231,7 +231,7 @@ def _reshape(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
         same_rest = len({dims[axis + 1 :] for dims in outputs[0]}) == 1
         if _product(outputs[0][0][:axis]) == before and same_rest:
             return (axis,)
-    raise CannotMerge(f"{node.op_type} folds the batch into another axis")
+    raise UnmergeableError(f"{node.op_type} folds the batch into another axis")
 
 
 def _product(dims: Sequence[Size]) -> int | None:
@@ -244,7 +244,7 @@ def _joined(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     axes = {slot.axis for slot in laid}
     axis = normal_axis(whole(node, "axis", 0), laid[0].rank)
     if len(axes) != 1 or len({slot.sizes for slot in laid}) != 1 or axis in axes:
-        raise CannotMerge("Concat joins what models share with what they do not")
+        raise UnmergeableError("Concat joins what models share with what they do not")
     return (axes.pop(),)
 
 
@@ -259,7 +259,7 @@ def _along(default: int) -> _Rule:
             stated = int(np.asarray(second.value).ravel()[0])
         axis = normal_axis(stated, first.rank)
         if axis == first.axis:
-            raise CannotMerge(f"{node.op_type} works along the batch")
+            raise UnmergeableError(f"{node.op_type} works along the batch")
         gone = len(outputs[0][0]) < first.rank and axis < (first.axis or 0)
         return ((first.axis or 0) - gone,) * len(node.output)
 
@@ -271,7 +271,7 @@ def _listed(node: NodeProto, slots: Slots, position: int, name: str) -> list[int
     slot = slots[position] if len(slots) > position else None
     if slot is not None:
         if slot.value is None:
-            raise CannotMerge(f"{node.op_type} has axes known only at run time")
+            raise UnmergeableError(f"{node.op_type} has axes known only at run time")
         return [int(axis) for axis in np.asarray(slot.value).ravel()]
     value = attribute(node, name)
     return [int(axis) for axis in value] if isinstance(value, list | tuple) else None
@@ -284,7 +284,7 @@ def _reduce(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
         return (first.axis,)
     reduced = {normal_axis(axis, first.rank) for axis in axes or range(first.rank)}
     if first.axis in reduced:
-        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
     lost = 0 if whole(node, "keepdims", 1) else sum(axis < (first.axis or 0) for axis in reduced)
     return ((first.axis or 0) - lost,)
 
@@ -293,10 +293,10 @@ def _squeeze(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     first = _only_first(node, slots)
     axes = _listed(node, slots, 1, "axes")
     if axes is None:
-        raise CannotMerge("Squeeze without axes would drop a batch of one")
+        raise UnmergeableError("Squeeze without axes would drop a batch of one")
     dropped = {normal_axis(axis, first.rank) for axis in axes}
     if first.axis in dropped:
-        raise CannotMerge("Squeeze drops the batch")
+        raise UnmergeableError("Squeeze drops the batch")
     return ((first.axis or 0) - sum(axis < (first.axis or 0) for axis in dropped),)
 
 
@@ -314,7 +314,7 @@ def _slice(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
         starts = _listed(node, slots, 1, "starts") or []
         axes = list(range(len(starts)))
     if first.axis in {normal_axis(axis, first.rank) for axis in axes}:
-        raise CannotMerge("Slice cuts the batch")
+        raise UnmergeableError("Slice cuts the batch")
     return (first.axis,)
 
 
@@ -324,7 +324,7 @@ def _gather(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     if data.axis is None and indices.axis is not None:
         return (axis + indices.axis,)
     if data.axis is None or indices.axis is not None or data.axis == axis:
-        raise CannotMerge("Gather looks up in what is concatenated")
+        raise UnmergeableError("Gather looks up in what is concatenated")
     return (data.axis if data.axis < axis else data.axis - 1 + indices.rank,)
 
 
@@ -335,10 +335,10 @@ def _neutral(position: int, neutral: int) -> _Rule:
         first = _only_first(node, slots)
         amounts = _listed(node, slots, position, "pads") or []
         if (len(slots) > 3 and slots[3] is not None) or not amounts:
-            raise CannotMerge(f"{node.op_type} with axes of its own")
+            raise UnmergeableError(f"{node.op_type} with axes of its own")
         along = [amount for i, amount in enumerate(amounts) if i % first.rank == first.axis]
         if any(amount != neutral for amount in along):
-            raise CannotMerge(f"{node.op_type} changes the batch")
+            raise UnmergeableError(f"{node.op_type} changes the batch")
         return (first.axis,)
 
     return rule
@@ -346,118 +346,34 @@ def _neutral(position: int, neutral: int) -> _Rule:
 
 def _recurrent(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     if whole(node, "layout", 0) or (len(slots) > 4 and slots[4] is not None):
-        raise CannotMerge(f"{node.op_type} with lengths or its batch first")
+        raise UnmergeableError(f"{node.op_type} with lengths or its batch first")
     for i, slot in enumerate(slots):
         if slot is not None and slot.axis != (1 if i in (0, 5, 6) else None):
-            raise CannotMerge(f"{node.op_type} takes its weights or states from each model")
+            raise UnmergeableError(f"{node.op_type} takes its weights or states from each model")
     return tuple(2 if len(dims[0]) == 4 else 1 for dims in outputs)
 
 
-_ELEMENTWISE = [
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Pow",
-    "Mod",
-    "And",
-    "Or",
-    "Xor",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Where",
-    "PRelu",
-    "Sum",
-    "Max",
-    "Min",
-    "Mean",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
+_ELEMENTWISE = (
+    "Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less",
+    "LessOrEqual", "Where", "PRelu", "Sum", "Max", "Min", "Mean", "BitShift", "BitwiseAnd", "BitwiseOr",
     "BitwiseXor",
-]
-_UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BitwiseNot",
-    "Cast",
-    "CastLike",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Cosh",
-    "Dropout",
-    "Elu",
-    "Erf",
-    "Exp",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "IsInf",
-    "IsNaN",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Not",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
+)  # fmt: skip
+_UNARY = (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu",
+    "Clip", "Cos", "Cosh", "Dropout", "Elu", "Erf", "Exp", "Floor", "Gelu", "HardSigmoid", "HardSwish",
+    "Identity", "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "Reciprocal", "Relu", "Round",
+    "Selu", "Shrink", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh",
     "ThresholdedRelu",
-]
-_IMAGES = [
-    "Conv",
-    "ConvTranspose",
-    "ConvInteger",
-    "QLinearConv",
-    "AveragePool",
-    "MaxPool",
-    "LpPool",
-    "GlobalAveragePool",
-    "GlobalMaxPool",
-    "GlobalLpPool",
-    "BatchNormalization",
-    "InstanceNormalization",
-    "GroupNormalization",
-    "LRN",
-    "DepthToSpace",
-    "SpaceToDepth",
-]
-_REDUCTIONS = [
-    "ReduceL1",
-    "ReduceL2",
-    "ReduceLogSum",
-    "ReduceLogSumExp",
-    "ReduceMax",
-    "ReduceMean",
-    "ReduceMin",
-    "ReduceProd",
-    "ReduceSum",
-    "ReduceSumSquare",
-]
+)  # fmt: skip
+_IMAGES = (
+    "Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "AveragePool", "MaxPool", "LpPool",
+    "GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool", "BatchNormalization", "InstanceNormalization",
+    "GroupNormalization", "LRN", "DepthToSpace", "SpaceToDepth",
+)  # fmt: skip
+_REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
+    "ReduceProd", "ReduceSum", "ReduceSumSquare",
+)  # fmt: skip
 
 _RULES: dict[tuple[str, str], _Rule] = {
     **{("", name): _broadcast for name in _ELEMENTWISE},

@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 
 _SMALL_WORK = 2**16
 #: Displacements looked at for one pair of matrices; more only come up where values repeat.
-_MOST_DISPLACEMENTS = 4096
+_MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
 _SAMPLE = 4096
 
 
@@ -68,14 +68,15 @@ def _is_exact_type(matrix: Matrix) -> bool:
 
 @dataclass(slots=True)
 class _Found:
-    """What common neighbours say: displacements at which more than two entries agree, and one pair of entries."""
+    """What common neighbours say: displacements at which more than two entries agree, how often, and one pair."""
 
-    larger: set[tuple[int, int]] = field(default_factory=set)
+    larger: dict[tuple[int, int], int] = field(default_factory=dict)
     two: CommonBlock = EMPTY
 
     def add(self, other: _Found) -> None:
-        if len(self.larger) <= _MOST_DISPLACEMENTS:
-            self.larger |= other.larger
+        for displacement, count in other.larger.items():
+            if displacement in self.larger or len(self.larger) <= 4 * _MOST_DISPLACEMENTS:
+                self.larger[displacement] = self.larger.get(displacement, 0) + count
         self.two = better(self.two, other.two)
 
 
@@ -215,18 +216,25 @@ class _Search:
             rows, columns = (2, 1) if down else (1, 2)
             corners = [int(x[k]) for x in (rows_a, columns_a, rows_b, columns_b)]
             found.two = CommonBlock(rows, columns, corners[0], corners[1], corners[2], corners[3])
-        seen = np.unique(np.stack([rows_b - rows_a, columns_b - columns_a], 1)[more], axis=0)
-        found.larger = {(int(d), int(r)) for d, r in seen[: _MOST_DISPLACEMENTS + 1]}
+        span = a.shape[1] + b.shape[1]
+        code = (rows_b - rows_a)[more] * span + (columns_b - columns_a)[more] + a.shape[1]
+        codes, counts = np.unique(code, return_counts=True)
+        most = np.argsort(-counts, kind="stable")[: _MOST_DISPLACEMENTS + 1]
+        for at, count in zip(codes[most], counts[most], strict=True):
+            down_by, right_by = divmod(int(at), span)
+            found.larger[down_by, right_by - a.shape[1]] = int(count)
         return found
 
     def _grow(self, pair: Pair, found: _Found, cut: bool) -> None:
         a, b = (self.matrices[i] for i in pair)
         best = better(self.best[pair], found.two)
-        for down, right in sorted(found.larger)[:_MOST_DISPLACEMENTS]:
+        most = min(_MOST_DISPLACEMENTS, max(16, _MOST_WORK // a.size))
+        promising = sorted(found.larger, key=lambda displacement: (-found.larger[displacement], displacement))
+        for down, right in promising[:most]:
             best = better(best, block_at(a, b, down, right, self._tolerance))
         if best.area == 0:
             best = self._single(pair)
-        self.best[pair] = replace(best, exact=not cut and len(found.larger) <= _MOST_DISPLACEMENTS)
+        self.best[pair] = replace(best, exact=not cut and len(promising) <= most)
 
     def _single(self, pair: Pair) -> CommonBlock:
         """Return one entry that both have, or nothing."""

@@ -115,7 +115,7 @@ class _Grouper:
 
     def _alike(self, group: Group, operator: Weighted, model: int) -> bool:
         first = next(iter(group.operators.values()))
-        return first.level == operator.level and _said(first.node) == _said(operator.node)
+        return first.level == operator.level and _kind(first.node) == _kind(operator.node)
 
     def _blocks(self, candidates: Sequence[tuple[int, int]], model: int) -> dict[tuple[int, int, int], CommonBlock]:
         """Return the common block of each candidate with each member of its group."""
@@ -168,10 +168,15 @@ class _Grouper:
         return tuple(given)
 
 
-def _said(node: NodeProto) -> tuple[object, ...]:
+def _kind(node: NodeProto) -> tuple[object, ...]:
     """Return type and attributes of a node, to be compared."""
     attributes = sorted((a.name, a.SerializeToString(deterministic=True)) for a in node.attribute)
-    return node.domain, node.op_type, len(node.input), tuple(bool(n) for n in node.input), tuple(attributes)
+    return node.domain, node.op_type, tuple(attributes)
+
+
+def _said(node: NodeProto) -> tuple[object, ...]:
+    """Return what of a node must be the same in all models, beside what it is given."""
+    return _kind(node), tuple(bool(name) for name in node.input), tuple(bool(name) for name in node.output)
 
 
 def _input_classes(sources: Sequence[Source]) -> list[dict[str, object]]:

@@ -350,7 +350,7 @@ class _Builder:
             for domain, version in source.opsets.items():
                 if found.setdefault(domain, version) != version:
                     raise InputError(
-                        f"the models need versions {found[domain]} and {version} of the operators {domain or 'of ONNX'}",
+                        f"the models need operators of {domain or 'ONNX'} in versions {found[domain]} and {version}",
                         "export them with the same versions",
                     )
         return [helper.make_opsetid(domain, version) for domain, version in found.items()]

@@ -209,7 +209,7 @@ def _not_worth(plan: Plan, batches: Sequence[int], options: MergeOptions) -> dic
     found: dict[int, str] = {}
     for region in find_regions(plan, batches):
         seconds = region.gain.seconds(options.rates)
-        if not region.gain.saved_bytes:
+        if not region.weighted or not region.gain.saved_bytes:
             reason = "it has no weights to share"
         elif seconds < 0 and not options.force:
             gain = region.gain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.merging.axes import Axes, CannotMerge, Slot, output_axes
+from gpuprof.merging.axes import Axes, Slot, UnmergeableError, output_axes
 from gpuprof.merging.groups import Group, Grouping
 from gpuprof.merging.source import Size, Source
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
@@ -80,9 +80,9 @@ def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int,
         if len(step.models) > 1:
             try:
                 if left_out and index in left_out:
-                    raise CannotMerge(left_out[index])
+                    raise UnmergeableError(left_out[index])
                 _decide(plan, group, step)
-            except CannotMerge as error:
+            except UnmergeableError as error:
                 step.reason = str(error)
         _note(plan, step)
         plan.steps.append(step)
@@ -104,7 +104,7 @@ def _decide(plan: Plan, group: Group, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
     if group.operators and not _same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
-        step.input_axes = (_slot(plan, step, 0).axis, *(None for _ in nodes[0].input[1:]))
+        step.input_axes = (_slot(plan, step, 0).axis,)
         _check_super(plan, step)
         return
     slots = [_slot(plan, step, i) if name else None for i, name in enumerate(nodes[0].input)]
@@ -127,17 +127,17 @@ def _decide(plan: Plan, group: Group, step: Step) -> None:
 
 def _check_target(dims: tuple[Size, ...], axis: int) -> None:
     if any(dim.per_batch or dim.fixed == 0 for i, dim in enumerate(dims) if i != axis):
-        raise CannotMerge("Reshape spreads the batch over two axes")
+        raise UnmergeableError("Reshape spreads the batch over two axes")
 
 
 def _check_super(plan: Plan, step: Step) -> None:
     node = plan.sources[step.models[0]].nodes[step.node_positions[step.models[0]]]
     axis, rank = step.input_axes[0], len(plan.sources[step.models[0]].values[node.input[0]].dims)
     if axis is None:
-        raise CannotMerge("its models share the input but not the weights")
+        raise UnmergeableError("its models share the input but not the weights")
     features = 1 if node.op_type == "Conv" else rank - 1
     if axis == features or (node.op_type != "MatMul" and axis != 0):
-        raise CannotMerge(f"{node.op_type} sums over what is concatenated")
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
 
 
 def _same_constants(plan: Plan, step: Step) -> bool:
@@ -145,6 +145,8 @@ def _same_constants(plan: Plan, step: Step) -> bool:
     group = plan.group(step)
     nodes = {m: plan.sources[m].nodes[p] for m, p in group.nodes.items()}
     first = step.models[0]
+    if len({tuple(map(bool, node.input)) for node in nodes.values()}) > 1:
+        return False
     for i, name in enumerate(nodes[first].input):
         names = {m: nodes[m].input[i] for m in step.models}
         constant = [m for m in step.models if names[m] in plan.sources[m].weights]
@@ -191,9 +193,9 @@ def _slot(plan: Plan, step: Step, position: int) -> Slot:
         small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
         return Slot(None, dims, first.array(names[0]) if small else None)
     if any(constant):
-        raise CannotMerge("one model has a constant where another computes")
+        raise UnmergeableError("one model has a constant where another computes")
     if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
-        raise CannotMerge("its inputs have different types or ranks")
+        raise UnmergeableError("its inputs have different types or ranks")
     axis = _axis_of(plan, step.models, names)
     slot = Slot(axis, tuple(value.dims for value in values))
     _check_rest([value.dims for value in values], axis)
@@ -208,7 +210,7 @@ def _axis_of(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int | N
         return step.output_axes[only[1]]
     axis = batch_axis(plan, models, names)
     if axis is None:
-        raise CannotMerge("its inputs have no batch along which they could be concatenated")
+        raise UnmergeableError("its inputs have no batch along which they could be concatenated")
     return axis
 
 
@@ -216,11 +218,11 @@ def _check_rest(shapes: Sequence[tuple[Size, ...]], axis: int | None) -> None:
     rest = {tuple(dim for i, dim in enumerate(dims) if i != axis) for dims in shapes}
     if len(rest) > 1:
         shown = " and ".join(str([dim.fixed or "batch" for dim in dims]) for dims in dict.fromkeys(shapes))
-        raise CannotMerge(f"shapes {shown} cannot be concatenated")
+        raise UnmergeableError(f"shapes {shown} cannot be concatenated")
     if axis is not None and any(dims[axis].fixed and dims[axis].per_batch for dims in shapes):
-        raise CannotMerge("a batch with something added to it cannot be taken apart again")
+        raise UnmergeableError("a batch with something added to it cannot be taken apart again")
     if axis is not None and any(dim.per_batch for dims in shapes for i, dim in enumerate(dims) if i != axis):
-        raise CannotMerge("the batch shows in more than one axis")
+        raise UnmergeableError("the batch shows in more than one axis")
 
 
 def _note(plan: Plan, step: Step) -> None:

@@ -23,7 +23,7 @@ Index = npt.NDArray[np.int64]
 
 _MIX_FIRST, _MIX_SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 #: Matches compared at once, and the most that are compared at all: repeated values match everywhere.
-_CHUNK, _MOST_MATCHES = 2**22, 2**27
+_CHUNK, _MOST_MATCHES = 2**21, 2**23
 _SIFTINGS = 2
 
 

@@ -17,7 +17,7 @@ from math import prod
 
 import numpy as np
 
-from gpuprof.merging.axes import CannotMerge
+from gpuprof.merging.axes import UnmergeableError
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.groups import Group
 from gpuprof.merging.normal import attribute, whole
@@ -109,7 +109,7 @@ def plan_super_operator(sources: Sequence[Source], group: Group) -> SuperOperato
 
     Raises
     ------
-    CannotMerge
+    UnmergeableError
         When the op cannot be divided, or the common block does not fall on whole features.
     """
     _check_divisible(sources, group)
@@ -132,12 +132,12 @@ def _check_divisible(sources: Sequence[Source], group: Group) -> None:
         direct = node.input[WEIGHT_INPUT[node.op_type]] == operator.weight
         plain = source.array(operator.weight).dtype.kind == "f" and direct and not node.domain
         if node.op_type not in _DIVISIBLE or scaled or not plain or whole(node, "group", 1) != 1:
-            raise CannotMerge(f"its weights or other constants differ, and this {node.op_type} cannot be divided")
+            raise UnmergeableError(f"its weights or other constants differ, and this {node.op_type} cannot be divided")
         if node.op_type != "Conv" and len(source.weights[operator.weight].dims) != 2:
-            raise CannotMerge("its weights differ, and a product of many matrices cannot be divided")
+            raise UnmergeableError("its weights differ, and a product of many matrices cannot be divided")
         bias = bias_of(source, group, model)
         if bias is not None and bias not in source.weights:
-            raise CannotMerge("it adds something computed")
+            raise UnmergeableError("it adds something computed")
 
 
 def _narrowed(
@@ -169,7 +169,7 @@ def _in_features(
     per = next(iter(views.values())).per_feature
     skips = {-column % per for _, column in corners.values()}
     if len(kernels) > 1 or len(skips) > 1:
-        raise CannotMerge("what it shares lies at different places within the filters")
+        raise UnmergeableError("what it shares lies at different places within the filters")
     skip = skips.pop()
     channels = (block.columns - skip) // per
     _check_worth(block.rows * channels)
@@ -179,4 +179,4 @@ def _in_features(
 
 def _check_worth(area: int) -> None:
     if area <= 0:
-        raise CannotMerge("it shares no whole feature")
+        raise UnmergeableError("it shares no whole feature")

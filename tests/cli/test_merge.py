@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.merged_model import read_merged
+from tests.merging.models import finetuned, residual, save, transformer
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> dict[str, str]:
+    base = transformer()
+    made = {"a": base, "b": finetuned(base, 0.6), "other": transformer(seed=4), "image": residual()}
+    return {name: str(save(model, tmp_path, name)) for name, model in made.items()}
+
+
+def test_merge_writes_a_file_that_knows_its_models(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m.onnx"
+    assert main(["merge", models["a"], models["b"], models["image"], "-o", str(output), "--json"]) == 0
+    out, err = capsys.readouterr()
+    (row,) = json.loads(out)
+    assert row["models"] == ["a", "b"]
+    assert row["weight_bytes_after"] < row["weight_bytes_before"]
+    assert row["largest_difference"] <= 1e-4
+    assert "image is not merged: no other model has an architecture like it" in err
+    described = read_merged(output)
+    assert described is not None
+    assert [member.name for member in described.members] == ["a", "b"]
+
+
+def test_the_report_lists_operators_and_outputs(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = str(tmp_path / "m.onnx")
+    assert main(["merge", models["a"], models["b"], "-o", output, "--report", "--force"]) == 0
+    out = capsys.readouterr().out
+    assert "matmul11 + matmul11" in out
+    assert "below 0.4" in out
+    assert "logits" in out
+    assert main(["merge", models["a"], models["b"], "-o", output, "--report", "--csv"]) == 0
+    assert capsys.readouterr().out.startswith("how,op_type,operators,similarity,weight_bytes,saved_bytes,reason")
+
+
+def test_unrelated_models_are_left_alone(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m.onnx"
+    assert main(["merge", models["a"], models["other"], "-o", str(output)]) == 1
+    assert "nothing to merge, so nothing is written" in capsys.readouterr().err
+    assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{a}"], "merging takes at least two models"),
+        (["{a}", "{b}", "--dim", "tokens"], "cannot read --dim 'tokens'"),
+        (["{a}", "{b}", "--dim", "tokens=4"], "no model has a free dimension 'tokens'"),
+        (["{a}", "{b}", "--batch", "a=0"], "cannot read --batch 'a=0'"),
+        (["{a}", "{b}", "--batch", "z=2"], "--batch names 'z'"),
+        (["{a}", "{b}", "--omega", "2"], "omega must be from 0 to 1"),
+        (["{a}", "{b}", "--device", "abacus"], "unknown device 'abacus'"),
+        (["{a}", "nowhere.onnx"], "cannot read model nowhere.onnx"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    words: list[str], said: str, models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "m.onnx"
+    assert main(["merge", *(word.format(**models) for word in words), "-o", str(output)]) == 3
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+    assert not output.exists()
+
+
+def test_a_model_is_never_overwritten(models: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", models["a"], models["b"], "-o", models["a"]]) == 3
+    assert "is one of the models to merge" in capsys.readouterr().err
+
+
+def test_similarity_prints_each_pair_of_models_and_a_map(
+    models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["similarity", models["a"], models["b"], models["image"], "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [(row["first"], row["second"]) for row in rows] == [("a", "b"), ("a", "image"), ("b", "image")]
+    assert rows[0]["matched"] > 0.5 > rows[1]["matched"]
+    assert all(row["exact"] for row in rows)
+    assert main(["similarity", models["a"], models["b"]]) == 0
+    assert "█" in capsys.readouterr().out
+
+
+def test_similarity_lists_layers_and_draws_them(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = tmp_path / "map.svg"
+    words = ["similarity", models["a"], models["b"], "--layers", "--top", "3", "--heat-map", str(drawing), "--csv"]
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert "a/matmul11,b/matmul11,matmul,32×32" in lines[1]
+    assert drawing.read_text().startswith("<svg")
+    assert drawing.read_text().count("<rect") == 19 * 19
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{a}"], "similarity takes at least two models"),
+        (["{a}", "{b}", "--tolerance", "0"], "--tolerance must be above 0"),
+        (["{a}", "{b}", "--top", "-1"], "--top cannot be negative"),
+        (["{a}", "{b}", "--heat-map", "map.png"], "written as SVG"),
+        (["{a}", "{b}", "--heat-map", "nowhere/map.svg"], "nowhere is no directory"),
+    ],
+)
+def test_wrong_options_of_similarity_are_one_line(
+    words: list[str], said: str, models: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["similarity", *(word.format(**models) for word in words)]) == 3
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1

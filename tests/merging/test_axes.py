@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime as ort
+import pytest
+from onnx import NodeProto, helper
+
+from gpuprof.merging.axes import Slot, UnmergeableError, output_axes
+from gpuprof.merging.source import Size
+
+Array = npt.NDArray[np.generic]
+_OPSET = 18
+
+
+def _f(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
+
+
+def _i(*values: int) -> Array:
+    return np.array(values, np.int64)
+
+
+def _run(node: NodeProto, inputs: Sequence[Array]) -> list[Array]:
+    names = [name for name in node.input if name]
+    infos = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(x.dtype), x.shape)
+        for n, x in zip(names, inputs, strict=True)
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in node.output]
+    graph = helper.make_graph([node], "g", infos, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)])
+    model.ir_version = 9
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+
+def _node(op_type: str, inputs: int, outputs: int = 1, **attributes: object) -> NodeProto:
+    return helper.make_node(op_type, [f"i{k}" for k in range(inputs)], [f"o{k}" for k in range(outputs)], **attributes)  # type: ignore[arg-type]
+
+
+def _sized(array: Array) -> tuple[Size, ...]:
+    return tuple(Size(n) for n in array.shape)
+
+
+#: op, attributes, inputs: arrays are shared; (axis, shape of each model's) are laid end to end.
+_CASES: list[tuple[str, dict[str, object], list[object]]] = [
+    ("Relu", {}, [(0, (2, 3), (4, 3))]),
+    ("Relu", {}, [(1, (2, 3), (2, 5))]),
+    ("Add", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3, 4)]),
+    ("Add", {}, [(1, (3, 2, 4), (3, 1, 4)), (0, (2, 4), (1, 4))]),
+    ("Mul", {}, [_f(2, 1, 1), (0, (3, 4), (5, 4))]),
+    ("MatMul", {}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
+    ("MatMul", {}, [(1, (2, 3, 4), (2, 5, 4)), _f(4, 5)]),
+    ("MatMul", {}, [(0, (2, 3, 4), (3, 3, 4)), (0, (2, 4, 6), (3, 4, 6))]),
+    ("MatMul", {}, [_f(5, 3), (0, (2, 3, 4), (3, 3, 4))]),
+    ("MatMul", {}, [_f(5, 3), (1, (3, 4), (3, 2))]),
+    ("Gemm", {"transB": 1}, [(0, (2, 4), (3, 4)), _f(5, 4), _f(5)]),
+    ("Gemm", {"transA": 1}, [(1, (4, 2), (4, 3)), _f(4, 5)]),
+    ("Conv", {"pads": [1, 1, 1, 1]}, [(0, (2, 3, 5, 5), (1, 3, 5, 5)), _f(4, 3, 3, 3), _f(4)]),
+    ("ConvTranspose", {}, [(0, (2, 3, 5, 5), (1, 3, 5, 5)), _f(3, 4, 3, 3)]),
+    ("MaxPool", {"kernel_shape": [2, 2]}, [(0, (2, 3, 4, 4), (1, 3, 4, 4))]),
+    ("GlobalAveragePool", {}, [(0, (2, 3, 4, 4), (1, 3, 4, 4))]),
+    ("BatchNormalization", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3), _f(3), _f(3), np.abs(_f(3)) + 1]),
+    ("InstanceNormalization", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3), _f(3)]),
+    ("LayerNormalization", {"axis": -1}, [(1, (2, 3, 4), (2, 1, 4)), _f(4), _f(4)]),
+    ("Softmax", {"axis": -1}, [(0, (2, 3), (1, 3))]),
+    ("Softmax", {"axis": 0}, [(1, (2, 3), (2, 1))]),
+    ("Transpose", {"perm": [1, 2, 0]}, [(0, (2, 3, 4), (5, 3, 4))]),
+    ("Transpose", {}, [(0, (2, 3, 4), (5, 3, 4))]),
+    ("Flatten", {"axis": 1}, [(0, (2, 3, 4), (5, 3, 4))]),
+    ("Squeeze", {}, [(1, (1, 2, 3), (1, 4, 3)), _i(0)]),
+    ("Unsqueeze", {}, [(0, (2, 3), (4, 3)), _i(0, 2)]),
+    ("Slice", {}, [(0, (2, 5), (4, 5)), _i(1), _i(3), _i(1)]),
+    ("Gather", {"axis": 1}, [(0, (2, 5, 3), (4, 5, 3)), np.array([[0, 2], [1, 1]])]),
+    ("Gather", {"axis": 0}, [(1, (3, 2), (3, 4)), np.array(1)]),
+    ("Gather", {"axis": 0}, [(2, (3, 2, 2), (3, 2, 4)), np.array([1, 0])]),
+    ("ReduceMean", {"keepdims": 0}, [(1, (3, 2, 4), (3, 5, 4)), _i(0)]),
+    ("ReduceSum", {"keepdims": 1}, [(0, (3, 2, 4), (2, 2, 4)), _i(-1)]),
+    ("ReduceSum", {"noop_with_empty_axes": 1}, [(0, (3, 2), (2, 2))]),
+    ("Concat", {"axis": 1}, [(0, (2, 3), (1, 3)), (0, (2, 4), (1, 4))]),
+    ("Split", {"axis": 1, "num_outputs": 2}, [(0, (2, 4), (1, 4))]),
+    ("ArgMax", {"axis": 0, "keepdims": 0}, [(1, (3, 2), (3, 5))]),
+    ("CumSum", {}, [(0, (2, 4), (1, 4)), np.array(1)]),
+    ("TopK", {"axis": -1}, [(0, (2, 4), (1, 4)), _i(2)]),
+    ("Pad", {}, [(0, (2, 3), (4, 3)), _i(0, 1, 0, 2)]),
+    ("Tile", {}, [(0, (2, 3), (4, 3)), _i(1, 2)]),
+    ("Resize", {"mode": "nearest"}, [(0, (2, 1, 3, 3), (1, 1, 3, 3)), "", np.array([1, 1, 2, 2], np.float32)]),
+    ("DepthToSpace", {"blocksize": 2}, [(0, (2, 4, 2, 2), (1, 4, 2, 2))]),
+    ("LSTM", {"hidden_size": 4}, [(1, (5, 2, 3), (5, 1, 3)), _f(1, 16, 3), _f(1, 16, 4), _f(1, 32)]),
+    ("GRU", {"hidden_size": 4}, [(1, (5, 2, 3), (5, 1, 3)), _f(1, 12, 3), _f(1, 12, 4)]),
+    ("QuantizeLinear", {}, [(0, (2, 3), (4, 3)), np.array(0.1, np.float32), np.array(3, np.uint8)]),
+    ("Where", {}, [(0, (2, 3), (1, 3)), (0, (2, 3), (1, 3)), np.zeros(1, np.float32)]),
+    ("Clip", {}, [(0, (2, 3), (1, 3)), np.array(0, np.float32), np.array(1, np.float32)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op_type", "attributes", "inputs"), _CASES, ids=[f"{c[0]}{i}" for i, c in enumerate(_CASES)])
+def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
+    op_type: str, attributes: dict[str, object], inputs: list[object]
+) -> None:
+    outputs = {"Split": 2, "TopK": 2, "LSTM": 3, "GRU": 2}.get(op_type, 1)
+    node = _node(op_type, len(inputs), outputs, **attributes)
+    slots: list[Slot | None] = []
+    single: list[list[Array]] = [[], []]
+    together: list[Array] = []
+    for k, given in enumerate(inputs):
+        if isinstance(given, str):
+            node.input[k] = ""
+            slots.append(None)
+        elif isinstance(given, tuple):
+            axis, *shapes = given
+            parts = [_f(*shape) for shape in shapes]
+            if op_type == "Where" and k == 0:
+                parts = [part > 0 for part in parts]
+            slots.append(Slot(axis, tuple(_sized(part) for part in parts)))
+            for one, part in zip(single, parts, strict=True):
+                one.append(part)
+            together.append(np.concatenate(parts, axis))
+        else:
+            assert isinstance(given, np.ndarray)
+            slots.append(Slot(None, (_sized(given), _sized(given)), given))
+            for one in (*single, together):
+                one.append(given)
+    alone = [_run(node, one) for one in single]
+    shapes_out = [tuple(_sized(results[i]) for results in alone) for i in range(outputs)]
+    axes = output_axes(node, slots, shapes_out, _OPSET)
+    for axis, whole, *apart in zip(axes, _run(node, together), *alone, strict=True):
+        assert axis is not None
+        np.testing.assert_allclose(whole, np.concatenate(apart, axis), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "inputs"),
+    [
+        ("Softmax", {"axis": 0}, [(0, (2, 3), (1, 3))]),
+        ("LayerNormalization", {"axis": 1}, [(1, (2, 3, 4), (2, 3, 4)), _f(3, 4)]),
+        ("ReduceMean", {}, [(0, (2, 3), (1, 3))]),
+        ("ReduceMean", {}, [(0, (2, 3), (1, 3)), _i(0)]),
+        ("MatMul", {}, [(1, (2, 4), (2, 4)), _f(8, 5)]),
+        ("MatMul", {}, [(2, (2, 3, 4), (2, 3, 4)), (1, (2, 4, 5), (2, 4, 5))]),
+        ("MatMul", {}, [(0, (4, 3), (2, 3)), (1, (3, 4), (3, 2))]),
+        ("Add", {}, [(0, (2, 3), (2, 3)), _f(2, 3)]),
+        ("Add", {}, [(0, (2, 3), (2, 3)), (1, (2, 3), (2, 3))]),
+        ("Add", {}, [(0, (2, 3), (2, 3)), (0, (1, 3), (1, 3))]),
+        ("Concat", {"axis": 0}, [(0, (2, 3), (1, 3)), (0, (2, 3), (1, 3))]),
+        ("Gather", {"axis": 0}, [(0, (2, 3), (1, 3)), np.array([0])]),
+        ("Slice", {}, [(0, (2, 5), (4, 5)), _i(1), _i(2)]),
+        ("CumSum", {}, [(0, (2, 4), (1, 4)), np.array(0)]),
+        ("Tile", {}, [(0, (2, 3), (4, 3)), _i(2, 1)]),
+        ("Pad", {}, [(0, (2, 3), (4, 3)), _i(1, 0, 0, 0)]),
+        ("DynamicQuantizeLinear", {}, [(0, (2, 3), (4, 3))]),
+        ("RandomNormalLike", {}, [(0, (2, 3), (4, 3))]),
+        ("Squeeze", {}, [(0, (1, 3), (1, 3))]),
+        ("Conv", {}, [(1, (2, 3, 5, 5), (2, 3, 5, 5)), _f(4, 6, 3, 3)]),
+    ],
+)
+def test_an_op_that_mixes_what_is_concatenated_is_refused(
+    op_type: str, attributes: dict[str, object], inputs: list[object]
+) -> None:
+    slots: list[Slot | None] = []
+    for given in inputs:
+        if isinstance(given, tuple):
+            slots.append(Slot(given[0], tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
+        else:
+            assert isinstance(given, np.ndarray)
+            slots.append(Slot(None, (_sized(given), _sized(given)), given))
+    rank = slots[0].rank if slots[0] else 0
+    out = (tuple(Size(2) for _ in range(rank)),) * 2
+    with pytest.raises(UnmergeableError):
+        output_axes(_node(op_type, len(inputs), **attributes), slots, [out], _OPSET)
+
+
+def test_softmax_of_old_opsets_sums_over_all_axes_behind_its_own() -> None:
+    node = _node("Softmax", 1, axis=1)
+    dims = (tuple(Size(n) for n in (2, 3, 4)),) * 2
+    assert output_axes(node, [Slot(0, dims)], [dims], 12) == (0,)
+    with pytest.raises(UnmergeableError):
+        output_axes(node, [Slot(2, dims)], [dims], 12)
+    assert output_axes(node, [Slot(2, dims)], [dims], 13) == (2,)
+
+
+def test_what_all_inputs_share_is_shared() -> None:
+    value = _f(2, 3)
+    slot = Slot(None, (_sized(value),) * 2, value)
+    assert output_axes(_node("Relu", 1), [slot], [(_sized(value),) * 2], _OPSET) == (None,)
+
+
+def test_a_reshape_that_folds_the_batch_behind_another_axis_is_refused() -> None:
+    node = _node("Reshape", 2)
+    batch = Size(0, 1)
+    before = ((Size(3), batch),) * 2
+    with pytest.raises(UnmergeableError):
+        output_axes(node, [Slot(1, before)], [((Size(0, 3),),) * 2], _OPSET)
+    assert output_axes(node, [Slot(1, before)], [((Size(3), batch, Size(1)),) * 2], _OPSET) == (1,)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpuprof.merging import seeds
+from gpuprof.merging.common import common_blocks
+from gpuprof.merging.submatrix import TOLERANCE, CommonBlock, Matrix, exhaustive_block, same_entries
+
+
+def _assert_common(a: Matrix, b: Matrix, block: CommonBlock) -> None:
+    mine = a[block.a_row : block.a_row + block.rows, block.a_column : block.a_column + block.columns]
+    theirs = b[block.b_row : block.b_row + block.rows, block.b_column : block.b_column + block.columns]
+    assert mine.shape == theirs.shape == (block.rows, block.columns)
+    assert same_entries(mine, theirs).all()
+
+
+def _matrix(kind: str, random: np.random.Generator, rows: int, columns: int) -> Matrix:
+    if kind == "integers":
+        return random.integers(0, 4, (rows, columns))
+    if kind == "few values":
+        return (0.3 * random.integers(0, 9, (rows, columns))).astype(np.float32)
+    if kind == "half":
+        return random.standard_normal((rows, columns)).astype(np.float16)
+    if kind == "near the tolerance":  # agreeing is not transitive here
+        return (0.5e-7 * random.integers(0, 300, (rows, columns))).astype(np.float32)
+    return random.standard_normal((rows, columns)).astype(np.float32)
+
+
+_KINDS = ("integers", "few values", "half", "near the tolerance", "floats")
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_search_finds_what_trying_all_displacements_finds(kind: str, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    # Above 2^16 comparisons, so that the searches for large matrices are the ones that run.
+    shapes = [tuple(int(n) for n in random.integers(17, 24, 2)) for _ in range(2)]
+    a, b = (_matrix(kind, random, *shape) for shape in shapes)
+    rows, columns = (int(n) for n in random.integers(1, 9, 2))
+    b[2 : 2 + rows, 4 : 4 + columns] = a[5 : 5 + rows, 1 : 1 + columns]
+    found = common_blocks([a], [b])[0, 0]
+    assert found.exact
+    assert found.area == exhaustive_block(a, b).area
+    _assert_common(a, b, found)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_small_matrices_of_any_shape_are_searched_whole(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    a = random.integers(0, 3, random.integers(1, 6, 2)).astype(np.float32)
+    b = random.integers(0, 3, random.integers(1, 6, 2)).astype(np.float32)
+    best = max(
+        (
+            rows * columns
+            for rows in range(1, min(len(a), len(b)) + 1)
+            for columns in range(1, min(a.shape[1], b.shape[1]) + 1)
+            for i in range(len(a) - rows + 1)
+            for j in range(a.shape[1] - columns + 1)
+            for k in range(len(b) - rows + 1)
+            for m in range(b.shape[1] - columns + 1)
+            if np.array_equal(a[i : i + rows, j : j + columns], b[k : k + rows, m : m + columns])
+        ),
+        default=0,
+    )
+    assert common_blocks([a], [b])[0, 0].area == best
+
+
+def test_values_agree_up_to_the_tolerance_and_no_further() -> None:
+    a = np.random.default_rng(0).uniform(0.01, 0.1, (40, 40))
+    within, beyond = a + 0.99 * TOLERANCE, a + 1.01 * TOLERANCE
+    found = common_blocks([a], [within, beyond])
+    assert found[0, 0].area == 1600
+    assert found[0, 1].area < 1600
+
+
+def test_equal_matrices_share_everything_and_pairs_are_told_apart() -> None:
+    random = np.random.default_rng(1)
+    first = [random.standard_normal((30, 25)).astype(np.float32) for _ in range(3)]
+    second = [first[1], first[0].copy(), random.standard_normal((30, 25)).astype(np.float32)]
+    found = common_blocks(first, second)
+    assert {pair for pair, block in found.items() if block.area == 750} == {(1, 0), (0, 1)}
+
+
+def test_a_block_that_moved_is_found_in_a_larger_matrix() -> None:
+    random = np.random.default_rng(2)
+    a, b = random.standard_normal((90, 70)).astype(np.float32), random.standard_normal((60, 110)).astype(np.float32)
+    b[3:40, 60:100] = a[50:87, 20:60]
+    found = common_blocks([a], [b])[0, 0]
+    assert found == CommonBlock(37, 40, 50, 20, 3, 60)
+    assert common_blocks([b], [a])[0, 0] == found.swapped()
+
+
+def test_nan_agrees_with_nothing() -> None:
+    a = np.full((20, 20), np.nan, np.float32)
+    assert common_blocks([a], [a.copy()])[0, 0].area == 0
+
+
+def test_constant_matrices_share_the_smaller_extent_of_each() -> None:
+    found = common_blocks([np.zeros((50, 9), np.float32)], [np.zeros((7, 80), np.float32)])[0, 0]
+    assert (found.rows, found.columns) == (7, 9)
+
+
+def test_only_asked_pairs_are_compared() -> None:
+    a = np.zeros((3, 3), np.float32)
+    assert set(common_blocks([a, a], [a, a], [(1, 0)])) == {(1, 0)}
+
+
+def _mostly_zero() -> list[Matrix]:
+    random = np.random.default_rng(3)
+    matrices = [random.standard_normal((60, 60)).astype(np.float32) for _ in range(2)]
+    for matrix in matrices:
+        matrix[random.random((60, 60)) < 0.7] = 0
+    return list(matrices)
+
+
+def test_one_value_repeated_among_others_is_searched_as_well() -> None:
+    a, b = _mostly_zero()
+    found = common_blocks([a], [b])[0, 0]
+    assert found.area == exhaustive_block(a, b).area
+    _assert_common(a, b, found)
+
+
+def test_a_search_that_is_given_up_says_that_more_may_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seeds, "_MOST_MATCHES", 100)
+    a, b = _mostly_zero()
+    found = common_blocks([a], [b])[0, 0]
+    assert not found.exact
+    _assert_common(a, b, found)

@@ -1,0 +1,206 @@
+"""Merged graphs give what the originals give: random small graphs, with everything merged that can be."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from gpuprof.merged_model import read_merged
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from tests.merging.models import Array, Builder, finetuned, residual, save, transformer
+
+_LENGTH = 4
+
+
+def _dense(b: Builder, x: str, width: int) -> str:
+    return b.add("Add", b.add("MatMul", x, b.weight(width, width)), b.weight(width))
+
+
+def _attention(b: Builder, x: str, width: int) -> str:
+    scores = b.add("MatMul", b.add("MatMul", x, b.weight(width, width)), b.add("Transpose", x, perm=[0, 2, 1]))
+    return b.add("MatMul", b.add("Softmax", scores, axis=-1), x)
+
+
+def _flat(b: Builder, x: str, width: int) -> str:
+    flat = b.add("Reshape", x, b.constant(np.array([-1, _LENGTH * width], np.int64)))
+    flat = b.add("MatMul", flat, b.weight(_LENGTH * width, _LENGTH * width))
+    return b.add("Reshape", flat, b.constant(np.array([-1, _LENGTH, width], np.int64)))
+
+
+def _shaped(b: Builder, x: str, width: int) -> str:
+    shape = b.add("Shape", x)
+    folded = b.add("Reshape", x, b.constant(np.array([-1, width], np.int64)))
+    return b.add("Reshape", b.add("MatMul", folded, b.weight(width, width)), shape)
+
+
+def _swapped(b: Builder, x: str, width: int) -> str:
+    y = b.add("Transpose", x, perm=[1, 0, 2])
+    return b.add("Transpose", b.add("MatMul", y, b.weight(width, width)), perm=[1, 0, 2])
+
+
+_LAYERS: dict[str, Callable[[Builder, str, int], str]] = {
+    "dense": _dense,
+    "attention": _attention,
+    "flat": _flat,
+    "shaped": _shaped,
+    "swapped": _swapped,
+    "residual": lambda b, x, w: b.add("Add", x, _dense(b, x, w)),
+    "relu": lambda b, x, w: b.add("Relu", x),
+    "norm": lambda b, x, w: b.add("LayerNormalization", x, b.weight(w), b.weight(w), axis=-1),
+    "over the batch": lambda b, x, w: b.add("Add", x, b.add("ReduceMean", x, axes=[0], keepdims=1)),
+    "softmax of the batch": lambda b, x, w: b.add("Softmax", x, axis=0),
+    "along the length": lambda b, x, w: b.add("Softmax", x, axis=1),
+    "expanded": lambda b, x, w: b.add("Add", x, b.add("Expand", b.weight(1, 1, w), b.add("Shape", x))),
+    "joined": lambda b, x, w: b.add(
+        "MatMul", b.add("Concat", x, b.add("Tanh", x), axis=2), b.weight(2 * w, w)
+    ),
+}  # fmt: skip
+
+
+@st.composite
+def _graphs(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
+    """Models with the same or nearly the same layers, and the batch of each: free or fixed."""
+    width = draw(st.sampled_from([2, 3, 6]))
+    names = draw(st.lists(st.sampled_from(sorted(_LAYERS)), min_size=1, max_size=5))
+    count = draw(st.sampled_from([2, 2, 3]))
+    batches = [draw(st.sampled_from(["batch", "batch", 1, 2])) for _ in range(count)]
+    seed = draw(st.integers(0, 1000))
+    models = []
+    for m, batch in enumerate(batches):
+        mine = list(names)
+        if m and draw(st.booleans()):
+            mine.append(draw(st.sampled_from(sorted(_LAYERS))))
+        models.append(_changed(_build(mine, width, batch, seed), draw, m))
+    return models, batches
+
+
+def _build(names: list[str], width: int, batch: int | str, seed: int) -> ModelProto:
+    b = Builder(seed)
+    x = "x"
+    for name in names:
+        x = _LAYERS[name](b, x, width)
+    b.nodes[-1].output[0] = "y"
+    shape: list[int | str] = [batch, _LENGTH, width]
+    return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, shape)})
+
+
+def _changed(model: ModelProto, draw: st.DrawFn, seed: int) -> ModelProto:
+    """Change some weights whole, and of some only a corner, which leaves a block in common."""
+    random = np.random.default_rng(seed)
+    for tensor in model.graph.initializer:
+        kind = draw(st.sampled_from(["same", "same", "same", "corner", "whole"])) if seed else "same"
+        value = numpy_helper.to_array(tensor).copy()
+        if kind == "same" or value.dtype != np.float32 or value.ndim < 1:
+            continue
+        corner = value if kind == "whole" else value[..., : max(1, value.shape[-1] // 3)]
+        corner += 0.1 * random.standard_normal(corner.shape).astype(np.float32)
+        tensor.CopyFrom(numpy_helper.from_array(value, tensor.name))
+    return model
+
+
+def _call(path: Path, fed: dict[str, Array]) -> dict[str, Array]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, fed), strict=True))
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(_graphs())
+def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[ModelProto], list[int | str]]) -> None:
+    models, batches = drawn
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [save(model, Path(directory), f"m{i}") for i, model in enumerate(models)]
+        output = Path(directory) / "merged.onnx"
+        options = MergeOptions(force=True, omega=0.1, proof_tolerance=1e-4)
+        write_merged(merge_sources(read_sources(paths), options), output, options)
+        described = read_merged(output)
+        assert described is not None
+        random = np.random.default_rng(0)
+        width = models[0].graph.input[0].type.tensor_type.shape.dim[2].dim_value
+        fed = {}
+        for i, batch in enumerate(batches):
+            rows = batch if isinstance(batch, int) else 2 + i
+            fed[f"m{i}"] = {"x": random.standard_normal((rows, _LENGTH, width)).astype(np.float32)}
+        results = _call(output, described.feeds(fed))
+        for i, path in enumerate(paths):
+            expected = _call(path, fed[f"m{i}"])["y"]
+            np.testing.assert_allclose(described.answers(results, f"m{i}")["y"], expected, rtol=1e-3, atol=1e-4)
+
+
+def _merged(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Path, MergeOptions]:
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
+    chosen = MergeOptions(**{"force": True, **options})  # type: ignore[arg-type]
+    output = tmp_path / "merged.onnx"
+    write_merged(merge_sources(read_sources(paths), chosen), output, chosen)
+    return output, chosen
+
+
+@pytest.mark.parametrize("make", [transformer, residual])
+def test_frozen_layers_become_one_op_on_one_weight(make: Callable[[], ModelProto], tmp_path: Path) -> None:
+    base = make()
+    paths = [save(finetuned(base, 0.7, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    merged = merge_sources(read_sources(paths), MergeOptions(force=True))
+    report = merged.report
+    frozen = [row for row in report.operators if row.similarity == 1]
+    assert frozen
+    assert all(row.saved_bytes * 2 == row.weight_bytes for row in frozen)
+    assert [row.how for row in frozen[:-1]] == ["merged"] * (len(frozen) - 1)  # of the last one the bias was tuned
+    kinds = [node.op_type for node in merged.model.graph.node]
+    # One concatenation for each input, and one slice for each model and value where the shared part ends.
+    assert kinds.count("Concat") <= 3
+    assert report.weight_bytes_after < report.weight_bytes_before - sum(row.saved_bytes for row in frozen) + 100
+    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+
+
+def test_three_models_are_merged_as_far_as_each_agrees(tmp_path: Path) -> None:
+    base = transformer()
+    paths = [
+        save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetuned(base, 0.8), finetuned(base, 0.3)])
+    ]
+    merged = merge_sources(read_sources(paths), MergeOptions(force=True))
+    members = {len(row.models) for row in merged.report.merged}
+    assert members == {2, 3}
+    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+
+
+def test_a_model_merged_with_itself_holds_its_weights_once(tmp_path: Path) -> None:
+    base = residual()
+    path = save(base, tmp_path, "m")
+    merged = merge_sources(read_sources([path, path]), MergeOptions(force=True))
+    assert merged.report.models == ("m", "m-2")
+    assert merged.report.weight_bytes_after < 0.51 * merged.report.weight_bytes_before + 200
+    write_merged(merged, tmp_path / "merged.onnx", MergeOptions())
+
+
+def test_a_model_can_be_absent_and_batches_differ(tmp_path: Path) -> None:
+    base = transformer()
+    output, _ = _merged(tmp_path, base, finetuned(base, 0.6))
+    described = read_merged(output)
+    assert described is not None
+    fed = {"ids": np.full((3, 6), 7), "mask": np.ones((3, 6), np.int64)}
+    results = _call(output, described.feeds({"m1": fed}))
+    expected = _call(tmp_path / "m1.onnx", fed)["logits"]
+    np.testing.assert_allclose(described.answers(results, "m1")["logits"], expected, rtol=1e-4, atol=1e-5)
+    assert described.member("m0").absent_rows == 0
+
+
+def test_models_without_anything_in_common_stay_whole(tmp_path: Path) -> None:
+    paths = [save(transformer(seed=seed), tmp_path, f"m{seed}") for seed in (0, 5)]
+    report = merge_sources(read_sources(paths), MergeOptions(force=True)).report
+    assert not report.merged
+    assert report.other_ops_merged == 0
+
+
+def test_only_standard_operators_are_added(tmp_path: Path) -> None:
+    base = transformer()
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate([base, finetuned(base, 0.6)])]
+    merged = merge_sources(read_sources(paths), MergeOptions(force=True))
+    assert {node.domain for node in merged.model.graph.node} == {""}

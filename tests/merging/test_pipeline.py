@@ -1,0 +1,222 @@
+"""What users do wrong, or unusually: each comes out right or as one clear line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.merged_model import read_merged
+from gpuprof.merging import pipeline
+from gpuprof.merging.gain import Rates
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.proposal import propose_merges
+from gpuprof.merging.report import MergeReport
+from tests.merging.models import Builder, finetuned, residual, save, transformer
+
+FORCE = MergeOptions(force=True)
+
+
+def _write(paths: list[Path], output: Path, options: MergeOptions = FORCE) -> MergeReport:
+    return write_merged(merge_sources(read_sources(paths, options.dims), options), output, options)
+
+
+def _dense(dtype: int = TensorProto.FLOAT, length: int | str = 4, opset: int = 17, seed: int = 0) -> ModelProto:
+    b = Builder(seed)
+    kind = helper.tensor_dtype_to_np_dtype(dtype)
+    random = np.random.default_rng(seed)
+    x = "x"
+    for _ in range(3):
+        x = b.add("Relu", b.add("MatMul", x, b.constant((0.3 * random.standard_normal((16, 16))).astype(kind))))
+    b.nodes[-1].output[0] = "y"
+    return b.model({"x": (dtype, ["batch", length, 16])}, {"y": (dtype, ["batch", length, 16])}, opset)
+
+
+def _quantised(seed: int = 0) -> ModelProto:
+    b = Builder(seed)
+    random = np.random.default_rng(seed)
+    scale, zero = b.constant(np.array(0.05, np.float32)), b.constant(np.array(0, np.int8))
+    x = "x"
+    for _ in range(3):
+        x = b.add("DequantizeLinear", b.add("QuantizeLinear", x, scale, zero), scale, zero)
+        weight = b.constant(random.integers(-100, 100, (16, 16)).astype(np.int8))
+        x = b.add("MatMul", x, b.add("DequantizeLinear", weight, b.constant(np.array(0.003, np.float32))))
+    b.nodes[-1].output[0] = "y"
+    return b.model({"x": (1, ["batch", 16])}, {"y": (1, ["batch", 16])})
+
+
+def test_half_precision_weights_are_merged_and_proven_with_their_own_tolerance(tmp_path: Path) -> None:
+    paths = [save(_dense(TensorProto.FLOAT16), tmp_path, name) for name in ("a", "b")]
+    report = _write(paths, tmp_path / "m.onnx")
+    assert len(report.merged) == 3
+    assert report.proof is not None
+    assert {difference.tolerance for difference in report.proof.differences} == {4e-3}
+
+
+def test_quantised_weights_stay_quantised_and_are_shared(tmp_path: Path) -> None:
+    paths = [save(_quantised(), tmp_path, name) for name in ("a", "b")]
+    report = _write(paths, tmp_path / "m.onnx")
+    assert len(report.merged) == 3
+    weights = onnx.load(str(tmp_path / "m.onnx")).graph.initializer
+    assert sum(t.data_type == TensorProto.INT8 and list(t.dims) == [16, 16] for t in weights) == 3
+
+
+def test_an_older_opset_is_raised_to_the_newer_one(tmp_path: Path) -> None:
+    paths = [save(_dense(opset=13), tmp_path, "a"), save(_dense(opset=17), tmp_path, "b")]
+    report = _write(paths, tmp_path / "m.onnx")
+    assert len(report.merged) == 3
+    assert onnx.load(str(tmp_path / "m.onnx")).opset_import[0].version == 17
+
+
+def test_a_model_that_cannot_be_converted_is_named(tmp_path: Path) -> None:
+    old, new = _dense(opset=9), _dense(opset=17)
+    node = helper.make_node("Upsample", ["y", "s"], ["z"], mode="nearest")
+    old.graph.node.append(node)
+    old.graph.initializer.append(numpy_helper.from_array(np.array([1, 1, 2], np.float32), "s"))
+    old.graph.output[0].CopyFrom(helper.make_tensor_value_info("z", 1, ["batch", 4, 32]))
+    paths = [save(old, tmp_path, "a"), save(new, tmp_path, "b")]
+    try:
+        _write(paths, tmp_path / "m.onnx")
+    except (InputError, InfeasibleError) as error:
+        assert "a.onnx" in str(error)
+        assert "\n" not in str(error)
+
+
+def test_a_free_length_is_refused_by_name_and_merged_once_it_is_fixed(tmp_path: Path) -> None:
+    paths = [save(_dense(length="tokens"), tmp_path, name) for name in ("a", "b")]
+    with pytest.raises(InputError, match=r"a\.onnx: input x has the free dimension 'tokens'.*--dim tokens=SIZE"):
+        _write(paths, tmp_path / "m.onnx")
+    report = _write(paths, tmp_path / "m.onnx", MergeOptions(force=True, dims={"tokens": 5}))
+    assert len(report.merged) == 3
+    with pytest.raises(InputError, match="no model has a free dimension 'words'"):
+        read_sources(paths, {"words": 5})
+
+
+def test_different_fixed_lengths_stay_apart_and_say_why(tmp_path: Path) -> None:
+    paths = [save(_dense(length=4), tmp_path, "a"), save(_dense(length=5), tmp_path, "b")]
+    report = merge_sources(read_sources(paths), FORCE).report
+    assert not report.merged
+    assert any("cannot be concatenated" in row.reason for row in report.operators)
+
+
+def test_external_data_is_read_and_written_beside_the_merged_file(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    paths = []
+    for name in ("a", "b"):
+        path = tmp_path / "in" / f"{name}.onnx"
+        onnx.save_model(_dense(), str(path), save_as_external_data=True, location=f"{name}.bin", size_threshold=64)
+        paths.append(path)
+    report = _write(paths, tmp_path / "m.onnx")
+    assert len(report.merged) == 3
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["in", "m.onnx"] or (tmp_path / "m.onnx.data").exists()
+    again = _write(paths, tmp_path / "m.onnx")  # over what is there
+    assert again.weight_bytes_after == report.weight_bytes_after
+    described = read_merged(tmp_path / "m.onnx")
+    assert described is not None
+    assert [member.name for member in described.members] == ["a", "b"]
+
+
+def test_weights_beyond_what_one_file_holds_go_to_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "MOST_INLINE_BYTES", 1000)
+    base = residual(channels=16)
+    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.5), tmp_path, "b")]
+    _write(paths, tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx.data").stat().st_size > 1000
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+
+
+def test_a_subgraph_that_uses_outer_values_keeps_working(tmp_path: Path) -> None:
+    model = _dense()
+    branches = {
+        name: helper.make_graph(
+            [helper.make_node(op, ["inner"], [f"{name}_out"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", 1, ["batch", 4, 16])],
+        )
+        for name, op in (("then_branch", "Neg"), ("else_branch", "Abs"))
+    }
+    model.graph.node[-1].output[0] = "inner"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
+    model.graph.node.append(helper.make_node("If", ["flag"], ["y"], **branches))  # type: ignore[arg-type]
+    paths = [save(model, tmp_path, name) for name in ("a", "b")]
+    assert len(_write(paths, tmp_path / "m.onnx").merged) == 3
+
+
+def test_what_costs_time_is_left_out_with_the_sum_unless_forced(tmp_path: Path) -> None:
+    base = residual()
+    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    slow_memory = Rates(flops_per_s=1e12, bytes_per_s=1e3, launch_s=0.0)
+    sources = read_sources(paths)
+    kept = merge_sources(sources, MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}))
+    assert not kept.report.merged
+    assert any("predicted to cost" in row.reason and "adds" in row.reason for row in kept.report.operators)
+    forced = merge_sources(read_sources(paths), MergeOptions(rates=slow_memory, batches={"a": 64, "b": 64}, force=True))
+    assert forced.report.merged
+    assert forced.report.gain_s < 0
+
+
+def test_a_result_that_differs_is_not_written(tmp_path: Path) -> None:
+    base = residual()
+    copy = finetuned(base, 0.0)  # every weight another
+    paths = [save(base, tmp_path, "a"), save(copy, tmp_path, "b")]
+    before = sorted(tmp_path.iterdir())
+    loose = MergeOptions(force=True, weight_tolerance=10.0)  # anything is the same as anything
+    with pytest.raises(InfeasibleError, match=r"differs by .* over 0\.0001.*nothing is written"):
+        _write(paths, tmp_path / "m.onnx", loose)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"omega": 1.5}, "omega must be from 0 to 1"),
+        ({"omega": float("nan")}, "omega must be from 0 to 1"),
+        ({"eps": -1.0}, "eps must be at least 0"),
+        ({"proof_tolerance": -0.1}, "tolerance must be at least 0"),
+        ({"batches": {"a": 0}}, "a batch must be at least 1"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        MergeOptions(**options)  # type: ignore[arg-type]
+
+
+def test_files_that_are_no_models_are_refused_in_one_line(tmp_path: Path) -> None:
+    good = save(_dense(), tmp_path, "a")
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(b"not a model")
+    for path in (bad, tmp_path / "missing.onnx", tmp_path):
+        with pytest.raises(InputError) as caught:
+            read_sources([good, path])
+        assert "\n" not in str(caught.value)
+
+
+def test_an_output_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    paths = [save(_dense(), tmp_path, name) for name in ("a", "b")]
+    with pytest.raises(InputError, match="is a directory"):
+        _write(paths, tmp_path)
+    with pytest.raises(InputError, match="cannot write"):
+        _write(paths, tmp_path / "nowhere" / "m.onnx")
+
+
+def test_proposals_hold_models_that_share_and_name_the_rest(tmp_path: Path) -> None:
+    base, image = transformer(), residual()
+    models = [base, image, finetuned(base, 0.6), finetuned(image, 0.6), transformer(seed=3)]
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
+    found = propose_merges(paths, FORCE)
+    assert [proposal.models for proposal in found.merges] == [("m0", "m2"), ("m1", "m3")]
+    assert [name for name, _ in found.left_out] == ["m4"]
+    assert found.merges[0].write(tmp_path / "merged.onnx").proof is not None
+
+
+def test_the_same_models_give_the_same_file(tmp_path: Path) -> None:
+    base = transformer()
+    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    for name in ("one", "two"):
+        _write(paths, tmp_path / f"{name}.onnx")
+    assert (tmp_path / "one.onnx").read_bytes() == (tmp_path / "two.onnx").read_bytes()
