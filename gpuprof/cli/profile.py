@@ -112,6 +112,8 @@ def profile(
     named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
     measuring, why = choose(collector, here.kind)
     if per_op:
+        if beside or processes != "1":
+            raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
         plans = [PerOp(KernelDb.create(db), here, measuring, part, force) for part in shares]
         say(f"{here.name}, collector {why}")
         print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)

@@ -63,3 +63,15 @@ def test_compact_and_export(tmp_path: Path, database: KernelDb, capsys: pytest.C
 def test_a_database_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["db", "ls", "--db", "/nonexistent"]) == 3
     assert "the kernel database /nonexistent does not exist" in capsys.readouterr().err
+
+
+def test_import_says_what_came_of_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bert.csv"
+    file.write_text("Mig instance,Batch size,Workload Number,Throughput,Latency\n1,1,1,74.4,0.013\n")
+    assert main(["db", "import", str(file), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["form"], row["device"], row["rows"]) == ("parvagpu", "a100-80", 1)
+    assert main(["db", "sql", "select throughput_rps from models where model = 'bert'", "--csv"]) == 0
+    assert capsys.readouterr().out == "throughput_rps\n74.4\n"
+    assert main(["db", "import", str(file), "--format", "parvagup"]) == 3
+    assert "did you mean parvagpu" in capsys.readouterr().err

@@ -28,13 +28,26 @@ def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, caps
     assert all(row["latency_p50_ms"] > 0 and row["memory_peak_bytes"] > 0 and row["measured_now"] for row in rows)
     database = KernelDb(tmp_path / "gpuprof-db")
     assert database.read("ops").num_rows == 14
-    assert database.read("devices").num_rows == 1
+    ceilings = [row for row in database.read("devices").to_pylist() if row["float32_flops_per_s"]]
+    assert [row["sm_share_pct"] for row in ceilings] == [100.0]
     assert set(database.read("models").column("stable").to_pylist()) <= {True, False}
     main(["profile", "convs.onnx", "--batch", "1,2", *QUICK])
     again = capsys.readouterr()
     kept = sum(row["stable"] for row in rows)
     assert f"{kept} of 2 were measured before" in again.err or kept == 0
     assert "requests/s" in again.out
+
+
+def test_ops_are_measured_one_by_one_and_summed_by_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_mlp(tmp_path / "mlp.onnx")
+    words = ["profile", "mlp.onnx", "--per-op", "--batch", "1,2", "--share", "100"]
+    assert main([*words, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert sorted(row["op_type"] for row in rows) == ["Add", "Add", "MatMul", "MatMul", "Relu", "Relu"]
+    assert all(row["measured_now"] and row["duration_p50_ns"] is not None for row in rows)
+    assert main(words) == 0
+    assert "MatMul" in capsys.readouterr().out
+    assert KernelDb(tmp_path / "gpuprof-db").read("ops").num_rows == 6
 
 
 @pytest.mark.parametrize(
@@ -52,6 +65,7 @@ def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, caps
         (["mlp.onnx", "--db", "mlp.onnx/db"], "cannot write to the kernel database"),
         (["mlp.onnx", "--beside", "mlp.onnx"], "leave no room"),
         (["mlp.onnx", "--json", "--csv"], "exclude each other"),
+        (["mlp.onnx", "--per-op", "--processes", "2"], "--per-op measures ops one by one"),
     ],
 )
 def test_bad_input_gets_one_line_and_changes_nothing(

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 
@@ -38,6 +40,7 @@ for kill in range(kills):
 """
 
 
+@pytest.mark.slow
 def test_whatever_moment_a_writer_is_killed_at_every_run_is_whole_or_absent(tmp_path: Path) -> None:
     path = tmp_path / "db"
     subprocess.run([sys.executable, "-c", KILLER, str(path), str(KILLS), str(KERNELS)], cwd=ROOT, check=True)
