@@ -97,6 +97,10 @@ def test_matmul_is_two_for_each_multiply_add(a: Shape, b: Shape, y: Shape, produ
     assert flops("MatMul", [a, b], y) == 2 * product
 
 
+def test_a_transposed_operand_is_summed_over_its_other_axis() -> None:
+    assert flops("FusedMatMul", [(7, 5), (7, 3)], (5, 3), "com.microsoft", transA=1) == 2 * 5 * 7 * 3
+
+
 def test_gemm_adds_c_and_scales() -> None:
     assert flops("Gemm", [(5, 7), (7, 3)], (5, 3)) == 2 * 105
     assert flops("Gemm", [(7, 5), (3, 7), (3,)], (5, 3), transA=1, transB=1) == 2 * 105 + 15
