@@ -45,6 +45,9 @@ class Service:
         The distribution divided by its mean (a gamma of the given coefficient of variation): edges of Q
         intervals, their probabilities and their conditional means. A constant has one node and no width.
     cv : float
+    fresh_means : ndarray of shape (2 B,)
+        Means of the states without backlog: of batches that follow another at once, then of those that find the
+        process at rest, which may take longer.
     """
 
     means: Array
@@ -52,12 +55,17 @@ class Service:
     weights: Array
     nodes: Array
     cv: float
+    fresh_means: Array
 
 
-def service_of(means: Array, cv: float) -> Service:
-    """Return the service times with these means and this coefficient of variation."""
+def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
+    """Return the service times with these means and this coefficient of variation.
+
+    ``pause`` is the time of a batch that finds the process at rest over that of one that follows another.
+    """
+    fresh = np.concatenate([means, pause * means])
     if cv < 1e-3:
-        return Service(means, np.ones(2), np.ones(1), np.ones(1), 0.0)
+        return Service(means, np.ones(2), np.ones(1), np.ones(1), 0.0, fresh)
     shape = 1.0 / cv**2
     probabilities = np.array(_SERVICE_EDGES)
     edges = np.append(gammaincinv(shape, probabilities) / shape, 0.0)
@@ -67,7 +75,7 @@ def service_of(means: Array, cv: float) -> Service:
     above = gammaincc(shape + 1.0, edges * shape)
     above[-1] = 0.0
     nodes = -np.diff(above) / weights
-    return Service(means, edges, weights, nodes, cv)
+    return Service(means, edges, weights, nodes, cv, fresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +84,9 @@ class Stationary:
 
     Attributes
     ----------
-    fresh : ndarray of shape (B,)
-        Probability of the states without backlog, by the batch's size: there ``y`` is the service time.
+    fresh : ndarray of shape (2 B,)
+        Probability of the states without backlog, by the batch's size, of batches that followed another and of those
+        that found the process at rest: there ``y`` is the service time.
     lattice_y, lattice_mass : ndarray of shape (L,)
         The states with backlog.
     """
@@ -129,7 +138,8 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
 
     Returns
     -------
-    ndarray of shape (B, K)
+    ndarray of shape (2 B, K)
+        First of batches that the process takes when it comes free, then of those that find it at rest.
     """
     sizes = np.arange(1, batch)[:, None]
     idle = np.exp(-rate * np.maximum(y - max_wait, 0.0))  # the first request is younger than the timer at y
@@ -137,9 +147,8 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
     late = np.maximum(y, max_wait)
     ratio = max_wait / np.maximum(late, 1e-300)
     by_process = poisson_pmf(sizes, rate * late) * (1.0 - ratio**sizes)
-    partial = by_timer + by_process
-    full = poisson_cdf(batch - 1, rate * y) - partial.sum(axis=0)
-    return np.asarray(np.vstack([partial, np.maximum(full, 0.0)]))
+    filled = np.maximum(poisson_cdf(batch - 1, rate * y) - by_timer.sum(axis=0) - by_process.sum(axis=0), 0.0)
+    return np.asarray(np.vstack([by_process, np.zeros_like(filled), by_timer, filled]))
 
 
 def _on_lattice(service: Service) -> Array:
@@ -210,22 +219,22 @@ def _landing(on_lattice: Array, cells: int, ratio: float) -> Array:
 
 
 def _entering(rate: float, step: float, cells: int, service: Service) -> Array:
-    """Return E[i, n]: probability of going from the fresh state of n requests to backlog cell i."""
+    """Return E[i, k]: probability of going from fresh state k to backlog cell i."""
     batch = len(service.means)
-    starts = (service.means[:, None] * service.nodes[None, :]).ravel()
+    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
     edges = np.arange(cells + 1) * step
     reach = starts[None, :] - edges[:, None]
     fine = np.linspace(0.0, max(float(starts.max()), 1e-300), 1024)
     within = np.interp(reach.ravel(), fine, 1.0 - poisson_cdf(batch - 1, rate * fine), left=0.0)
-    mass = -np.diff(within.reshape(reach.shape), axis=0).reshape(cells, batch, len(service.nodes))
+    mass = -np.diff(within.reshape(reach.shape), axis=0).reshape(cells, 2 * batch, len(service.nodes))
     return np.asarray(mass @ service.weights, dtype=np.float64)
 
 
 def _fresh_from_service(rate: float, max_wait: float, service: Service) -> Array:
-    """Return F[m, n]: probability of going from the fresh state of n requests to that of m."""
+    """Return F[m, k]: probability of going from fresh state k to fresh state m."""
     batch = len(service.means)
-    starts = (service.means[:, None] * service.nodes[None, :]).ravel()
-    probabilities = fresh_probabilities(rate, max_wait, batch, starts).reshape(batch, batch, len(service.nodes))
+    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
+    probabilities = fresh_probabilities(rate, max_wait, batch, starts).reshape(2 * batch, 2 * batch, len(service.nodes))
     return np.asarray(probabilities @ service.weights, dtype=np.float64)
 
 

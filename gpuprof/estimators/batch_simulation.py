@@ -38,7 +38,16 @@ class Sample:
     mean_service: float
 
 
-def simulate(rate: float, scv: float, max_wait: float, means: Array, cv: float, processes: int, load: float) -> Sample:
+def simulate(
+    rate: float,
+    scv: float,
+    max_wait: float,
+    means: Array,
+    cv: float,
+    processes: int,
+    load: float,
+    pause: float = 1.0,
+) -> Sample:
     """Simulate a replica that is stable.
 
     Parameters
@@ -53,6 +62,8 @@ def simulate(rate: float, scv: float, max_wait: float, means: Array, cv: float, 
     processes : int
     load : float
         Fraction of the capacity that is asked for, below 1; decides how long the warm-up lasts.
+    pause : float
+        Time of a batch that finds its process at rest over that of one that follows another.
     """
     batch = len(means)
     gaps, factors = _gap_pool(batch, scv), _factor_pool(cv)
@@ -65,9 +76,11 @@ def simulate(rate: float, scv: float, max_wait: float, means: Array, cv: float, 
     taken = served = 0.0
     for step in range(warm + steps):
         first_free = free.argmin(axis=1)
-        dispatch = np.maximum(free[rows, first_free], np.minimum(window[:, 0] + max_wait, window[:, -1]))
+        released = free[rows, first_free]
+        dispatch = np.maximum(released, np.minimum(window[:, 0] + max_wait, window[:, -1]))
         size = (window <= dispatch[:, None]).sum(axis=1)
         service = means[size - 1] * np.roll(factors[step % _POOL], step)
+        service[dispatch > released] *= pause
         done = dispatch + service
         free[rows, first_free] = done
         if step >= warm:

@@ -20,17 +20,19 @@ _NEGLIGIBLE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Waits of the requests, by the size of the batch that they leave in.
+    """Waits of the requests, by the size of the batch that they leave in, twice.
+
+    First come batches that follow another at once, then those that find the process at rest.
 
     Attributes
     ----------
     waits : ndarray of shape (K,)
         Increasing, from 0.
-    below : ndarray of shape (B, K)
+    below : ndarray of shape (2 B, K)
         Probability that a request leaves in a batch of n and has waited at most ``waits``, without the two atoms.
-    at_once, timer : ndarray of shape (B,)
+    at_once, timer : ndarray of shape (2 B,)
         Probability that it leaves in a batch of n having waited exactly 0, or exactly ``max_wait``.
-    batch_sizes : ndarray of shape (B,)
+    batch_sizes : ndarray of shape (2 B,)
         Probability that a batch has n requests.
     """
 
@@ -58,22 +60,24 @@ def waiting(rate: float, max_wait: float, service: Service, law: Stationary) -> 
     young = float(np.exp(-rate * np.maximum(y - max_wait, 0.0)) @ mass)  # the timer or an arrival dispatches
     timer = young * poisson_pmf(sizes - 1.0, np.array(rate * max_wait))
 
-    below = np.zeros((batch, len(waits)))
-    below[:-1] = _by_process(rate, max_wait, sizes, y, mass, waits)
+    below = np.zeros((2 * batch, len(waits)))
+    below[: batch - 1] = _by_process(rate, max_wait, sizes, y, mass, waits)
+    below[batch - 1] = _full_on_release(rate, service, law, waits)
     if max_wait > 0.0:
-        below[:-1] += ((sizes - 1.0) * timer)[:, None] * np.minimum(waits / max_wait, 1.0)
-        below[-1] += _filled_while_idle(rate, max_wait, batch, y, mass, waits, float(fresh[-1]))
-    below[-1] += _full_on_release(rate, service, law, waits)
-    at_once = np.append(np.zeros(batch - 1), fresh[-1])
-    sizes_law = np.append(fresh[:-1], 1.0 - fresh[:-1].sum())
+        below[batch:-1] = ((sizes - 1.0) * timer)[:, None] * np.minimum(waits / max_wait, 1.0)
+        below[-1] = _filled_while_idle(rate, max_wait, batch, y, mass, waits, float(fresh[-1]))
+    at_once = np.append(np.zeros(2 * batch - 1), fresh[-1])
+    by_timer = np.concatenate([np.zeros(batch), timer, [0.0]])
+    sizes_law = fresh.copy()
+    sizes_law[batch - 1] = 1.0 - fresh.sum()  # the rest are full batches that leave or follow a backlog
     total = below[:, -1].sum() + timer.sum() + fresh[-1]
-    return Waiting(waits, below / total, at_once / total, np.append(timer, 0.0) / total, sizes_law, max_wait)
+    return Waiting(waits, below / total, at_once / total, by_timer / total, sizes_law, max_wait)
 
 
 def sojourn_cdf(waits: Waiting, service: Service, times: Array) -> Array:
     """Return the probability that wait and service together last at most ``times``."""
     result = np.zeros(len(times))
-    for n, mean in enumerate(service.means):
+    for n, mean in enumerate(service.fresh_means):
         if waits.below[n, -1] > _NEGLIGIBLE:
             left = times[None, :] - mean * service.nodes[:, None]
             result += service.weights @ np.interp(left, waits.waits, waits.below[n], left=0.0)
@@ -93,7 +97,7 @@ def _service_cdf(times: Array, mean: float, cv: float) -> Array:
 def _points(rate: float, service: Service, law: Stationary) -> tuple[Array, Array]:
     """Return y and its probability where a batch smaller than B can follow: fresh states exactly, then the lattice."""
     batch = len(service.means)
-    fresh_y = (service.means[:, None] * service.nodes).ravel()
+    fresh_y = (service.fresh_means[:, None] * service.nodes).ravel()
     fresh_mass = (law.fresh[:, None] * service.weights).ravel()
     kept = fresh_mass > _NEGLIGIBLE
     end = int(np.searchsorted(law.lattice_y * rate, batch + 6.0 * batch**0.5 + 14.0))
@@ -105,9 +109,9 @@ def _points(rate: float, service: Service, law: Stationary) -> tuple[Array, Arra
 
 def _wait_grid(max_wait: float, service: Service, law: Stationary) -> Array:
     """Return waits to tabulate at: every kink, fine where the shortest service is, coarse in the tail."""
-    means = service.means
+    means = service.fresh_means
     step = 2.0 * law.lattice_y[0]
-    last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means[-1] * service.edges[-1])) + step
+    last = max(float(law.lattice_y[-1]) + 0.5 * step, float(means.max() * service.edges[-1])) + step
     parts = [
         np.arange(0.0, min(4.0 * means[-1], last), step),
         np.geomspace(means[-1], last, 48) if last > means[-1] else np.array([last]),
@@ -182,7 +186,7 @@ def _mean_taken(expected: Array, batch: int) -> Array:
 
 def _with_fresh(service: Service, law: Stationary, step: float) -> Array:
     """Return the law of y on the lattice's cells, the fresh states split over the two nearest."""
-    place = (service.means[:, None] * service.nodes).ravel() / step - 0.5
+    place = (service.fresh_means[:, None] * service.nodes).ravel() / step - 0.5
     share = (law.fresh[:, None] * service.weights).ravel()
     place = np.maximum(place, 0.0)
     cell = place.astype(np.int64)

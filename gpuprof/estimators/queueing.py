@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from gpuprof.estimators.batch_chain import Array
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REFINEMENTS = 3
+_LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
@@ -25,41 +26,34 @@ class BatchQueue:
 
     One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`);
     several processes, or arrivals of another variability (renewals with gamma gaps), by a simulation with fixed
-    random numbers (`batch_simulation`). Service times are gamma with the given coefficient of variation.
+    random numbers (`batch_simulation`). Service times are gamma with the given coefficient of variation. A server
+    whose batches take longer after a pause is stable as long as it is at full speed.
     Results are cached; the cache knows that only ratios of times matter.
     """
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
         unit = server.latency_ms[server.batch - 1]
-        shape = tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch])
-        law = _solve(
-            _rounded(arrivals.rate_rps / 1000.0 * unit),
-            round(arrivals.scv, 4),
-            shape,
+        replica = _Replica(
+            tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch]),
             _rounded(server.max_wait_ms / unit) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
             server.processes,
             round(server.latency_cv, 4),
+            _rounded(server.pause_factor),
         )
-        return _scaled(_after_pauses(law, server), unit, server.overhead_ms + _pause_ms(law, server))
+        law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
+        return _scaled(law, unit, server.overhead_ms)
 
 
-def _pause_ms(law: Sojourn, server: BatchServer) -> float:
-    """Return by how much every request is later because the first batch of each busy period takes longer.
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A `BatchServer` with times in units of a full batch's."""
 
-    Whoever comes while the process is busy waits behind that first batch, so that the whole busy period is late by
-    what it takes longer; busy periods that run into each other because of it change the mean by less than the next
-    digit (M/G/1 with an exceptional first service).
-    """
-    first = 1 if server.max_wait_ms == 0.0 else round(law.mean_batch)
-    return (server.pause_factor - 1.0) * server.latency_ms[first - 1]
-
-
-def _after_pauses(law: Sojourn, server: BatchServer) -> Sojourn:
-    if law.utilization >= 1.0:
-        return law
-    busy = law.utilization * server.pause_factor
-    return replace(law, utilization=busy / (1.0 - law.utilization + busy))
+    latency: tuple[float, ...]
+    max_wait: float
+    processes: int
+    cv: float
+    pause: float
 
 
 def _rounded(value: float) -> float:
@@ -77,18 +71,15 @@ def _scaled(law: Sojourn, unit: float, overhead: float) -> Sojourn:
 
 
 @lru_cache(maxsize=100_000)
-def _solve(rate: float, scv: float, latency: tuple[float, ...], max_wait: float, processes: int, cv: float) -> Sojourn:
-    batch = len(latency)
-    load = rate / (batch * processes)
+def _solve(rate: float, scv: float, replica: _Replica) -> Sojourn:
+    batch = len(replica.latency)
+    load = rate / (batch * replica.processes)
     if load >= 1.0:
         return Sojourn(load, float(batch), math.inf, ((0.0, math.inf), (1.0, math.inf)))
-    means = np.array(latency)
-    if rate <= 0.0:
-        rate = 1e-9
     with _threads().limit(limits=1, user_api="blas"):  # waking threads for matrices this small costs more than they do
-        if processes == 1 and abs(scv - 1.0) < 1e-3:
-            return _exact(rate, means, max_wait, cv)
-        return _simulated(rate, scv, means, max_wait, processes, cv, load)
+        if replica.processes == 1 and abs(scv - 1.0) < 1e-3:
+            return _exact(max(rate, _LEAST_RATE), replica)
+        return _simulated(max(rate, _LEAST_RATE), scv, replica, load)
 
 
 @cache
@@ -98,32 +89,34 @@ def _threads() -> Any:
     return ThreadpoolController()
 
 
-def _simulated(
-    rate: float, scv: float, means: Array, max_wait: float, processes: int, cv: float, load: float
-) -> Sojourn:
-    sample = batch_simulation.simulate(rate, scv, max_wait, means, cv, processes, load)
+def _simulated(rate: float, scv: float, replica: _Replica, load: float) -> Sojourn:
+    sample = batch_simulation.simulate(
+        rate, scv, replica.max_wait, np.array(replica.latency), replica.cv, replica.processes, load, replica.pause
+    )
     quantiles = np.quantile(sample.times, _PROBABILITIES)
-    busy = rate / sample.mean_batch * sample.mean_service / processes
+    busy = rate / sample.mean_batch * sample.mean_service / replica.processes
     return Sojourn(min(busy, 1.0), sample.mean_batch, float(sample.times.mean()), _pairs(_PROBABILITIES, quantiles))
 
 
-def _exact(rate: float, means: Array, max_wait: float, cv: float) -> Sojourn:
-    service = batch_chain.service_of(means, cv)
-    law = batch_chain.solve(rate, max_wait, service)
-    waits = batch_sojourn.waiting(rate, max_wait, service, law)
+def _exact(rate: float, replica: _Replica) -> Sojourn:
+    service = batch_chain.service_of(np.array(replica.latency), replica.cv, replica.pause)
+    law = batch_chain.solve(rate, replica.max_wait, service)
+    waits = batch_sojourn.waiting(rate, replica.max_wait, service, law)
     sizes = waits.batch_sizes
-    mean_batch = float(sizes @ np.arange(1, len(means) + 1))
+    mean_batch = float(sizes @ np.tile(np.arange(1, len(replica.latency) + 1), 2))
     by_request = waits.below[:, -1] + waits.at_once + waits.timer
-    mean = waits.mean() + float(by_request @ means)
+    mean = waits.mean() + float(by_request @ service.fresh_means)
     times, within = _tabulate(waits, service)
-    return Sojourn(min(rate / mean_batch * float(sizes @ means), 1.0), mean_batch, mean, _pairs(within, times))
+    busy = min(rate / mean_batch * float(sizes @ service.fresh_means), 1.0)
+    return Sojourn(busy, mean_batch, mean, _pairs(within, times))
 
 
 def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tuple[Array, Array]:
     """Return times and the probabilities of being answered within them, dense where the probability climbs."""
-    longest = float(waits.waits[-1] + service.means[-1] * service.edges[-1])
-    shortest = float(service.means[0] * service.edges[0])
-    jumps = np.concatenate([service.means, service.means + waits.max_wait]) if service.cv == 0.0 else np.zeros(0)
+    means = service.fresh_means
+    longest = float(waits.waits[-1] + means.max() * service.edges[-1])
+    shortest = float(means.min() * service.edges[0])
+    jumps = np.concatenate([means, means + waits.max_wait]) if service.cv == 0.0 else np.zeros(0)
     times = np.concatenate(
         [np.linspace(shortest, 4.0 * service.means[-1], 40), np.geomspace(service.means[0], longest, 40), jumps]
     )

@@ -64,6 +64,12 @@ def test_batches_after_a_pause_take_longer(load: float) -> None:
     _agrees(server, _at_load(server, load), 400_000 if load > 0.8 else 60_000)
 
 
+@pytest.mark.parametrize(("batch", "wait", "processes"), [(4, 0.0, 1), (8, 0.4, 1), (4, 0.2, 2)])
+def test_batches_after_a_pause_take_longer_whatever_their_size(batch: int, wait: float, processes: int) -> None:
+    server = replace(_server(batch, wait, cv=0.1, processes=processes), pause_factor=1.5)
+    _agrees(server, _at_load(server, 0.4), 100_000)
+
+
 def test_a_wait_of_next_to_nothing_is_none() -> None:
     none, tiny = _server(4, 0.0), _server(4, 5e-324)
     assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
