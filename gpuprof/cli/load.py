@@ -73,11 +73,14 @@ def load(
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
     from gpuprof.serving.load import LoadSettings, run_load
     from gpuprof.serving.load_target import Target
+    from gpuprof.serving.traffic import ARRIVALS
 
     chosen = chosen_format(as_json, as_csv)
     map_path, address = _where(target, map_file)
     deployment = _read(map_path)
     streams = _streams(deployment, map_path, rate or [], rate_scale)
+    if arrivals not in ARRIVALS:
+        raise unknown_name("kind of arrivals", arrivals, list(ARRIVALS))
     settings = LoadSettings(duration, warmup, seed, arrivals, scv, clients)
     say(f"sending {_named(streams)} to {address} for {warmup:g} + {duration:g} s")
     outcome = run_load(Target.parse(address), streams, settings)

@@ -32,17 +32,17 @@ def serve(
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
     from gpuprof.deployment import read_map
     from gpuprof.routing import routing_rule
+    from gpuprof.serving.logs import configure
     from gpuprof.serving.server import ServerSettings, run_server
     from gpuprof.serving.serving_plan import plan_workers
 
     if buffer_mb < max_body_mb:
         raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
     routing_rule(routing)
+    configure(log)
     deployment = read_map(map_file)
     plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node)
-    settings = ServerSettings(
-        host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s=hang_s, drain_s=drain_s, log=log
-    )
+    settings = ServerSettings(host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s=hang_s, drain_s=drain_s)
     started = time.monotonic()
 
     def ready(url: str, workers: int) -> None:

@@ -13,6 +13,8 @@ from typing import Protocol
 
 from gpuprof.serving.arena import Arena
 
+_PATIENCE_S = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
@@ -94,8 +96,12 @@ class LocalProcess:
             self._process.kill()
 
     def reap(self) -> None:
-        """Wait for its end and collect its exit status."""
-        self._process.wait()
+        """Wait for its end, which is helped along after a while, and collect its exit status."""
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 class LocalLauncher:

@@ -107,7 +107,12 @@ class OnnxRuntime:
             )
         self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
         self._names = [spec.name for spec in outputs]
-        self._bfloat16 = any(spec.datatype == "BF16" for spec in (*inputs, *outputs))
+        types = {spec.datatype for spec in (*inputs, *outputs)}
+        if {"BF16", "BYTES"} <= types:
+            raise InputError(
+                f"{path} takes or gives strings and bfloat16, which ONNX Runtime serves from Python only apart"
+            )
+        self._bfloat16 = "BF16" in types
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
         """Run the session."""

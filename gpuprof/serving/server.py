@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.routing import routing_rule
@@ -21,7 +22,7 @@ from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
 from gpuprof.serving.launcher import LocalLauncher
-from gpuprof.serving.logs import LOGGER, configure
+from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
@@ -54,8 +55,6 @@ class ServerSettings:
         A connection that stands still in the middle of a request or an answer for so long is closed.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
-    log : str
-        Form of the log, ``"text"`` or ``"json"``.
     """
 
     host: str = "127.0.0.1"
@@ -67,7 +66,6 @@ class ServerSettings:
     drain_s: float = 30.0
     stall_s: float = 30.0
     idle_s: float = 300.0
-    log: str = "text"
 
 
 class Server:
@@ -116,6 +114,8 @@ class Server:
             for connection in list(self._api.connections):
                 connection.close()
             await asyncio.gather(*(seat.stop() for seat in self._seats))
+            for group in {seat.order.group for seat in self._seats if seat.order.quota_cores is not None}:
+                remove_group(group)
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -259,7 +259,6 @@ def run_server(
     """
     import uvloop
 
-    configure(settings.log)
     _raise_file_limit()
     answer_quickly()
 

@@ -71,6 +71,7 @@ class WorkerLink(asyncio.Protocol):
         self.spec: ModelSpec | None = None
         self.is_ready = False
         self.is_alive = False
+        self._closing = False
         self.ended: asyncio.Future[None] | None = None
 
     async def start(self, order: WorkerOrder) -> None:
@@ -129,7 +130,8 @@ class WorkerLink(asyncio.Protocol):
             self._process.kill()
 
     def close(self) -> None:
-        """Let the worker end."""
+        """Let the worker end in its own time."""
+        self._closing = True
         if self._transport is not None:
             self._transport.close()
 
@@ -148,7 +150,8 @@ class WorkerLink(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell what the worker still had."""
         # The system takes a dying process's memory away before its sockets: it can no longer write to the arena.
-        self.kill()
+        if not self._closing:
+            self.kill()
         self.is_alive = self.is_ready = False
         sent, self.sent = list(self.sent.values()), {}
         self.ended = asyncio.get_running_loop().run_in_executor(None, self._process.reap)

@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from gpuprof.cgroup import quota_parent
+from gpuprof.cpu_share import own_cores
+from gpuprof.errors import UnavailableError
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 
 
@@ -132,3 +135,21 @@ def test_workers_end_when_the_router_is_killed(tmp_path: Path, two_replicas: dic
         workers = server.workers()
         server.process.kill()
         assert eventually(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers))
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_fractions_of_a_core_are_held_by_groups_that_do_not_stay_behind(tmp_path: Path, how: str) -> None:
+    try:
+        parent, version = quota_parent()
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    own_share = 25.0 / len(own_cores())
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m", sm_share_pct=own_share)])) as server:
+        (group,) = parent.glob(f"gpuprof-serve-{server.process.pid}-*")
+        assert str(server.workers()[0].pid) in (group / "cgroup.procs").read_text().split()
+        limit = (group / ("cpu.max" if version == 2 else "cpu.cfs_quota_us")).read_text().split()[0]
+        assert int(limit) > 0
+        if how == "kill":
+            server.workers()[0].kill()
+        server.stop()
+    assert not group.exists()

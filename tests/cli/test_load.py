@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.serving.running import map_of, replica, running
+
+
+def test_measured_stands_beside_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
+    document["models"]["a"]["predicted"] = {"goodput_rps": 50.0, "p50_ms": 0.3, "p95_ms": 0.5, "p99_ms": 0.7}
+    with running(tmp_path, document) as server:
+        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1", "--warmup", "0.1"]
+        assert main([*words, "--json"]) == 0
+        first, second = json.loads(capsys.readouterr().out)
+        assert (first["model"], first["predicted_p99_ms"]) == ("a", 0.7)
+        assert first["p99_ms_error"] == pytest.approx(first["p99_ms"] / 0.7 - 1.0)
+        assert first["answered"] == first["sent"] > 20
+        assert second["predicted_p99_ms"] is None
+        assert sum(first["stages"]["batches"].values()) >= first["sent"]
+        assert main([*words, "--rate-scale", "0.5"]) == 0
+        table = capsys.readouterr().out
+        assert "goodput/s" in table and "network and router ms" in table
+        assert main(["load", server.url, "--rate", "a=20", "--duration", "0.5", "--warmup", "0", "--csv"]) == 0
+        assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["http://127.0.0.1:1"], 3, "nothing says what to send"),
+        (["http://127.0.0.1:1", "--rate", "m=5"], 1, "start one with gpuprof serve"),
+        (["http://127.0.0.1:1", "--rate", "m"], 3, "cannot read the rate 'm'"),
+        (["http://127.0.0.1:1", "--rate", "m=-1"], 3, "cannot read the rate 'm=-1'"),
+        (["nowhere.json"], 3, "cannot read nowhere.json"),
+        (["http://127.0.0.1:1", "--rate", "m=5", "--arrivals", "poison"], 3, "did you mean poisson"),
+    ],
+)
+def test_what_is_wrong_is_one_line(capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str) -> None:
+    assert main(["load", *words]) == code
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_rate_for_a_model_that_the_map_lacks_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(map_of({"small": "null:4"}, [replica("small")])))
+    assert main(["load", "http://127.0.0.1:1", "--map", str(path), "--rate", "smal=3"]) == 3
+    assert "did you mean small" in capsys.readouterr().err

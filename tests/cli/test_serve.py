@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.serving.running import map_of, replica, running
+
+
+def write(directory: Path, document: dict[str, Any]) -> str:
+    path = directory / "map.json"
+    path.write_text(json.dumps(document))
+    return str(path)
+
+
+def test_one_line_says_that_the_server_is_ready(tmp_path: Path) -> None:
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        assert server.line.startswith("serving 1 model(s) with 1 worker(s) on http://127.0.0.1:")
+        assert server.stop()[0] == 0
+
+
+def test_a_busy_port_is_one_line_and_exit_code_3(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", write(tmp_path, map_of({"m": "null:4"}, [replica("m")])), "--port", port]) == 3
+    assert capfd.readouterr().err == f"gpuprof: port {port} is taken on 127.0.0.1 (choose another with --port)\n"
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line_and_no_worker_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"not a model")
+    assert main(["serve", write(tmp_path, map_of({"m": "bad.onnx"}, [replica("m")])), "--port", "0"]) == 3
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[-1].startswith(f"gpuprof: {tmp_path / 'bad.onnx'} is not an ONNX model")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema": "gpuprof.deployment/9"}, "newer than"),
+        ({"nodes": []}, "the map has 0 nodes"),
+    ],
+)
+def test_a_map_that_cannot_be_served_is_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], change: dict[str, Any], said: str
+) -> None:
+    assert main(["serve", write(tmp_path, {**map_of({"m": "null:4"}, [replica("m")]), **change})]) == 3
+    err = capfd.readouterr().err
+    assert said in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options", [["--routing", "fast"], ["--log", "xml"], ["--buffer-mb", "1"], ["--host", "300.1.1.1"]]
+)
+def test_a_wrong_option_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str]) -> None:
+    assert main(["serve", write(tmp_path, map_of({"m": "null:4"}, [replica("m")])), *options, "--port", "0"]) == 3
+    assert capfd.readouterr().err.count("\n") == 1

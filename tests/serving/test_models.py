@@ -1,0 +1,174 @@
+"""Models of ONNX behind the server: every data type, batches, and models that fail."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+import tritonclient.http as triton
+from onnx import TensorProto, helper
+
+from gpuprof.serving.datatypes import FROM_ONNX, NUMPY_NAMES
+from tests.serving.running import RunningServer, map_of, replica, running
+
+TYPES = {
+    "BOOL": TensorProto.BOOL, "UINT8": TensorProto.UINT8, "UINT16": TensorProto.UINT16, "UINT32": TensorProto.UINT32,
+    "UINT64": TensorProto.UINT64, "INT8": TensorProto.INT8, "INT16": TensorProto.INT16, "INT32": TensorProto.INT32,
+    "INT64": TensorProto.INT64, "FP16": TensorProto.FLOAT16, "FP32": TensorProto.FLOAT, "FP64": TensorProto.DOUBLE,
+    "BF16": TensorProto.BFLOAT16, "BYTES": TensorProto.STRING,
+}  # fmt: skip
+
+
+def save(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]
+) -> str:
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+def identity(path: Path, types: Mapping[str, int]) -> str:
+    nodes = [helper.make_node("Identity", [f"in_{name}"], [f"out_{name}"]) for name in types]
+    inputs = [helper.make_tensor_value_info(f"in_{name}", kind, ["n", "m"]) for name, kind in types.items()]
+    outputs = [helper.make_tensor_value_info(f"out_{name}", kind, ["n", "m"]) for name, kind in types.items()]
+    return save(path, nodes, inputs, outputs)
+
+
+def lookup(path: Path) -> str:
+    """Rows of a table of 5, doubled: an index of 5 or more is an error of the model."""
+    nodes = [helper.make_node("Gather", ["table", "i"], ["rows"]), helper.make_node("Add", ["rows", "rows"], ["y"])]
+    table = helper.make_tensor("table", TensorProto.FLOAT, [5, 2], np.arange(10, dtype=np.float32))
+    inputs = [helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 2])]
+    graph = helper.make_graph(nodes, "g", inputs, outputs, [table])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = tmp_path_factory.mktemp("models")
+    models = {
+        "strings": identity(directory / "strings.onnx", {"BYTES": TYPES["BYTES"]}),
+        "types": identity(directory / "types.onnx", {name: kind for name, kind in TYPES.items() if name != "BYTES"}),
+        "lookup": lookup(directory / "lookup.onnx"),
+    }
+    replicas = [
+        replica("strings", batch=2, sm_share_pct=25.0),
+        replica("types", batch=4, sm_share_pct=25.0),
+        replica("lookup", batch=4, max_wait_ms=60.0),
+    ]
+    with running(directory, map_of(models, replicas)) as running_server:
+        yield running_server
+
+
+def example(datatype: str) -> np.ndarray[Any, Any]:
+    if datatype == "BYTES":
+        return np.array([["a", "é", ""], ["long" * 50, "b", "c"]], dtype=object)
+    if datatype == "BF16":
+        return np.array([[1.5, -2.0, 0.0], [4.0, 0.5, 1.0]], dtype=ml_dtypes.bfloat16)
+    return (np.arange(6).reshape(2, 3) % 2).astype(NUMPY_NAMES[datatype])
+
+
+def test_every_type_of_the_protocol_is_served() -> None:
+    assert set(TYPES) == set(FROM_ONNX.values())
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("model", ["types", "strings"])
+def test_every_type_comes_back_as_it_went(server: RunningServer, model: str, binary: bool) -> None:
+    client = triton.InferenceServerClient(server.address)
+    tensors, outputs = [], []
+    names = [name for name in TYPES if (name == "BYTES") == (model == "strings")]
+    for datatype in names:
+        tensor = triton.InferInput(f"in_{datatype}", [2, 3], datatype)
+        own = binary or datatype in ("BF16", "FP16")  # the client itself sends half floats only as binary data
+        tensor.set_data_from_numpy(example(datatype), binary_data=own)
+        tensors.append(tensor)
+        outputs.append(triton.InferRequestedOutput(f"out_{datatype}", binary_data=own))
+    result = client.infer(model, tensors, outputs=outputs)
+    for datatype in names:
+        got = result.as_numpy(f"out_{datatype}")
+        if datatype == "BYTES":
+            got = np.array([text.decode() if isinstance(text, bytes) else text for text in got.ravel()]).reshape(2, 3)
+        assert got.tolist() == example(datatype).tolist(), datatype
+    client.close()
+
+
+def types_in_json(datatype: str) -> dict[str, Any]:
+    """A request for one output with every input in JSON but the one that JSON cannot carry."""
+    inputs: list[dict[str, Any]] = []
+    for name in TYPES:
+        if name == "BF16":
+            inputs.append({"name": "in_BF16", "datatype": name, "shape": [1, 1], "parameters": {"binary_data_size": 2}})
+        elif name != "BYTES":
+            data = [[True]] if name == "BOOL" else [[1]]
+            inputs.append({"name": f"in_{name}", "datatype": name, "shape": [1, 1], "data": data})
+    return {"inputs": inputs, "outputs": [{"name": f"out_{datatype}"}]}
+
+
+@pytest.mark.parametrize(("datatype", "status", "said"), [("FP16", 200, "1.0"), ("BF16", 400, "BF16")])
+def test_half_floats_may_be_json_and_bfloat16_may_not(
+    server: RunningServer, datatype: str, status: int, said: str
+) -> None:
+    text = json.dumps(types_in_json(datatype)).encode()
+    length = {"Inference_Header_Content_Length": str(len(text))}
+    got, answer = server.get("/v2/models/types/infer", "POST", text + b"\x80\x3f", **length)
+    assert got == status and said in str(answer)
+
+
+def test_strings_and_bfloat16_in_one_model_are_refused_at_the_start(tmp_path: Path) -> None:
+    path = identity(tmp_path / "both.onnx", {name: TYPES[name] for name in ("BF16", "BYTES")})
+    with (
+        pytest.raises(AssertionError, match="strings and bfloat16"),
+        running(tmp_path, map_of({"m": path}, [replica("m")])),
+    ):
+        pass
+
+
+def ask(server: RunningServer, rows: list[int]) -> tuple[int, dict[str, object]]:
+    tensor = {"name": "i", "datatype": "INT64", "shape": [len(rows)], "data": rows}
+    status, answer = server.get("/v2/models/lookup/infer", "POST", json.dumps({"inputs": [tensor]}).encode())
+    return status, answer
+
+
+def test_requests_that_share_a_batch_get_their_own_rows(server: RunningServer) -> None:
+    got: dict[int, object] = {}
+
+    def one(row: int) -> None:
+        got[row] = ask(server, [row])[1]["outputs"]
+
+    threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for row in range(4):
+        outputs = got[row]
+        assert isinstance(outputs, list) and outputs[0]["data"] == [4.0 * row, 4.0 * row + 2.0]
+    stats = server.get("/v2/models/lookup/stats")[1]["model_stats"][0]
+    assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
+
+
+def test_a_request_that_the_model_fails_on_is_refused_and_its_neighbours_are_answered(server: RunningServer) -> None:
+    got: dict[int, int] = {}
+
+    def one(row: int) -> None:
+        got[row] = ask(server, [row])[0]
+
+    threads = [threading.Thread(target=one, args=(row,)) for row in (1, 2, 77, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == {1: 200, 2: 200, 3: 200, 77: 400}
+    assert "the model failed on these inputs" in str(ask(server, [99])[1]["error"])
