@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,7 +66,29 @@ class _Sample:
         return self.starts_ns[-1] + self.latencies_ns[-1]
 
 
-def measure(job: Job, beside: Sequence[Job] = (), limits: Limits = DEFAULT_LIMITS) -> tuple[Timing, ...]:
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a job runs when it is not on a share of the CPU.
+
+    Attributes
+    ----------
+    provider : str
+        Execution provider.
+    environment : mapping of str to str
+        What binds its processes to their share, set before they start.
+    """
+
+    provider: str
+    environment: Mapping[str, str]
+
+
+def measure(
+    job: Job,
+    beside: Sequence[Job] = (),
+    limits: Limits = DEFAULT_LIMITS,
+    seats: Sequence[Seat] = (),
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[Timing, ...]:
     """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
 
     Parameters
@@ -75,6 +97,10 @@ def measure(job: Job, beside: Sequence[Job] = (), limits: Limits = DEFAULT_LIMIT
     beside : sequence of Job
         Their shares and the job's must fit the device together.
     limits : Limits
+    seats : sequence of Seat
+        One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
+    begin : function
+        Called when all have loaded and warmed up, before they are timed.
 
     Returns
     -------
@@ -89,14 +115,15 @@ def measure(job: Job, beside: Sequence[Job] = (), limits: Limits = DEFAULT_LIMIT
         When a share cannot be enforced here, or a process dies or hangs; all others are ended then.
     """
     jobs = (job, *beside)
-    parts = slices_of([member.share for member in jobs])
+    parts = slices_of([Share()]) * len(jobs) if seats else slices_of([member.share for member in jobs])
+    sat: Sequence[Seat | None] = seats or [None for _ in jobs]
     alone = sum(member.processes for member in jobs) == 1
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory, ExitStack() as stack:
         crews = [
-            _start(stack, member, part, Path(directory), index, limits, alone)
-            for index, (member, part) in enumerate(zip(jobs, parts, strict=True))
+            _start(stack, member, part, seat, Path(directory) / str(index), limits, alone)
+            for index, (member, part, seat) in enumerate(zip(jobs, parts, sat, strict=True))
         ]
-        samples = _run(crews, limits)
+        samples = _run(crews, limits, begin)
     window = _common_window(samples)
     return tuple(
         _timing(member, part, group, window, limits) for member, part, group in zip(jobs, parts, samples, strict=True)
@@ -148,32 +175,34 @@ def label(job: Job) -> str:
 
 
 def _start(
-    stack: ExitStack, job: Job, part: CpuSlice, directory: Path, index: int, limits: Limits, alone: bool
+    stack: ExitStack, job: Job, part: CpuSlice, seat: Seat | None, directory: Path, limits: Limits, alone: bool
 ) -> list[Child]:
-    inputs = directory / f"inputs{index}.npz"
+    directory.mkdir()
+    inputs = directory / "inputs.npz"
     save_inputs(job, inputs)
-    group = stack.enter_context(shared_group(f"job{index}"))
+    group = stack.enter_context(shared_group(f"job{directory.name}"))
     task = {
         "kind": "latency",
         "model": str(job.path),
         "inputs": str(inputs),
         "threads": part.threads,
-        "provider": CPU_PROVIDER,
-        "slice": asdict(part),
+        "provider": seat.provider if seat else CPU_PROVIDER,
+        "slice": None if seat else asdict(part),
         "group": group,
         "limits": asdict(limits),
     }
     crew = []
     for process in range(job.processes):
-        leads = index == 0 and process == 0
-        crew.append(stack.enter_context(Child({**task, "leads": leads, "beside_others": not alone}, label(job))))
+        own = {**task, "leads": directory.name == "0" and process == 0, "beside_others": not alone}
+        crew.append(stack.enter_context(Child(own, label(job), environment=seat.environment if seat else None)))
     return crew
 
 
-def _run(crews: Sequence[Sequence[Child]], limits: Limits) -> list[list[_Sample]]:
+def _run(crews: Sequence[Sequence[Child]], limits: Limits, begin: Callable[[], None]) -> list[list[_Sample]]:
     everybody = [child for crew in crews for child in crew]
     for child in everybody:
         child.expect("ready", _LOAD_S)
+    begin()
     for child in everybody:
         child.tell("go")
     leader, *others = everybody

@@ -1,0 +1,140 @@
+"""Samples a GPU's power, clock, temperature and memory while something else measures."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from statistics import fmean
+from types import TracebackType
+from typing import Any, Self
+
+_PERIOD_S = 0.02
+_IDLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFigures:
+    """What was sampled; None: this GPU or driver does not say.
+
+    Attributes
+    ----------
+    power_w, clock_mhz : float or None
+        Means; the clock is that of the SMs.
+    temperature_c : float or None
+        Highest.
+    memory_bytes : int or None
+        Most of the GPU's memory in use, by all processes.
+    samples : int
+    """
+
+    power_w: float | None
+    clock_mhz: float | None
+    temperature_c: float | None
+    memory_bytes: int | None
+    samples: int
+
+
+class NvmlSampler:
+    """Samples one GPU in a thread, from entering it to leaving it.
+
+    Parameters
+    ----------
+    gpu : int
+        Index in the driver's order.
+    nvml : module, optional
+        In place of ``pynvml``.
+    period_s : float
+    """
+
+    def __init__(self, gpu: int = 0, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
+        self._nvml = nvml if nvml is not None else _module()
+        self._gpu = gpu
+        self._period_s = period_s
+        self._samples: list[tuple[float | None, ...]] = []
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        handle = self._handle()
+        if handle is not None:
+            self._thread = threading.Thread(target=self._run, args=(handle,), name="nvml", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def clear(self) -> None:
+        """Forget what was sampled until now: what loading took is not what running takes."""
+        self._samples.clear()
+
+    def figures(self) -> NvmlFigures:
+        """Return the figures of all samples since the start or the last `clear`."""
+        columns = list(zip(*list(self._samples), strict=True)) or [()] * 4
+        power, clock, temperature, memory = ([v for v in column if v is not None] for column in columns)
+        return NvmlFigures(
+            power_w=fmean(power) if power else None,
+            clock_mhz=fmean(clock) if clock else None,
+            temperature_c=max(temperature, default=None),
+            memory_bytes=int(max(memory)) if memory else None,
+            samples=len(self._samples),
+        )
+
+    def _handle(self) -> Any:
+        if self._nvml is None:
+            return None
+        try:
+            self._nvml.nvmlInit()
+            return self._nvml.nvmlDeviceGetHandleByIndex(self._gpu)
+        except self._nvml.NVMLError:
+            return None
+
+    def _run(self, handle: Any) -> None:
+        nvml = self._nvml
+        while True:
+            power = self._ask("nvmlDeviceGetPowerUsage", handle)
+            clock = self._ask("nvmlDeviceGetClockInfo", handle, getattr(nvml, "NVML_CLOCK_SM", 1))
+            temperature = self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
+            memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
+            used = None if memory is None else float(memory.used)
+            self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
+            if self._over.wait(self._period_s):
+                return
+
+    def _ask(self, function: str, *arguments: Any) -> Any:
+        with suppress(self._nvml.NVMLError, AttributeError):
+            return getattr(self._nvml, function)(*arguments)
+        return None
+
+
+def idle_figures(gpu: int = 0, nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
+    """Return what a GPU takes while nothing of ours runs: idle power, and memory that others hold."""
+    with NvmlSampler(gpu, nvml) as sampler:
+        time.sleep(seconds)
+    return sampler.figures()
+
+
+def nvml_missing(nvml: Any = None) -> str | None:
+    """Return None when NVML answers and has a GPU, else why not, in one line."""
+    module = nvml if nvml is not None else _module()
+    if module is None:
+        return "nvidia-ml-py is not installed: pip install 'gpuprof[gpu]'"
+    try:
+        module.nvmlInit()
+        return None if module.nvmlDeviceGetCount() else "the driver has no GPU"
+    except module.NVMLError as error:
+        return f"no NVIDIA GPU: {error}"
+
+
+def _module() -> Any:
+    try:
+        return import_module("pynvml")
+    except ImportError:
+        return None

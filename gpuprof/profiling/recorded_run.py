@@ -1,0 +1,86 @@
+"""The program that a profiler records: ``python -m gpuprof.profiling.recorded_run TASK.json``.
+
+It runs a model a few times, each time in a range of its own, so that what belongs to which run stands in the report
+and warm-up can be told apart. With ``kineto`` in its task it is its own profiler.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.profiling.runner import Run, open_run
+from gpuprof.profiling.timeline import RUN_RANGE
+
+
+def main(arguments: list[str]) -> int:
+    """Do the task in the file; what went wrong stands on stderr as one line."""
+    task: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        _do(task)
+    except GpuprofError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _do(task: dict[str, Any]) -> None:
+    import numpy as np
+
+    feeds = dict(np.load(task["inputs"]))
+    run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"])
+    for _ in range(task["warm_up"]):
+        run()
+    with _kineto(task.get("kineto")) as marked:
+        outputs = _runs(run, task["repeats"], marked)
+    if task.get("outputs"):
+        np.savez(task["outputs"], allow_pickle=False, **outputs)
+
+
+def _runs(run: Run, repeats: int, marked: Any) -> dict[str, Any]:
+    outputs: Any = {}
+    for _ in range(repeats):
+        with marked():
+            outputs = run()
+    return dict(outputs)
+
+
+@contextmanager
+def _kineto(trace: str | None) -> Iterator[Any]:
+    """Give what marks a run: a range of torch.profiler's, whose trace goes to ``trace``, or one of NVTX's."""
+    if trace is None:
+        yield _nvtx()
+        return
+    try:
+        import torch
+        from torch import profiler
+    except ImportError:
+        raise UnavailableError("torch is not installed", "it brings the profiler: pip install torch") from None
+    wanted = [profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        wanted.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=wanted) as recording:
+        yield lambda: profiler.record_function(RUN_RANGE)
+    recording.export_chrome_trace(trace)
+
+
+def _nvtx() -> Any:
+    """Return what opens an NVTX range; nothing where the tool that would record it is not around."""
+    try:
+        import nvtx
+    except ImportError:
+        if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
+            raise UnavailableError("nvtx is not installed", "pip install nvtx: it marks the runs") from None
+        return lambda: nullcontext()
+
+    return lambda: nvtx.annotate(RUN_RANGE)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
