@@ -136,6 +136,7 @@ class _Walk:
 
     @classmethod
     def of(cls, file: OnnxFile) -> _Walk:
+        """Return a walk over ``file``, standing before the first node."""
         graph, name = file.model.graph, file.path.name
         infos = [info for info in graph.input if info.name not in file.weights]
         declared = {info.name: declared_dims(info) or () for info in infos}
