@@ -28,7 +28,7 @@ def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, caps
     assert all(row["latency_p50_ms"] > 0 and row["memory_peak_bytes"] > 0 and row["measured_now"] for row in rows)
     database = KernelDb(tmp_path / "gpuprof-db")
     assert database.read("ops").num_rows == 14
-    ceilings = [row for row in database.read("devices").to_pylist() if row["float32_flops_per_s"]]
+    ceilings = database.read("devices", where={"measured": True}).to_pylist()
     assert [row["sm_share_pct"] for row in ceilings] == [100.0]
     assert set(database.read("models").column("stable").to_pylist()) <= {True, False}
     main(["profile", "convs.onnx", "--batch", "1,2", *QUICK])
