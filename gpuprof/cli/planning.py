@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import ModelFile, Options, Problem
 
-_OPTIONS = ("confidence", "latency_budget", "overhead_ms")
+_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
 
 
 def build_problem(
@@ -228,3 +228,45 @@ def _source_date() -> str | None:
         return datetime.fromtimestamp(int(text), UTC).isoformat()
     except (ValueError, OverflowError, OSError):
         raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None
+
+
+def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
+    """Return the problem that a map answers, from what the map says of it.
+
+    Raises
+    ------
+    InputError
+        When the database is missing, or the map does not say what fleet it was planned for.
+    """
+    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.demand import Demand, Slo
+    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.fleet import parse_fleet
+    from gpuprof.placement.problem import Options, Problem
+
+    database = open_database(db)
+    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    return Problem(
+        demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
+        fleet=parse_fleet(
+            deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
+        ),
+        estimator=DatabaseEstimator(database),
+        queueing=BatchQueue(),
+        options=Options(
+            confidence=_setting(deployment, "confidence"),
+            latency_budget=_setting(deployment, "latency_budget"),
+            overhead_ms=_setting(deployment, "overhead_ms") or 0.0,
+            max_batch=int(_setting(deployment, "max_batch") or 256),
+            max_processes=int(_setting(deployment, "max_processes") or 1),
+        ),
+    )
+
+
+def map_policy(deployment: DeploymentMap) -> Policy:
+    """Return the policy that made a map, with its default options; the default one where it is not known."""
+    from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
+
+    known = [name for name in policy_names() if deployment.policy.startswith(name)]
+    return make_policy(max(known, key=len) if known else DEFAULT)

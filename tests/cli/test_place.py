@@ -150,3 +150,33 @@ def test_an_unknown_model_names_the_nearest(here: Path, capsys: pytest.CaptureFi
 def test_a_map_that_is_none_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "slo.csv"]) == 3
     assert "slo.csv is not JSON" in capsys.readouterr().err
+
+
+def test_policies_are_compared_in_a_table_and_a_picture(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "--policies", "ffd,optimal,parvagpu", "--csv", "--picture", "maps.svg"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.startswith("policy,gpus,cost_per_hour,goodput_rps")
+    assert [row.split(",")[0] for row in rows] == ["ffd", "optimal", "parvagpu"]
+    assert "needs a device with MIG" in rows[2]
+    assert (here / "maps.svg").read_text().startswith("<svg")
+    assert main(["compare", "--policies", "ffd", "--picture", "maps.gif"]) == 3
+
+
+def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    assert main(["explain", "map.json", "net"]) == 0
+    said = capsys.readouterr().out
+    assert "net: 20 requests/s, 99% of them within 100 ms" in said
+    assert "10% less SLO" in said
+    assert main(["explain", "map.json", "nett"]) == 3
+    assert "unknown model of the map 'nett' (did you mean net?)" in capsys.readouterr().err
+
+
+def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    capsys.readouterr()
+    assert main(["export", "--to", "mig-parted"]) == 0
+    assert capsys.readouterr().out.startswith("version: v1\nmig-configs:\n")
+    assert main(["export", "--to", "triton"]) == 3
+    assert main(["export", "--to", "triton", "-o", "repository"]) == 0
+    assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()

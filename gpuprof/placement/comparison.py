@@ -1,0 +1,70 @@
+"""Runs policies on one problem and measures what each makes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import GpuprofError
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import Evidence, Violation, check
+from gpuprof.placement.objective import Objective, measure
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one policy made of a problem.
+
+    Attributes
+    ----------
+    policy : str
+    deployment : DeploymentMap or None
+        None when the policy cannot work on the problem; then ``reason`` says why.
+    objective : Objective or None
+    violations : tuple of Violation
+        Rules that its map breaks; a map with any must not be deployed.
+    seconds : float
+        Wall-clock time of the decision.
+    """
+
+    policy: str
+    deployment: DeploymentMap | None
+    objective: Objective | None
+    violations: tuple[Violation, ...]
+    seconds: float
+    reason: str = ""
+
+    @property
+    def missing_rps(self) -> float:
+        """Requests per second that it does not serve."""
+        return 0.0 if self.deployment is None else sum(one.rate_rps for one in self.deployment.unplaced)
+
+
+def compare(problem: Problem, policies: Sequence[tuple[str, Policy]]) -> tuple[Outcome, ...]:
+    """Run each (name, policy) on ``problem`` and return the outcomes in the same order."""
+    evidence = Evidence(
+        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
+        queueing=problem.queueing,
+        estimator=problem.estimator,
+        confidence=problem.options.confidence,
+        latency_budget=problem.options.latency_budget,
+        overhead_ms=problem.options.overhead_ms,
+        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
+    )
+    return tuple(_outcome(problem, name, policy, evidence) for name, policy in policies)
+
+
+def _outcome(problem: Problem, name: str, policy: Policy, evidence: Evidence) -> Outcome:
+    started = time.perf_counter()
+    try:
+        placement = policy.place(problem)
+    except GpuprofError as error:
+        return Outcome(name, None, None, (), time.perf_counter() - started, str(error))
+    seconds = time.perf_counter() - started
+    deployment = to_map(problem, placement)
+    violations = check(deployment, evidence)
+    return Outcome(name, deployment, measure(deployment, evidence.devices), violations, seconds)

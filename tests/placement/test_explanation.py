@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from gpuprof.placement.contract import demand, problem
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.explanation import alternatives, what_ifs
+from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.problem import Options
+
+GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Options(latency_budget=0.5))
+
+
+def test_the_shares_that_could_serve_are_listed_cheapest_first() -> None:
+    deployment = to_map(GIVEN, FirstFitDecreasing().place(GIVEN))
+    found = alternatives(GIVEN, deployment, "m")
+    assert [one.cost for one in found] == sorted(one.cost for one in found)
+    assert sum(one.chosen for one in found) == sum(replica.model == "m" for *_, replica in deployment.places())
+    whole = next(one for one in found if one.segment.share.is_whole)
+    # batch 8 takes 10 ms of the 12 allowed: 800 requests/s
+    assert (whole.replicas, whole.segment.batch) == (1, 8)
+
+
+def test_what_more_rate_and_less_slo_would_change_is_computed_anew() -> None:
+    now, faster, tighter = what_ifs(GIVEN, Optimal(), "m")
+    assert (now.change, faster.change, tighter.change) == ("as it is", "10% more rate", "10% less SLO")
+    assert now.missing_rps == faster.missing_rps == tighter.missing_rps == 0.0
+    # 858 requests/s are more than one whole device serves
+    assert sum(count for _, count in faster.shares) > sum(count for _, count in now.shares)
+    assert faster.gpus == now.gpus == 2

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import struct
+import xml.etree.ElementTree as ElementTree
+import zlib
+
+from gpuprof.placement.bitmap import to_png
+from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.picture import draw, to_svg
+
+DEVICES = {"plain": plain_device(), "sliced": sliced_device()}
+GIVEN = problem([demand("a<b", 700.0), demand("c", 300.0)], [(sliced_device(), None), (plain_device(), None)])
+MAP = to_map(GIVEN, FirstFitDecreasing().place(GIVEN))
+SCENE = draw([("one & two", MAP), ("again", MAP)], DEVICES)
+
+
+def test_every_replica_is_a_block_inside_its_bar() -> None:
+    replicas = sum(1 for _ in MAP.places())
+    named = [block for block in SCENE.blocks if block.fill is not None and block.text.startswith(("a<b", "c "))]
+    assert len(named) == 2 * replicas
+    assert all(block.x >= 0 and block.x + block.width <= SCENE.width for block in SCENE.blocks)
+    assert all(block.y >= 0 and block.y + block.height <= SCENE.height for block in SCENE.blocks)
+
+
+def test_the_svg_is_xml_with_names_escaped() -> None:
+    root = ElementTree.fromstring(to_svg(SCENE))
+    titles = [element.text for element in root.iter("{http://www.w3.org/2000/svg}title")]
+    assert "one & two" in titles
+    assert any(title and title.startswith("a<b") for title in titles)
+
+
+def test_the_png_is_one_of_the_scenes_size_and_not_blank() -> None:
+    png = to_png(SCENE)
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    assert struct.unpack(">II", png[16:24]) == (SCENE.width, SCENE.height)
+    length = struct.unpack(">I", png[33:37])[0]
+    pixels = zlib.decompress(png[41 : 41 + length])
+    assert len(pixels) == SCENE.height * (3 * SCENE.width + 1)
+    assert len(set(pixels)) > 5
+
+
+def test_a_map_of_nothing_can_be_drawn() -> None:
+    empty = MAP.model_copy(update={"nodes": ()})
+    assert to_png(draw([("empty", empty)], DEVICES))
