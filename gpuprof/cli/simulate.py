@@ -84,6 +84,9 @@ def simulate(
     routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
     refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True,
     router_ms: Annotated[float, typer.Option(help="Time of the router for a request.", min=0.0)] = 0.0,
+    overhead_ms: Annotated[
+        float | None, typer.Option(help="Time of a request outside router and replica; else the map's own.", min=0.0)
+    ] = None,
     network: Annotated[str, typer.Option(help="none, thesis, or a CSV of payload_bytes,latency_ms to fit.")] = "none",
     payload_bytes: Annotated[float, typer.Option(help="Size of a request on the network.", min=0.0)] = 602112.0,
     answer_bytes: Annotated[float, typer.Option(help="Size of an answer on the network.", min=0.0)] = 4000.0,
@@ -111,7 +114,8 @@ def simulate(
     if warmup_s >= seconds:
         raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {warmup}")
     delay = _network(network)
-    legs = {name: (delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
+    outside_ms = _overhead_ms(deployment) if overhead_ms is None else overhead_ms
+    legs = {name: (outside_ms + delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
     failures = tuple(parse_failure(text, deployment) for text in fail or [])
     options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures)
     outcome = _run(deployment, load, options, sample)
@@ -146,6 +150,18 @@ def _network(text: str) -> NetworkDelay:
     from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
 
     return {"none": LOCAL, "thesis": THESIS}.get(text) or read_measurements(Path(text))
+
+
+def _overhead_ms(deployment: DeploymentMap) -> float:
+    """Return what the map was planned with: the measured time that serving adds to a request."""
+    text = deployment.inputs.get("overhead_ms", "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e9:
+        raise InputError(f"the map's overhead_ms must be a number of milliseconds but is {text!r}")
+    return value
 
 
 def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, sample: int | None) -> Outcome:

@@ -20,7 +20,7 @@ header{display:flex;justify-content:space-between;align-items:center;gap:16px}
 h1{font-size:24px;margin:0}h2{font-size:19px;margin:36px 0 4px;border-top:1px solid var(--grid);padding-top:20px}
 p{color:var(--faint);margin:4px 0 12px}
 nav a{margin-right:14px;color:var(--c0)}
-.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:18px}
+.charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:18px;align-items:start}
 figure{margin:0;max-width:760px;border:1px solid var(--grid);border-radius:8px;padding:8px}
 figcaption{color:var(--faint);font-size:13px;padding:0 6px 4px}
 svg{display:block;width:100%;height:auto}

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from gpuprof.report.chart import Axis
 
 
+_LEAST = 1e-30  # of a logarithmic axis
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """Maps [low, high] to pixels [begin, end]."""
@@ -33,7 +36,7 @@ class Scale:
 
 def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> Scale:
     """Return the scale of an axis for these values, from the axis's own ends where it has them."""
-    finite = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
+    finite = [value for value in values if math.isfinite(value) and (value > _LEAST or not axis.log)]
     low = axis.low if axis.low is not None else min(finite, default=1.0 if axis.log else 0.0)
     high = axis.high if axis.high is not None else max(finite, default=low + 1.0)
     if axis.names:
@@ -43,8 +46,8 @@ def scale_of(axis: Axis, values: Sequence[float], begin: float, end: float) -> S
         return Scale(low, max(high, low * 1.5), begin, end, True)
     if axis.low is None and low > 0 and low < 0.5 * high:
         low = 0.0
-    if high <= low:
-        high = low + (abs(low) or 1.0)
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):
+        high = low + (abs(low) if abs(low) > 1e-9 else 1.0)
     return Scale(low, high if axis.high is not None else low + (high - low) * 1.05, begin, end, False)
 
 

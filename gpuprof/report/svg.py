@@ -9,7 +9,7 @@ from gpuprof.report.palette import COLORS, THEMES, style
 from gpuprof.report.scale import Scale, scale_of, tick_text
 
 WIDTH = 580
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 24, 36, 50
+_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
 _LEGEND_LINE = 18
 _LETTER = 7.0  # mean width of a letter at 12 pixels
 _TARGETS = 240  # of a line, that can be pointed at

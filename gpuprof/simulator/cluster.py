@@ -125,6 +125,7 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
         max_wait_ms=wait,
         max_wait=_ns(wait),
         cv=np.array([replica.predicted.latency_cv for replica in replicas]),
+        pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
         settings=np.array(

@@ -207,6 +207,8 @@ def _start(cluster: Cluster, state: State, replica: int, size: int, now: int) ->
     if cluster.cv[replica] > 0.0:
         factor = state.factors[replica, position % state.factors.shape[1]]
         state.factor_position[replica] = position + 1
+    if now > state.freed_at[process]:
+        factor *= cluster.pause_factor[replica]  # it was at rest, and its caches are cold
     done = now + int(mean * factor + 0.5)
     _take(state, replica, process, size)
     state.idle_before[process] = state.idle_since[replica]
@@ -239,6 +241,7 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
         tally.replica_busy[replica] += min(now, end) - started
         tally.replica_batches[replica] += 1
     state.done_at[process] = -1
+    state.freed_at[process] = now
     place = state.flight[process]
     while place >= 0:
         following = state.next[place]

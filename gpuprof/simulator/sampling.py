@@ -35,8 +35,8 @@ class Sampling:
     """How much is kept: replicas of each model, slots of the duration, seconds of each slot."""
 
     replicas: int = 16
-    slots: int = 48
-    seconds: float = 2.0
+    slots: int = 96
+    seconds: float = 1.5
     warmup_s: float = 0.5
 
 

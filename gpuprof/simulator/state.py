@@ -42,6 +42,7 @@ class Cluster(NamedTuple):
     max_wait_ms: Floats
     max_wait: Ints
     cv: Floats
+    pause_factor: Floats
     first_process: Ints
     process_replica: Ints
     settings: Ints
@@ -53,7 +54,8 @@ class State(NamedTuple):
     Requests in the system are places of a pool, chained by ``next``; ``free[0]`` starts the chain of empty places.
     ``router_until[0]`` is when the router has done all that it was given. ``alive`` (R,): 1 takes requests, 0 takes
     none any more. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
-    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free;
+    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free
+    (since ``freed_at``);
     ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
     """
 
@@ -75,6 +77,7 @@ class State(NamedTuple):
     expected_at: Ints
     started_at: Ints
     idle_before: Ints
+    freed_at: Ints
     flight: Ints
     turn: Ints
     router_until: Ints
@@ -138,6 +141,7 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         expected_at=np.zeros(processes, np.int64),
         started_at=np.zeros(processes, np.int64),
         idle_before=np.zeros(processes, np.int64),
+        freed_at=np.full(processes, -1),
         flight=np.full(processes, -1),
         turn=np.zeros(models, np.int64),
         router_until=np.zeros(1, np.int64),

@@ -42,6 +42,17 @@ def test_tables_show_models_stages_misses_and_replicas(map_file: Path, capsys: p
         assert text in out
 
 
+def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(map_file.read_text())
+    content["inputs"]["overhead_ms"] = "2.5"
+    map_file.write_text(json.dumps(content))
+    assert main(["simulate", str(map_file), "--duration", "1s", "--json"]) == 0
+    stages = json.loads(capsys.readouterr().out)["models"][0]["stage_mean_ms"]
+    assert stages["network"] == pytest.approx(2.5)
+    assert main(["simulate", str(map_file), "--duration", "1s", "--json", "--overhead-ms", "0"]) == 0
+    assert json.loads(capsys.readouterr().out)["models"][0]["stage_mean_ms"]["network"] == 0.0
+
+
 def test_csv_has_a_row_a_model(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", str(map_file), "--duration", "2s", "--csv"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -75,6 +75,13 @@ def test_waiting_for_a_process_is_queueing_not_batching() -> None:
     assert seen.stage_mean_ms["batching"] == 0.0
 
 
+def test_a_batch_after_a_pause_takes_longer_than_one_that_follows_another() -> None:
+    server = replica("m", [4.0])
+    cold = server.model_copy(update={"predicted": server.predicted.model_copy(update={"pause_factor": 1.5})})
+    seen = outcome([cold], 0.0, 1.0, 50.0)
+    assert seen.stage_mean_ms["service"] == pytest.approx((6.0 + 4.0 + 6.0) / 3)
+
+
 def test_the_router_is_one_server_for_all() -> None:
     seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=Options(1.0, router_ms=1.0))
     assert seen.stage_mean_ms["router"] == 2.0
