@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from gpuprof.report.chart import Axis
 
-
 _LEAST = 1e-30  # of a logarithmic axis
 
 
