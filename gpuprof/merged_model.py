@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
     from onnx import ModelProto
 
-    Array = npt.NDArray[np.generic]
+    Array = npt.NDArray[Any]
 
 #: Key of the description in the metadata of an ONNX file, and its version.
 METADATA_KEY = "gpuprof.merged"

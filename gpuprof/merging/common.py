@@ -27,7 +27,7 @@ from gpuprof.merging.submatrix import (
 
 Pair = tuple[int, int]
 
-_SMALL_WORK = 2**16
+_SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
 #: Displacements looked at for one pair of matrices; more only come up where values repeat.
 _MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
 _SAMPLE = 4096
@@ -234,7 +234,10 @@ class _Search:
             best = better(best, block_at(a, b, down, right, self._tolerance))
         if best.area == 0:
             best = self._single(pair)
-        self.best[pair] = replace(best, exact=not cut and len(promising) <= most)
+        exact = not cut and len(promising) <= most
+        if not exact and displacement_work(a, b) <= _BEARABLE_WORK:
+            best, exact = exhaustive_block(a, b, self._tolerance, best), True
+        self.best[pair] = replace(best, exact=exact)
 
     def _single(self, pair: Pair) -> CommonBlock:
         """Return one entry that both have, or nothing."""

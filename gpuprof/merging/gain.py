@@ -86,11 +86,14 @@ class Region:
     weighted : tuple of int
         Those with weighted operators.
     gain : Gain
+    is_constant : bool
+        Whether it works on constants alone, which all models then share without any copy.
     """
 
     groups: tuple[int, ...]
     weighted: tuple[int, ...]
     gain: Gain
+    is_constant: bool = False
 
 
 def find_regions(plan: Plan, batches: Sequence[int]) -> list[Region]:
@@ -114,7 +117,8 @@ def find_regions(plan: Plan, batches: Sequence[int]) -> list[Region]:
         for step in steps:
             gain += _own_gain(plan, step, batches)
         weighted = tuple(step.group for step in steps if plan.group(step).operators)
-        regions.append(Region(tuple(step.group for step in steps), weighted, gain))
+        constant = all(step.once and not any(axis is not None for axis in step.output_axes) for step in steps)
+        regions.append(Region(tuple(step.group for step in steps), weighted, gain, constant))
     return regions
 
 
@@ -151,7 +155,11 @@ def _own_gain(plan: Plan, step: Step, batches: Sequence[int]) -> Gain:
         return _super_gain(plan, step, step.super_operator, batches)
     source = plan.sources[step.models[0]]
     node = source.nodes[step.node_positions[step.models[0]]]
-    weights = sum(source.weight_bytes(name) for name in node.input if name in source.weights)
+    names = {name for name in node.input if name in source.weights}
+    operator = plan.group(step).operators.get(step.models[0])
+    if operator is not None:  # its weight may stand behind a DequantizeLinear
+        names.add(operator.weight)
+    weights = sum(source.weight_bytes(name) for name in names)
     return Gain(saved_bytes=again * weights, saved_launches=again)
 
 

@@ -17,6 +17,7 @@ WEIGHT_INPUT = {
     "Conv": 1, "ConvTranspose": 1, "ConvInteger": 1, "QLinearConv": 3, "MatMul": 1, "Gemm": 1, "MatMulInteger": 1,
     "QLinearMatMul": 3, "Attention": 1, "FusedMatMul": 1, "DeformConv": 1,
 }  # fmt: skip
+_LAST = 2**31
 _CONVOLUTIONS = {"Conv", "ConvTranspose", "ConvInteger", "QLinearConv", "DeformConv"}
 
 
@@ -94,9 +95,11 @@ def moments(source: Source) -> list[Moment]:
         given = [ready[name] for name in (*node.input, *captured(node)) if name in ready]
         level = max((moment.level for moment in given), default=0)
         depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0)
-        moment = Moment(level, depth)
+        weighted = _weight(node, source, dequantised) is not None
+        # Weighted operators are the last of their level: they are matched by level alone, whatever leads to them.
+        moment = Moment(level, _LAST if weighted else depth)
         found.append(moment)
-        after = Moment(level + 1, 0) if _weight(node, source, dequantised) is not None else moment
+        after = Moment(level + 1, 0) if weighted else moment
         ready |= dict.fromkeys((name for name in node.output if name), after)
     return found
 

@@ -209,6 +209,8 @@ def _not_worth(plan: Plan, batches: Sequence[int], options: MergeOptions) -> dic
     found: dict[int, str] = {}
     for region in find_regions(plan, batches):
         seconds = region.gain.seconds(options.rates)
+        if region.is_constant:
+            continue
         if not region.weighted or not region.gain.saved_bytes:
             reason = "it has no weights to share"
         elif seconds < 0 and not options.force:

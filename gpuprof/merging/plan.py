@@ -83,7 +83,7 @@ def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int,
                     raise UnmergeableError(left_out[index])
                 _decide(plan, group, step)
             except UnmergeableError as error:
-                step.reason = str(error)
+                step = Step(index, step.models, step.node_positions, reason=str(error))
         _note(plan, step)
         plan.steps.append(step)
     return plan

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 Dims = list[int | str]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,7 @@ from onnx import NodeProto, helper
 from gpuprof.merging.axes import Slot, UnmergeableError, output_axes
 from gpuprof.merging.source import Size
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 _OPSET = 18
 
 
@@ -37,8 +38,8 @@ def _run(node: NodeProto, inputs: Sequence[Array]) -> list[Array]:
     return list(session.run(None, dict(zip(names, inputs, strict=True))))
 
 
-def _node(op_type: str, inputs: int, outputs: int = 1, **attributes: object) -> NodeProto:
-    return helper.make_node(op_type, [f"i{k}" for k in range(inputs)], [f"o{k}" for k in range(outputs)], **attributes)  # type: ignore[arg-type]
+def _node(op_type: str, inputs: int, outputs: int = 1, **attributes: Any) -> NodeProto:
+    return helper.make_node(op_type, [f"i{k}" for k in range(inputs)], [f"o{k}" for k in range(outputs)], **attributes)
 
 
 def _sized(array: Array) -> tuple[Size, ...]:
@@ -46,7 +47,7 @@ def _sized(array: Array) -> tuple[Size, ...]:
 
 
 #: op, attributes, inputs: arrays are shared; (axis, shape of each model's) are laid end to end.
-_CASES: list[tuple[str, dict[str, object], list[object]]] = [
+_CASES: list[tuple[str, dict[str, Any], list[object]]] = [
     ("Relu", {}, [(0, (2, 3), (4, 3))]),
     ("Relu", {}, [(1, (2, 3), (2, 5))]),
     ("Add", {}, [(0, (2, 3, 4), (1, 3, 4)), _f(3, 4)]),
@@ -99,7 +100,7 @@ _CASES: list[tuple[str, dict[str, object], list[object]]] = [
 
 @pytest.mark.parametrize(("op_type", "attributes", "inputs"), _CASES, ids=[f"{c[0]}{i}" for i, c in enumerate(_CASES)])
 def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
-    op_type: str, attributes: dict[str, object], inputs: list[object]
+    op_type: str, attributes: dict[str, Any], inputs: list[object]
 ) -> None:
     outputs = {"Split": 2, "TopK": 2, "LSTM": 3, "GRU": 2}.get(op_type, 1)
     node = _node(op_type, len(inputs), outputs, **attributes)
@@ -158,7 +159,7 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
     ],
 )
 def test_an_op_that_mixes_what_is_concatenated_is_refused(
-    op_type: str, attributes: dict[str, object], inputs: list[object]
+    op_type: str, attributes: dict[str, Any], inputs: list[object]
 ) -> None:
     slots: list[Slot | None] = []
     for given in inputs:

@@ -71,7 +71,7 @@ def _graphs(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
     width = draw(st.sampled_from([2, 3, 6]))
     names = draw(st.lists(st.sampled_from(sorted(_LAYERS)), min_size=1, max_size=5))
     count = draw(st.sampled_from([2, 2, 3]))
-    batches = [draw(st.sampled_from(["batch", "batch", 1, 2])) for _ in range(count)]
+    batches: list[int | str] = [draw(st.one_of(st.just("batch"), st.integers(1, 2))) for _ in range(count)]
     seed = draw(st.integers(0, 1000))
     models = []
     for m, batch in enumerate(batches):
@@ -125,7 +125,7 @@ def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[M
         assert described is not None
         random = np.random.default_rng(0)
         width = models[0].graph.input[0].type.tensor_type.shape.dim[2].dim_value
-        fed = {}
+        fed: dict[str, dict[str, Array]] = {}
         for i, batch in enumerate(batches):
             rows = batch if isinstance(batch, int) else 2 + i
             fed[f"m{i}"] = {"x": random.standard_normal((rows, _LENGTH, width)).astype(np.float32)}

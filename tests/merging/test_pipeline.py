@@ -142,7 +142,7 @@ def test_a_subgraph_that_uses_outer_values_keeps_working(tmp_path: Path) -> None
     }
     model.graph.node[-1].output[0] = "inner"
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "flag"))
-    model.graph.node.append(helper.make_node("If", ["flag"], ["y"], **branches))  # type: ignore[arg-type]
+    model.graph.node.append(helper.make_node("If", ["flag"], ["y"], **branches))
     paths = [save(model, tmp_path, name) for name in ("a", "b")]
     assert len(_write(paths, tmp_path / "m.onnx").merged) == 3
 
