@@ -13,7 +13,18 @@ from gpuprof.plugins import load_plugin
 from gpuprof.profiling.job import Request
 
 #: Built-in collectors, in the order in which ``auto`` prefers them.
-COLLECTORS: Mapping[str, str] = MappingProxyType({"ort": "gpuprof.profiling.ort:OrtCollector"})
+COLLECTORS: Mapping[str, str] = MappingProxyType(
+    {
+        "ort": "gpuprof.profiling.ort:OrtCollector",
+        "nsys+ncu": "gpuprof.profiling.gpu:NsysNcuCollector",
+        "cupti+ncu": "gpuprof.profiling.gpu:CuptiNcuCollector",
+        "nsys": "gpuprof.profiling.gpu:NsysCollector",
+        "cupti": "gpuprof.profiling.gpu:CuptiCollector",
+        "ncu": "gpuprof.profiling.gpu:NcuCollector",
+        "nvml": "gpuprof.profiling.gpu:GpuCollector",
+        "replay": "gpuprof.profiling.replay:ReplayCollector",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import importlib.metadata
 import importlib.util
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
@@ -62,19 +62,20 @@ class OrtCollector:
         timings = measure(request.job, request.beside, request.limits)
         settings = {**session_settings(timings[0].part.threads), "limits": asdict(request.limits)}
         if request.beside:
-            return Collected(colocations=_colocations(request, timings), settings=settings)
+            return Collected(colocations=colocation_rows(request, timings), settings=settings)
         if request.job.processes > 1:  # nodes are timed in the run of one process
             return Collected(models=(_model_row(request, timings[0], None),), settings=settings)
-        times = self._node_pass(request.job)
+        times, differs = self._node_pass(request.job)
         return Collected(
-            models=(_model_row(request, timings[0], times),),
+            models=(replace(_model_row(request, timings[0], times), error=differs),),
             ops=op_rows(request, times),
             kernels=kernel_rows(request, times),
             settings=settings,
             notes=times.notes(),
         )
 
-    def _node_pass(self, job: Job) -> NodeTimes:
+    def _node_pass(self, job: Job) -> tuple[NodeTimes, str | None]:
+        """Return the nodes' times, and how the outputs under a share differ from those without, if they do."""
         part = slices_of([job.share])[0]
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, shared_group("nodes") as group:
             directory = Path(name)
@@ -89,13 +90,15 @@ class OrtCollector:
                 "group": group,
                 "profile_prefix": str(directory / "profile"),
                 "optimized": str(directory / "optimized.onnx"),
+                "compare": not job.share.is_whole,
                 **_NODE_PASS,
             }
             with Child(task, label(job)) as child:
                 child.expect("ready", _LOAD_S)
                 child.tell("go")
                 done = child.expect("done", _LOAD_S)
-            return node_times(job.graph, read_executed(directory / "optimized.onnx"), read_trace(Path(done["profile"])))
+            executed, trace = read_executed(directory / "optimized.onnx"), read_trace(Path(done["profile"]))
+            return node_times(job.graph, executed, trace), done["differs"]
 
 
 def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> ModelRow:
@@ -119,7 +122,8 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
         latency_p99_ms=stats.p99_ms,
         latency_p50_low_ms=stats.p50_low_ms,
         latency_p50_high_ms=stats.p50_high_ms,
-        latency_paused_ms=timing.paused_ms,
+        latency_paused_mean_ms=timing.paused_ms,
+        latency_paused_std_ms=timing.paused_std_ms,
         throughput_rps=timing.throughput_rps,
         memory_peak_bytes=timing.memory_peak_bytes,
         memory_held_bytes=timing.memory_held_bytes,
@@ -133,7 +137,8 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
     )
 
 
-def _colocations(request: Request, timings: Sequence[Timing]) -> tuple[ColocationRow, ...]:
+def colocation_rows(request: Request, timings: Sequence[Timing]) -> tuple[ColocationRow, ...]:
+    """Return a row for each job that ran beside the others."""
     jobs = (request.job, *request.beside)
     labels = [workload_label(j.graph.name, j.graph.batch, j.share.sm_pct, j.share.mig, j.processes) for j in jobs]
     return tuple(

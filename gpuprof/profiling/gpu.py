@@ -1,0 +1,281 @@
+"""Collectors for NVIDIA GPUs: each times a model as it runs by itself, then records it again under a profiler.
+
+What a profiler slows down is not timed, and what is timed is not recorded; the passes run one after another under the
+same share. NVML samples the GPU beside the timing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gpuprof.errors import UnavailableError
+from gpuprof.gpu_share import bound_shares
+from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.gpu_rows import Recorded, kernel_rows, model_row, op_rows
+from gpuprof.profiling.job import Request
+from gpuprof.profiling.kernel_join import join_kernels
+from gpuprof.profiling.kineto_trace import read_kineto
+from gpuprof.profiling.measurement import Seat, Timing, measure, save_inputs
+from gpuprof.profiling.ncu_report import Counters
+from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu, ncu_version
+from gpuprof.profiling.nsys_report import read_nsys
+from gpuprof.profiling.nsys_tool import exported, find_nsys, nsys_version, record
+from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, idle_figures, nvml_missing
+from gpuprof.profiling.ort import OrtCollector, colocation_rows
+from gpuprof.profiling.runner import ORT_CUDA, gpu_provider_missing, outputs_differ
+from gpuprof.profiling.timeline import Timeline
+from gpuprof.profiling.tool_process import run_tool
+from gpuprof.session import session_settings
+
+_WARM_UP, _REPEATS, _COUNTED_REPEATS = 3, 5, 1
+_TOOL_S = 900.0
+
+
+class GpuCollector:
+    """Times models with NVML beside them; the classes below add what a profiler records.
+
+    Attributes
+    ----------
+    timeline : str or None
+        What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
+    counters : bool
+        Whether ncu counts.
+    provider : str
+        Execution provider of ONNX Runtime that models run in.
+    """
+
+    name = "nvml"
+    kinds: tuple[str, ...] = ("gpu",)
+    timeline: str | None = None
+    counters = False
+    provider = ORT_CUDA
+
+    def available(self) -> str | None:
+        """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
+        reasons = [nvml_missing(), gpu_provider_missing()]
+        if self.timeline == "nsys":
+            reasons.append(_nsys_missing())
+        if self.timeline == "cupti" and importlib.util.find_spec("torch") is None:
+            reasons.append("torch, which brings its profiler, is not installed")
+        if self.counters and (find_ncu() is None):
+            reasons.append("ncu is not installed: it comes with the CUDA toolkit")
+        if (self.timeline == "nsys" or self.counters) and importlib.util.find_spec("nvtx") is None:
+            reasons.append("nvtx, which marks the runs, is not installed: pip install nvtx")
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def version(self) -> str:
+        """Return the versions of the tools behind it."""
+        found = [f"{tool} {version}" for tool, version in self._tools.items()]
+        return ", ".join(found) or "nvml"
+
+    def runtime(self) -> tuple[str, str]:
+        """Return ``("onnxruntime", version)``."""
+        return OrtCollector().runtime()
+
+    def collect(self, request: Request) -> Collected:
+        """Measure one request; see `gpuprof.profiling.collector.Collector`."""
+        jobs = (request.job, *request.beside)
+        idle = idle_figures()
+        with bound_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
+            seats = [Seat(self.provider, environment) for environment in environments]
+            timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
+            sampled = sampler.figures()
+            settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
+            settings |= {"limits": asdict(request.limits)}
+            if request.beside:
+                return Collected(colocations=_colocations(request, timings, sampled), settings=settings)
+            recorded, error = self._record(request, environments[0])
+        measured = _measured(timings[0], sampled, idle)
+        return Collected(
+            models=(model_row(request, recorded, **measured, error=error),),
+            ops=op_rows(request, recorded.kernels),
+            kernels=kernel_rows(request, recorded.kernels),
+            settings=settings,
+            notes=recorded.notes,
+        )
+
+    @cached_property
+    def _tools(self) -> dict[str, str]:
+        found: dict[str, str | None] = {}
+        if self.timeline == "nsys" and (nsys := find_nsys()):
+            found["nsys"] = nsys_version(nsys)
+        if self.timeline == "cupti":
+            found["torch"] = importlib.metadata.version("torch")
+        if self.counters and (ncu := find_ncu()):
+            found["ncu"] = ncu_version(ncu)
+        return {tool: version or "unknown" for tool, version in found.items()}
+
+    def _conditions(self) -> dict[str, str]:
+        return dict(CONDITIONS) if self.counters else {}
+
+    def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recorded, str | None]:
+        """Return what the profilers recorded of one process, and how its outputs under the share differ."""
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+            directory = Path(name)
+            program = _Program(request, directory, self.provider)
+            error = None if not environment else _difference(program, environment)
+            environment = {**program.path, **environment}
+            timeline = self._timeline(program, environment) if self.timeline else None
+            counted, notes = self._counted(program, environment, bool(timeline)) if self.counters else (None, ())
+        return _joined(timeline, counted, self._tools, notes), error
+
+    def _timeline(self, program: _Program, environment: Mapping[str, str]) -> Timeline:
+        if self.timeline == "cupti":
+            trace = program.directory / "trace.json"
+            program.run(environment, kineto=str(trace))
+            return read_kineto(trace).measured()
+        report = program.directory / "report"
+        command = program.command(repeats=_REPEATS)
+        with exported(record(command, report, time_limit_s=_TOOL_S, environment=environment)) as sqlite:
+            return read_nsys(sqlite).measured()
+
+    def _counted(
+        self, program: _Program, environment: Mapping[str, str], besides: bool
+    ) -> tuple[Counters | None, tuple[str, ...]]:
+        """Return the counters; where a timeline is there already, without them if ncu may not count."""
+        command = program.command(repeats=_COUNTED_REPEATS)
+        try:
+            return count(command, program.directory, metrics="full", time_limit_s=_TOOL_S, environment=environment)
+        except UnavailableError as error:
+            if not besides:
+                raise
+            return None, (f"no counters: {error}",)
+
+
+class NsysNcuCollector(GpuCollector):
+    """Kernels in time by nsys, counters by ncu, joined kernel by kernel."""
+
+    name, timeline, counters = "nsys+ncu", "nsys", True
+
+
+class CuptiNcuCollector(GpuCollector):
+    """Kernels in time by torch.profiler, counters by ncu, joined kernel by kernel."""
+
+    name, timeline, counters = "cupti+ncu", "cupti", True
+
+
+class NsysCollector(GpuCollector):
+    """Kernels in time, by Nsight Systems."""
+
+    name, timeline = "nsys", "nsys"
+
+
+class CuptiCollector(GpuCollector):
+    """Kernels in time, by torch.profiler, which reads the same records of CUPTI where nsys is missing."""
+
+    name, timeline = "cupti", "cupti"
+
+
+class NcuCollector(GpuCollector):
+    """Counters of each kernel, by Nsight Compute; not their order in time."""
+
+    name, counters = "ncu", True
+
+
+class _Program:
+    """The program that profilers run, and the files that it reads and leaves."""
+
+    def __init__(self, request: Request, directory: Path, provider: str) -> None:
+        self.directory = directory
+        self._what = request.job
+        self._provider = provider
+        self._turn = 0
+        package = str(Path(__file__).parents[2])
+        self.path = {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
+        save_inputs(request.job, directory / "inputs.npz")
+
+    def command(self, repeats: int, **more: Any) -> list[str]:
+        """Return the command line for a task of so many marked runs."""
+        self._turn += 1
+        task = {
+            "model": str(self._what.path.absolute()),
+            "inputs": str(self.directory / "inputs.npz"),
+            "provider": self._provider,
+            "threads": 1,
+            "warm_up": _WARM_UP,
+            "repeats": repeats,
+            **more,
+        }
+        path = self.directory / f"task{self._turn}.json"
+        path.write_text(json.dumps(task), encoding="utf-8")
+        return [sys.executable, "-m", "gpuprof.profiling.recorded_run", str(path)]
+
+    def run(self, environment: Mapping[str, str], **more: Any) -> None:
+        """Run it by itself."""
+        command = self.command(_REPEATS, **more)
+        whole = {**self.path, **environment}
+        run_tool(command, log=self.directory / "run.log", time_limit_s=_TOOL_S, environment=whole)
+
+
+def _nsys_missing() -> str | None:
+    binary = find_nsys()
+    if binary is None:
+        return "nsys is not installed: apt-get install nsight-systems"
+    return None if nsys_version(binary) else f"{binary} does not run"
+
+
+def _difference(program: _Program, environment: Mapping[str, str]) -> str | None:
+    import numpy as np
+
+    found = []
+    both: tuple[Mapping[str, str], ...] = ({}, environment)
+    for turn, each in enumerate(both):
+        path = program.directory / f"outputs{turn}.npz"
+        program.run(each, outputs=str(path))
+        found.append(dict(np.load(path)))
+    return outputs_differ(found[0], found[1])
+
+
+def _joined(
+    timeline: Timeline | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
+) -> Recorded:
+    gpus = tuple(timeline.gpus.values()) if timeline else ()
+    if timeline is None:
+        kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
+        return Recorded(kernels, None, gpus, tools, notes)
+    if counted is None:
+        return Recorded(timeline.kernels, timeline.copies, gpus, tools, (*timeline.notes, *notes))
+    kernels = timeline.kernels.drop(columns="achieved_occupancy_pct", errors="ignore")
+    joined, unmatched = join_kernels(kernels, counted.kernels)
+    return Recorded(joined, timeline.copies, gpus, tools, (*timeline.notes, *notes, *unmatched))
+
+
+def _measured(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
+    held = None
+    if sampled.memory_bytes is not None and idle.memory_bytes is not None:
+        held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
+    stats = timing.stats
+    return {
+        "stable": stats.stable,
+        "repeats": stats.repeats,
+        "latency_mean_ms": stats.mean_ms,
+        "latency_std_ms": stats.std_ms,
+        "latency_p50_ms": stats.p50_ms,
+        "latency_p95_ms": stats.p95_ms,
+        "latency_p99_ms": stats.p99_ms,
+        "latency_p50_low_ms": stats.p50_low_ms,
+        "latency_p50_high_ms": stats.p50_high_ms,
+        "throughput_rps": timing.throughput_rps,
+        "memory_peak_bytes": held,
+        "power_w": sampled.power_w,
+        "idle_power_w": idle.power_w,
+        "clock_mhz": sampled.clock_mhz,
+    }
+
+
+def _colocations(request: Request, timings: Sequence[Timing], sampled: NvmlFigures) -> tuple[Any, ...]:
+    """Return the rows of what ran together; power and clock are the whole GPU's."""
+    rows = colocation_rows(request, timings)
+    return tuple(replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz) for row in rows)

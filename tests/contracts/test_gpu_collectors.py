@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from gpuprof.catalogue import device
+from gpuprof.errors import UnavailableError
+from gpuprof.profiling.collector import COLLECTORS, Collector, choose
+from gpuprof.profiling.contract import CollectorContract
+from gpuprof.profiling.gpu import NsysNcuCollector
+from gpuprof.profiling.job import Request
+from gpuprof.profiling.replay import ReplayCollector
+from tests.profiling.models import write_mlp
+from tests.profiling.ncu_files import kernel, raw_csv
+from tests.profiling.nsys_files import two_runs
+from tests.profiling.requests import a_request
+from tests.profiling.test_gpu import tools
+
+__all__ = ["tools"]
+
+
+@cache
+def _directory() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+def _request() -> Request:
+    path = Path(_directory().name) / "mlp.onnx"
+    return replace(a_request(path if path.exists() else write_mlp(path)), device=device("v100"))
+
+
+class TestReplay(CollectorContract):
+    def make_collector(self) -> Collector:
+        directory = Path(_directory().name)
+        (directory / "r.csv").write_text(raw_csv([kernel(f"k{i % 2}(float*)", grid=80 + i) for i in range(3)]))
+        return ReplayCollector([two_runs().write(directory / "r.sqlite"), directory / "r.csv"])
+
+    def make_request(self) -> Request:
+        return _request()
+
+
+@pytest.mark.usefixtures("tools")
+class TestNsysNcu(CollectorContract):
+    def make_collector(self) -> Collector:
+        return NsysNcuCollector()
+
+    def make_request(self) -> Request:
+        return _request()
+
+
+def test_auto_says_why_it_did_not_take_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.profiling.gpu.nvml_missing", lambda: "no NVIDIA GPU: driver not loaded")
+    with pytest.raises(UnavailableError) as caught:
+        choose("auto", "gpu")
+    message = str(caught.value)
+    assert all(f"not {name}: " in message for name in COLLECTORS)
+    assert "not ort: it measures a cpu, not a gpu" in message
+    assert "not nsys: no NVIDIA GPU: driver not loaded" in message
+
+
+@pytest.mark.usefixtures("tools")
+def test_auto_takes_the_richest_that_works_and_names_it() -> None:
+    collector, why = choose("auto", "gpu")
+    assert collector.name == "nsys+ncu"
+    assert why.startswith("nsys+ncu: the first that works here; not ort: ")

@@ -1,0 +1,49 @@
+"""A GPU as NVML shows it, on a machine without one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+GIB = 2**30
+
+
+class FakeNvml:
+    """One V100 that draws 100 W, then 20 W more at each sample; ``lacks`` names functions that it does not have."""
+
+    NVML_CLOCK_SM = 1
+    NVML_TEMPERATURE_GPU = 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *lacks: str, gpus: int = 1) -> None:
+        self.lacks = lacks
+        self.gpus = gpus
+        self.asked = 0
+
+    def _check(self, function: str) -> None:
+        if function in self.lacks:
+            raise self.NVMLError("Not Supported")
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's names
+        self._check("nvmlInit")
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetPowerUsage(self, _: int) -> int:  # noqa: N802
+        self._check("power")
+        self.asked += 1
+        return 80_000 + 20_000 * self.asked
+
+    def nvmlDeviceGetClockInfo(self, *_: int) -> int:  # noqa: N802
+        return 1380
+
+    def nvmlDeviceGetTemperature(self, *_: int) -> int:  # noqa: N802
+        return 40 + self.asked
+
+    def nvmlDeviceGetMemoryInfo(self, _: int) -> SimpleNamespace:  # noqa: N802
+        return SimpleNamespace(used=GIB * min(self.asked, 3))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import time
+
+from gpuprof.profiling.nvml import NvmlSampler, idle_figures, nvml_missing
+from tests.profiling.fake_nvml import GIB, FakeNvml
+
+
+def _wait(nvml: FakeNvml, samples: int) -> None:
+    while nvml.asked < samples:
+        time.sleep(0.001)
+
+
+def test_power_and_clock_are_means_and_memory_is_the_most() -> None:
+    nvml = FakeNvml()
+    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
+        _wait(nvml, 5)
+    figures = sampler.figures()
+    assert figures.samples >= 5
+    assert figures.power_w == 100.0 + 10.0 * (figures.samples - 1)
+    assert figures.clock_mhz == 1380
+    assert figures.memory_bytes == 3 * GIB
+    assert figures.temperature_c == 40 + figures.samples
+
+
+def test_what_loading_took_can_be_forgotten() -> None:
+    nvml = FakeNvml()
+    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
+        _wait(nvml, 10)
+        sampler.clear()
+        before = nvml.asked
+        _wait(nvml, before + 3)
+    power = sampler.figures().power_w
+    assert power is not None and power > 80 + 20 * before
+
+
+def test_what_a_gpu_does_not_say_is_null() -> None:
+    figures = idle_figures(nvml=FakeNvml("power"), seconds=0.01)
+    assert figures.power_w is None and figures.clock_mhz == 1380
+
+
+def test_without_a_driver_nothing_is_sampled_and_the_reason_is_said() -> None:
+    nvml = FakeNvml("nvmlInit")
+    assert nvml_missing(nvml) == "no NVIDIA GPU: Not Supported"
+    assert nvml_missing(FakeNvml(gpus=0)) == "the driver has no GPU"
+    assert nvml_missing(FakeNvml()) is None
+    figures = idle_figures(nvml=nvml, seconds=0.0)
+    assert figures.samples == 0 and figures.power_w is None and figures.memory_bytes is None

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.inputs import random_inputs
+from gpuprof.onnx_graph import load_graph
+from gpuprof.profiling import recorded_run
+from gpuprof.profiling.kineto_trace import read_kineto
+from gpuprof.profiling.runner import ORT_CPU, open_run, outputs_differ
+from tests.profiling.models import write_mlp
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> dict[str, object]:
+    model = write_mlp(tmp_path / "mlp.onnx")
+    np.savez(tmp_path / "inputs.npz", **random_inputs(load_graph(model, 2)))  # type: ignore[arg-type]
+    return {
+        "model": str(model),
+        "inputs": str(tmp_path / "inputs.npz"),
+        "provider": ORT_CPU,
+        "threads": 1,
+        "warm_up": 1,
+        "repeats": 2,
+        "outputs": str(tmp_path / "outputs.npz"),
+    }
+
+
+def _run(task: dict[str, object], tmp_path: Path) -> int:
+    path = tmp_path / "task.json"
+    path.write_text(json.dumps(task))
+    return recorded_run.main([str(path)])
+
+
+def test_the_recorded_program_leaves_the_models_outputs(task: dict[str, object], tmp_path: Path) -> None:
+    assert _run(task, tmp_path) == 0
+    feeds = dict(np.load(str(task["inputs"])))
+    expected = open_run(Path(str(task["model"])), feeds, ORT_CPU, 1)()
+    assert outputs_differ(expected, dict(np.load(str(task["outputs"])))) is None
+
+
+@pytest.mark.slow
+def test_torchs_profiler_marks_each_run(task: dict[str, object], tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    trace = tmp_path / "trace.json"
+    assert _run({**task, "kineto": str(trace)}, tmp_path) == 0
+    timeline = read_kineto(trace, expect_kernels=False)
+    assert timeline.ranges["name"].tolist().count("gpuprof-run") == 2
+
+
+def test_what_goes_wrong_stands_on_stderr_in_one_line(
+    task: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(str(task["model"])).write_bytes(b"no model")
+    assert _run(task, tmp_path) == InputError.exit_code
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_outputs_agree_within_what_another_order_of_additions_makes() -> None:
+    values = np.array([1.0, -2.0, 3.0], np.float32)
+    shifted = values + np.eye(3, dtype=np.float32)[2]
+    assert outputs_differ({"y": values}, {"y": values * 1.001}) is None
+    assert "differs under the share by" in str(outputs_differ({"y": values}, {"y": shifted}))
+    assert "not finite" in str(outputs_differ({"y": values}, {"y": np.where(values < 0, np.nan, values)}))
+    assert "shape" in str(outputs_differ({"y": values}, {"y": values[:2]}))
+    whole = np.array([1, 2])
+    assert outputs_differ({"y": whole}, {"y": whole}) is None
+    assert "another under the share" in str(outputs_differ({"y": whole}, {"y": whole + 1}))
+    with pytest.raises(InputError, match="different names"):
+        outputs_differ({"y": values}, {"z": values})
