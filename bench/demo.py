@@ -24,7 +24,7 @@ from pathlib import Path
 
 MODELS = ("squeezenet", "shufflenet")
 #: The rate asked for, as a part of what one replica that answers requests one by one can do.
-LOAD = 0.4
+LOAD = 0.3
 #: The objective, as a multiple of the time of one request.
 SLO_FACTOR = 12.0
 #: Exit code of a measurement that succeeded on a machine too noisy to trust it.

@@ -68,8 +68,9 @@ class Estimate:
         Mean time of one batch in one process, without queueing.
     latency_cv : float
         Coefficient of variation of that time from batch to batch.
-    pause_factor : float
-        Time of a batch that finds its process at rest over ``latency_ms``, that of one that follows another.
+    pause_factor, pause_cv : float
+        Time of a batch that finds its process at rest over ``latency_ms``, that of one that follows another, and its
+        own coefficient of variation; ``pause_cv`` None: the same as ``latency_cv``.
     memory_bytes : Figure or None
         Peak memory held by one process (Mreq), weights included.
     weight_bytes : int or None
@@ -91,6 +92,7 @@ class Estimate:
     latency_ms: Figure
     latency_cv: float = 0.0
     pause_factor: float = 1.0
+    pause_cv: float | None = None
     memory_bytes: Figure | None = None
     weight_bytes: int | None = None
     creq_pct: tuple[tuple[str, Figure], ...] = ()

@@ -31,6 +31,8 @@ class BatchServer:
     processes : int
     pause_factor : float
         A batch that finds its process at rest takes so much longer than one that follows another: caches are cold.
+    pause_cv : float or None
+        Coefficient of variation of its time; None: ``latency_cv``.
     overhead_ms : float
         Added to every request outside the server: network, parsing, routing.
     """
@@ -41,6 +43,7 @@ class BatchServer:
     processes: int = 1
     latency_cv: float = 0.0
     pause_factor: float = 1.0
+    pause_cv: float | None = None
     overhead_ms: float = 0.0
 
     @property

@@ -110,6 +110,7 @@ class DatabaseEstimator:
         latency, cv = self._latency(known, device, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)
+        pause = _after_pause(known, device, workload, cv)
         certain = latency.source in (MEASURED, INTERPOLATED) and known.weight_bytes is not None
         work = None if certain else self._work(known)  # reading a file of hundreds of megabytes takes a second
         return Estimate(
@@ -117,7 +118,8 @@ class DatabaseEstimator:
             device=device.name,
             latency_ms=latency,
             latency_cv=cv,
-            pause_factor=_pause_factor(known, device, workload),
+            pause_factor=pause[0],
+            pause_cv=pause[1],
             memory_bytes=self._memory(known, device, workload),
             weight_bytes=work.at(1).weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
             creq_pct=tuple(
@@ -290,8 +292,11 @@ def _other(known: MeasuredModel, device: Device, workload: Workload, column: str
     return None if found is None else Figure(*found)
 
 
-def _pause_factor(known: MeasuredModel, device: Device, workload: Workload) -> float:
-    """Return the factor of the measured batch that is nearest, under the same share where there is one."""
+def _after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
+    """Return factor and variation of the measured batch that is nearest, under the same share where there is one."""
     points = known.points.get(device.name, [])
     near = [point for point in points if point.share == workload.share] or points
-    return min(near, key=lambda point: abs(point.batch - workload.batch)).pause_factor if near else 1.0
+    if not near:
+        return 1.0, cv
+    nearest = min(near, key=lambda point: abs(point.batch - workload.batch))
+    return nearest.pause_factor, nearest.pause_cv

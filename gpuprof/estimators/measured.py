@@ -17,8 +17,8 @@ CREQ_METRICS = {
 _COLUMNS = (
     "run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "model_sha256", "model_path",
     "stable", "repeats", "latency_mean_ms", "latency_std_ms", "latency_p50_ms", "latency_p50_low_ms",
-    "latency_p50_high_ms", "latency_paused_ms", "memory_peak_bytes", "weight_bytes", "power_w",
-    *CREQ_METRICS.values(), "l2_pct", "dram_pct", "error",
+    "latency_p50_high_ms", "latency_paused_mean_ms", "latency_paused_std_ms", "memory_peak_bytes",
+    "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct", "error",
 )  # fmt: skip
 _FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 
@@ -38,8 +38,9 @@ class Point:
         Standard deviation over mean, 0 where it is not known.
     relative_error : float
         Half of the 90% interval of the mean over the mean; 0 where nothing is known of it.
-    pause_factor : float
-        Time after a pause over that of a batch that follows another at once, medians; 1.0 where it is not known.
+    pause_factor, pause_cv : float
+        Time after a pause over that of a batch that follows another at once, and its own coefficient of variation;
+        1.0 and ``cv`` where they were not measured.
     figures : mapping of str to float
         The other measured columns by name; what was not measured is absent.
     """
@@ -51,6 +52,7 @@ class Point:
     cv: float
     relative_error: float
     pause_factor: float
+    pause_cv: float
     figures: Mapping[str, float]
 
 
@@ -114,11 +116,13 @@ def _point(row: Mapping[str, Any]) -> Point:
         latency,
         cv,
         error,
-        _pause_factor(row),
+        *_after_pause(row, latency, cv),
         {name: float(row[name]) for name in _FIGURES if row[name] is not None},
     )
 
 
-def _pause_factor(row: Mapping[str, Any]) -> float:
-    paused, usual = row["latency_paused_ms"], row["latency_p50_ms"]
-    return max(1.0, paused / usual) if paused and usual else 1.0
+def _after_pause(row: Mapping[str, Any], latency: float, cv: float) -> tuple[float, float]:
+    paused, std = row["latency_paused_mean_ms"], row["latency_paused_std_ms"]
+    if not paused or std is None:
+        return 1.0, cv
+    return max(1.0, paused / latency), std / paused

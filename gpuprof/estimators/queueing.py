@@ -33,12 +33,21 @@ class BatchQueue:
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
+        law = self._at_variation(arrivals, server, server.latency_cv)
+        if server.pause_cv is None or server.pause_cv == server.latency_cv or law.utilization >= 1.0:
+            return law
+        # Batches that find the process at rest are as large a part of all as the time in which it is.
+        rest = 1.0 - law.utilization
+        variance = rest * server.pause_cv**2 + (1.0 - rest) * server.latency_cv**2
+        return self._at_variation(arrivals, server, math.sqrt(variance))
+
+    def _at_variation(self, arrivals: Arrivals, server: BatchServer, cv: float) -> Sojourn:
         unit = server.latency_ms[server.batch - 1]
         replica = _Replica(
             tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch]),
             _rounded(server.max_wait_ms / unit) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
             server.processes,
-            round(server.latency_cv, 4),
+            round(cv, 4),
             _rounded(server.pause_factor),
         )
         law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)

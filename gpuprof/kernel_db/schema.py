@@ -143,8 +143,8 @@ class ModelRow:
         Batches timed.
     latency_mean_ms and its like : float or None
         Time of one batch, alone in its process, without queueing.
-    latency_paused_ms : float or None
-        Median time of a batch that follows a pause as long as itself, with inputs that no cache holds.
+    latency_paused_mean_ms, latency_paused_std_ms : float or None
+        Time of a batch that follows a pause as long as itself, with inputs that no cache holds.
     memory_peak_bytes : int or None
         Peak memory of one process above an idle one with the runtime loaded (Mreq); loading is included.
     memory_held_bytes : int or None
@@ -187,7 +187,8 @@ class ModelRow:
     latency_p50_ms: float | None = None
     latency_p95_ms: float | None = None
     latency_p99_ms: float | None = None
-    latency_paused_ms: float | None = None
+    latency_paused_mean_ms: float | None = None
+    latency_paused_std_ms: float | None = None
     latency_p50_low_ms: float | None = None
     latency_p50_high_ms: float | None = None
     throughput_rps: float | None = None

@@ -285,7 +285,8 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         times = replica.batch_latency_ms or (replica.predicted.latency_ms,) * replica.batch
         if len(times) != replica.batch or min(times) <= 0.0:
             return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
-        return _queue(replica, times, replica.predicted.latency_cv, replica.predicted.pause_factor, evidence)
+        said = replica.predicted
+        return _queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
     beside = _beside(partition, replica)
     try:
         estimates = [
@@ -295,7 +296,7 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
     except InputError as error:
         return str(error)
     times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
-    return _queue(replica, times, estimates[-1].latency_cv, estimates[-1].pause_factor, evidence)
+    return _queue(replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence)
 
 
 def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
@@ -304,7 +305,7 @@ def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
 
 
 def _queue(
-    replica: Replica, times: tuple[float, ...], latency_cv: float, pause_factor: float, evidence: Evidence
+    replica: Replica, times: tuple[float, ...], latency_cv: float, pause: tuple[float, float | None], evidence: Evidence
 ) -> BatchServer:
     return BatchServer(
         latency_ms=times,
@@ -312,7 +313,8 @@ def _queue(
         max_wait_ms=replica.max_wait_ms,
         processes=replica.processes,
         latency_cv=latency_cv,
-        pause_factor=pause_factor,
+        pause_factor=pause[0],
+        pause_cv=pause[1],
         overhead_ms=evidence.overhead_ms,
     )
 

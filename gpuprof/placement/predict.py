@@ -43,6 +43,7 @@ class Predictor:
             latency_ms_interval=_interval(estimate.latency_ms),
             latency_cv=estimate.latency_cv,
             pause_factor=estimate.pause_factor,
+            pause_cv=estimate.pause_cv,
             throughput_rps=estimate.throughput_rps.value,
             throughput_rps_interval=_interval(estimate.throughput_rps),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),

@@ -127,6 +127,7 @@ class Segments:
             processes=workload.processes,
             latency_cv=self.estimate(device, workload, beside).latency_cv,
             pause_factor=self.estimate(device, workload, beside).pause_factor,
+            pause_cv=self.estimate(device, workload, beside).pause_cv,
             overhead_ms=self.problem.options.overhead_ms,
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, stdev
 from typing import Any
 
 from gpuprof.cgroup import remove_group
@@ -37,8 +37,9 @@ class Timing:
         Of the process that took most, above an idle one.
     cpu_utilization_pct : float
         CPU time, percent of the share.
-    paused_ms : float or None
-        Median time of a batch that follows a pause, with fresh inputs; None: not measured beside others.
+    paused_ms, paused_std_ms : float or None
+        Mean time of a batch that follows a pause, with fresh inputs, and its standard deviation; None: not measured
+        beside others.
     part : CpuSlice
         The share as cores.
     """
@@ -49,6 +50,7 @@ class Timing:
     memory_held_bytes: int
     cpu_utilization_pct: float
     paused_ms: float | None
+    paused_std_ms: float | None
     part: CpuSlice
 
 
@@ -236,12 +238,14 @@ def _timing(job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[
         throughput += job.graph.batch * len(inside) / ((inside[-1][0] + inside[-1][1] - inside[0][0]) / 1e9)
     wall_s = max(sample.end_ns - sample.starts_ns[0] for sample in samples) / 1e9
     cpu_s = sum(sample.cpu_s for sample in samples)
+    paused = samples[0].paused_ns
     return Timing(
         stats=summarize([duration / 1e6 for _, duration in sorted(kept)], limits.precision),
         throughput_rps=throughput,
         memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
         memory_held_bytes=max(sample.memory_held_bytes for sample in samples),
         cpu_utilization_pct=100.0 * cpu_s / (wall_s * part.amount_cores),
-        paused_ms=median(samples[0].paused_ns) / 1e6 if samples[0].paused_ns else None,
+        paused_ms=fmean(paused) / 1e6 if paused else None,
+        paused_std_ms=stdev(paused) / 1e6 if paused else None,
         part=part,
     )

@@ -9,11 +9,11 @@ from typing import Any
 _POOL_BYTES = 64 * 2**20  # beyond the caches of one core, with room to spare
 _MAX_COPIES = 64
 _MIN_BATCHES = 8
-_MAX_BATCHES = 80
-_TIME_S = 1.2
+_MAX_BATCHES = 150
+_TIME_S = 1.5
 
 
-def after_pauses(run: Callable[[Mapping[str, Any]], None], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
+def after_pauses(run: Callable[[Mapping[str, Any]], object], feeds: Mapping[str, Any], usual_ns: int) -> list[int]:
     """Return the durations in nanoseconds of batches that each follow a pause as long as a batch.
 
     Parameters

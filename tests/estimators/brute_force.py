@@ -16,20 +16,24 @@ def simulate(arrivals: Arrivals, server: BatchServer, requests: int, seed: int) 
     random = np.random.default_rng(seed)
     gap = 1000.0 / arrivals.rate_rps
     arrived = np.cumsum(random.gamma(1.0 / arrivals.scv, arrivals.scv * gap, requests)).tolist()
-    shape = 1.0 / server.latency_cv**2 if server.latency_cv else 0.0
-    noise = random.gamma(shape, 1.0 / shape, requests).tolist() if shape else [1.0] * requests
+    noise = _noise(random, server.latency_cv, requests)
+    paused = noise if server.pause_cv is None else _noise(random, server.pause_cv, requests)
     free_at = [0.0] * server.processes
     spent: list[float] = []
     first = 0
     while first + server.batch < requests:
         free = heapq.heappop(free_at)
         size, now = _next_batch(arrived, first, free, server)
-        at_rest = server.pause_factor if now > free else 1.0
-        done = now + server.latency_ms[size - 1] * noise[first] * at_rest
+        slow = server.pause_factor * paused[first] if now > free else noise[first]
+        done = now + server.latency_ms[size - 1] * slow
         heapq.heappush(free_at, done)
         spent.extend(done - at + server.overhead_ms for at in arrived[first : first + size])
         first += size
     return np.array(spent[len(spent) // 20 :])
+
+
+def _noise(random: np.random.Generator, cv: float, count: int) -> list[float]:
+    return random.gamma(cv**-2, cv**2, count).tolist() if cv else [1.0] * count
 
 
 def _next_batch(arrived: list[float], first: int, free: float, server: BatchServer) -> tuple[int, float]:

@@ -75,6 +75,12 @@ def test_a_wait_of_next_to_nothing_is_none() -> None:
     assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
 
 
+@pytest.mark.parametrize("load", [0.1, 0.4, 0.8])
+def test_batches_after_a_pause_may_vary_more_than_others(load: float) -> None:
+    server = replace(_server(1, 0.0, cv=0.02), pause_factor=1.1, pause_cv=0.25)
+    _agrees(server, _at_load(server, load), 120_000 if load > 0.5 else 60_000)
+
+
 @pytest.mark.parametrize("scv", [0.25, 3.0])
 def test_arrivals_of_other_variability_agree_with_brute_force(scv: float) -> None:
     server = _server(4, 0.5, cv=0.1)
