@@ -40,7 +40,8 @@ class CpuQuota:
     def enter(cls, name: str, cores: float) -> Iterator[CpuQuota]:
         """Put this process into the group ``name`` with ``cores`` cores' worth of time, and back when done.
 
-        Processes that enter the same name share the quota. The last to leave removes the group.
+        Processes that enter the same name share the quota. The last to leave removes the group. A name that begins
+        with the maker's process id and a dash lets others remove what is left of it when the maker was killed.
 
         Raises
         ------
@@ -48,6 +49,7 @@ class CpuQuota:
             When no group can be made here.
         """
         parent, version = quota_parent()
+        _sweep(parent)
         group = cls(parent / _directory(name), version)
         try:
             group.path.mkdir(exist_ok=True)
@@ -97,6 +99,15 @@ def quota_parent(root: Path = _ROOT, own: Path = Path("/proc/self/cgroup")) -> t
             return path, version
     tried = ", ".join(dict.fromkeys(str(path) for path, _ in candidates)) or "no cpu controller is mounted"
     raise _unavailable(tried)
+
+
+def _sweep(parent: Path) -> None:
+    """Remove empty groups whose makers were killed before they could."""
+    for path in parent.glob(f"{_PREFIX}[0-9]*-*"):
+        maker = path.name.removeprefix(_PREFIX).split("-", 1)[0]
+        if maker.isdecimal() and not Path("/proc", maker).exists():
+            with suppress(OSError):
+                path.rmdir()
 
 
 def _directory(name: str) -> str:

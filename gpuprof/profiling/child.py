@@ -20,9 +20,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from gpuprof.cpu_share import CpuSlice, confine
+from gpuprof.cpu_share import CpuSlice, confine, own_cores
 from gpuprof.errors import GpuprofError
 from gpuprof.profiling.pauses import after_pauses
+from gpuprof.profiling.runner import outputs_differ
 from gpuprof.profiling.statistics import median_is_known
 from gpuprof.session import open_session, runtime_errors, translated
 
@@ -40,6 +41,8 @@ def main() -> int:
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
     task = json.loads(sys.stdin.readline())
     try:
+        if task.get("compare"):
+            task["alone"] = _outputs_alone(task)
         part = task["slice"] and CpuSlice(tuple(task["slice"]["cores"]), task["slice"]["quota_cores"])
         with confine(part, task["group"]) if part else nullcontext():
             _TASKS[task["kind"]](task, speech)
@@ -98,7 +101,20 @@ def _nodes(task: dict[str, Any], speech: TextIO) -> None:
     _say(speech, "ready")
     _wait_for("go")
     repeats = _repeat(run, task)
-    _say(speech, "done", profile=session.end_profiling(), repeats=repeats)
+    alone = task.get("alone")
+    differs = outputs_differ(alone, run()) if alone else None
+    _say(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
+
+
+def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the model answers without a share; None for one that answers differently every time."""
+    import numpy as np
+
+    path = Path(task["model"])
+    session = open_session(path, threads=len(own_cores()), provider=task["provider"])
+    run = _runner(session, dict(np.load(task["inputs"])), path)
+    first, second = run(), run()
+    return None if outputs_differ(first, second) else first
 
 
 def _ops(task: dict[str, Any], speech: TextIO) -> None:
@@ -157,21 +173,22 @@ _TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
 }
 
 
-def _runner(session: Any, feeds: dict[str, Any], path: Path) -> Callable[[], None]:
+def _runner(session: Any, feeds: dict[str, Any], path: Path) -> Callable[[], dict[str, Any]]:
     names = {node.name for node in session.get_inputs()}
     wanted = {name: value for name, value in feeds.items() if name in names}
+    outputs = [node.name for node in session.get_outputs()]
     errors = runtime_errors()
 
-    def run() -> None:
+    def run() -> dict[str, Any]:
         try:
-            session.run(None, wanted)
+            return dict(zip(outputs, session.run(outputs, wanted), strict=True))
         except errors as error:
             raise translated(error, path) from error
 
     return run
 
 
-def _repeat(run: Callable[[], None], task: dict[str, Any]) -> int:
+def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:
     """Run for ``time_s`` seconds within the limits of the task; return how often."""
     end = time.monotonic() + task["time_s"]
     repeats = 0
@@ -181,7 +198,7 @@ def _repeat(run: Callable[[], None], task: dict[str, Any]) -> int:
     return repeats
 
 
-def _warm_up(run: Callable[[], None]) -> None:
+def _warm_up(run: Callable[[], object]) -> None:
     start = time.monotonic()
     runs = 0
     while runs < _WARM_UP_RUNS or time.monotonic() - start < _WARM_UP_S:
@@ -191,7 +208,7 @@ def _warm_up(run: Callable[[], None]) -> None:
             return
 
 
-def _measure(run: Callable[[], None], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
+def _measure(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
     """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
     limits = task["limits"]
     starts: list[int] = []
