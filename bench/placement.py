@@ -26,7 +26,9 @@ from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
+from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.igniter import Igniter
+from gpuprof.placement.mig_serving import MigServing
 from gpuprof.placement.milp import Milp
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
@@ -36,6 +38,14 @@ from gpuprof.placement.problem import ModelFile, Options, Problem
 from gpuprof.placement.usher import Usher
 
 _PARVAGPU_PAPER = (2, 3, 5, 7, 13, 16)
+_PARVAGPU_POLICIES: tuple[Policy, ...] = (
+    ParvaGpu(processes=5),
+    ParvaGpu(processes=5, unoptimized=True),
+    ParvaGpu(single=True),
+    MigServing(),
+    FirstFitDecreasing(),
+    Optimal(),
+)
 _REPEATS = 3
 
 

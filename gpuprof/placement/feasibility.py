@@ -296,7 +296,9 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
     except InputError as error:
         return str(error)
     times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
-    return _queue(replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence)
+    return _queue(
+        replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence
+    )
 
 
 def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:

@@ -14,12 +14,14 @@ from gpuprof.plugins import load_plugin, plugin_names
 
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
-    "igniter": "gpuprof.placement.igniter:Igniter",
-    "milp": "gpuprof.placement.milp:Milp",
-    "usher": "gpuprof.placement.usher:Usher",
     "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
+    "gpulet": "gpuprof.placement.gpulet:Gpulet",
+    "igniter": "gpuprof.placement.igniter:Igniter",
+    "mig-serving": "gpuprof.placement.mig_serving:MigServing",
+    "milp": "gpuprof.placement.milp:Milp",
     "optimal": "gpuprof.placement.optimal:Optimal",
     "parvagpu": "gpuprof.placement.parvagpu:ParvaGpu",
+    "usher": "gpuprof.placement.usher:Usher",
 }
 
 DEFAULT = "optimal"

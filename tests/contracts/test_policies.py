@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.gpulet import Gpulet
 from gpuprof.placement.igniter import Igniter
+from gpuprof.placement.mig_serving import MigServing
 from gpuprof.placement.milp import Milp
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
@@ -78,3 +80,15 @@ class TestIgniter(PolicyContract):
 
 class TestIgniterByThePapersRule(TestIgniter):
     options = Options(latency_budget=0.5)
+
+
+class TestGpulet(PolicyContract):
+    def policy(self) -> Policy:
+        return Gpulet()
+
+
+class TestMigServing(PolicyContract):
+    fleet = ((sliced_device(), None),)
+
+    def policy(self) -> Policy:
+        return MigServing()
