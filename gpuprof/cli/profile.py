@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuprof.cli.local import local_device
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -82,7 +83,11 @@ def profile(
         ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="With --from-report: the GPU recorded on, where the report does not say.")
+        str | None,
+        typer.Option(
+            help="cpu, gpu or a GPU's name. By default the first GPU that can be measured here, else the CPU; with "
+            "--from-report the GPU recorded on, where the report does not say."
+        ),
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
     as_json: JsonOption = False,
@@ -93,7 +98,6 @@ def profile(
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.local_device import local_cpu
     from gpuprof.profiling import planning
     from gpuprof.profiling.campaign import Campaign
     from gpuprof.profiling.collector import choose
@@ -106,12 +110,16 @@ def profile(
         return
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
-    here = local_cpu()
+    here = local_device(device, collector)
     batches, shares = planning.parse_batches(batch), planning.parse_shares(share, here)
     neighbours = [planning.parse_neighbour(text, here) for text in beside or ()]
     named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
     measuring, why = choose(collector, here.kind)
     if per_op:
+        if here.kind != "cpu":
+            raise InputError(
+                f"--per-op measures on the CPU, not on {here.name}", "--device cpu; on a GPU kernels are tied to nodes"
+            )
         if beside or processes != "1":
             raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
         plans = [PerOp(KernelDb.create(db), here, measuring, part, force) for part in shares]

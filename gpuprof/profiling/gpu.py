@@ -32,7 +32,7 @@ from gpuprof.profiling.ncu_report import Counters
 from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu, ncu_version
 from gpuprof.profiling.nsys_report import read_nsys
 from gpuprof.profiling.nsys_tool import exported, find_nsys, nsys_version, record
-from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, idle_figures, nvml_missing
+from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.ort import OrtCollector, colocation_rows
 from gpuprof.profiling.runner import ORT_CUDA, gpu_provider_missing, outputs_differ
 from gpuprof.profiling.timeline import Timeline
@@ -93,7 +93,7 @@ class GpuCollector:
             timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
             sampled = sampler.figures()
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
-            settings |= {"limits": asdict(request.limits)}
+            settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version()}
             if request.beside:
                 return Collected(colocations=_colocations(request, timings, sampled), settings=settings)
             recorded, error = self._record(request, environments[0])

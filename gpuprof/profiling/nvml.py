@@ -133,6 +133,18 @@ def nvml_missing(nvml: Any = None) -> str | None:
         return f"no NVIDIA GPU: {error}"
 
 
+def driver_version(nvml: Any = None) -> str | None:
+    """Return the version of NVIDIA's driver; None where it does not say."""
+    module = nvml if nvml is not None else _module()
+    if module is None:
+        return None
+    with suppress(module.NVMLError, AttributeError):
+        module.nvmlInit()
+        version = module.nvmlSystemGetDriverVersion()
+        return version.decode(errors="replace") if isinstance(version, bytes) else str(version)
+    return None
+
+
 def _module() -> Any:
     try:
         return import_module("pynvml")

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof import local_device as machine
+from gpuprof.catalogue import device
+from gpuprof.cli.local import local_device
+from gpuprof.device import Device
+from gpuprof.errors import InputError, UnavailableError
+
+V100 = device("v100")
+CPU = Device("cpu-test", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
+    found = [V100, replace(V100, name="other")]
+    monkeypatch.setattr(machine, "local_gpus", lambda: tuple(found))
+    monkeypatch.setattr(machine, "local_cpu", lambda: CPU)
+    monkeypatch.setattr("gpuprof.profiling.gpu.GpuCollector.available", lambda self: None)
+    return found
+
+
+def test_the_first_gpu_is_measured_where_one_can_be() -> None:
+    assert local_device(None, "auto") is V100
+    assert local_device("gpu", "auto") is V100
+    assert local_device("other", "auto").name == "other"
+    assert local_device("cpu", "auto") is CPU
+
+
+def test_a_gpu_that_no_collector_can_measure_is_left_alone_and_the_reason_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpuprof.profiling.gpu.GpuCollector.available", lambda self: "no runtime for it")
+    assert local_device(None, "auto") is CPU
+    assert "v100 is not measured" in capsys.readouterr().err
+    assert local_device(None, "ort") is CPU
+
+
+def test_what_this_machine_does_not_have_is_an_error(gpus: list[Device]) -> None:
+    with pytest.raises(InputError, match="unknown device of this machine 'h200'"):
+        local_device("h200", "auto")
+    gpus.clear()
+    assert local_device(None, "auto") is CPU
+    with pytest.raises(UnavailableError, match="has no GPU"):
+        local_device("gpu", "auto")
