@@ -73,12 +73,7 @@ def _parvagpu(reference: Path) -> bool:
     bounds = []
     for number in range(1, 7):
         given = _scenario(directory, number)
-        for policy in (
-            ParvaGpu(processes=5),
-            ParvaGpu(processes=5, unoptimized=True),
-            ParvaGpu(single=True),
-            Optimal(),
-        ):
+        for policy in _PARVAGPU_POLICIES:
             placement, ok, _ = _solved(policy, given)
             counts.setdefault(placement.policy, []).append(len(placement.gpus))
             sound = sound and ok
