@@ -21,6 +21,7 @@ def serve(
     ),
     host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="HTTP port; 0: any that is free.", min=0, max=65535)] = DEFAULT_PORT,
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port too; 0: any that is free.", min=0, max=65535)] = None,
     routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
     node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None,
     buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024,
@@ -42,7 +43,16 @@ def serve(
     configure(log)
     deployment = read_map(map_file)
     plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node)
-    settings = ServerSettings(host, port, routing, buffer_mb << 20, max_body_mb << 20, hang_s=hang_s, drain_s=drain_s)
+    settings = ServerSettings(
+        host=host,
+        port=port,
+        grpc_port=grpc_port,
+        routing=routing,
+        buffer_bytes=buffer_mb << 20,
+        max_body_bytes=max_body_mb << 20,
+        hang_s=hang_s,
+        drain_s=drain_s,
+    )
     started = time.monotonic()
 
     def ready(url: str, workers: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
@@ -115,7 +116,28 @@ def _batches(model: ServedModel) -> dict[int, BatchStatistics]:
     return merged
 
 
-def index_entry(model: ServedModel, version: str) -> dict[str, str]:
-    """Return the model's line of the repository index."""
-    state = "READY" if model.is_ready else "UNAVAILABLE"
-    return {"name": model.name, "version": version, "state": state, "reason": "" if model.is_ready else "no worker"}
+def chosen_statistics(
+    models: Mapping[str, Mapping[str, ServedModel]], name: str = "", version: str = ""
+) -> list[dict[str, Any]]:
+    """Return the statistics of one model, or with an empty name of all; likewise of versions."""
+    return [
+        model_statistics(model, found)
+        for known, versions in models.items()
+        for found, model in versions.items()
+        if name in ("", known) and version in ("", found)
+    ]
+
+
+def repository_index(models: Mapping[str, Mapping[str, ServedModel]]) -> list[dict[str, str]]:
+    """Return a line for each version of each model."""
+    return [_index_entry(model, version) for versions in models.values() for version, model in sorted(versions.items())]
+
+
+def _index_entry(model: ServedModel, version: str) -> dict[str, str]:
+    ready = model.is_ready
+    return {
+        "name": model.name,
+        "version": version,
+        "state": "READY" if ready else "UNAVAILABLE",
+        "reason": "" if ready else "no worker",
+    }

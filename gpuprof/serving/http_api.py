@@ -111,12 +111,7 @@ class HttpApi:
         connection.respond(200, CONTENT_TYPE, render(self.router))
 
     def _index(self, connection: HttpConnection) -> None:
-        entries = [
-            descriptions.index_entry(model, version)
-            for versions in self.router.models.values()
-            for version, model in sorted(versions.items())
-        ]
-        connection.respond_json(200, entries)
+        connection.respond_json(200, descriptions.repository_index(self.router.models))
 
     def _metadata(self, name: str, version: str, connection: HttpConnection) -> None:
         model = self.router.find(name, version)
@@ -127,12 +122,7 @@ class HttpApi:
         connection.respond_json(200, descriptions.model_config(self.router.find(name, version)))
 
     def _statistics(self, name: str, version: str, connection: HttpConnection) -> None:
-        chosen = [
-            descriptions.model_statistics(model, found)
-            for known, versions in self.router.models.items()
-            for found, model in versions.items()
-            if name in ("", known) and version in ("", found)
-        ]
+        chosen = descriptions.chosen_statistics(self.router.models, name, version)
         connection.respond_json(200, {"model_stats": chosen})
 
     def _infer(self, model: ServedModel, connection: HttpConnection, head: HttpHead, received: ReceivedBody) -> None:
@@ -149,7 +139,7 @@ class HttpApi:
                 on_refused=lambda _, refusal: connection.refuse(refusal),
                 priority=asked.priority,
                 slots=slots,
-                kin=_kin(model, asked),
+                kin=kin(model, asked),
             )
             model.submit(inference)
         except RefusedError as refusal:
@@ -182,7 +172,7 @@ class HttpApi:
         connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
 
 
-def _kin(model: ServedModel, asked: Asked) -> object:
+def kin(model: ServedModel, asked: Asked) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
     if not model.spec.max_batch:
         return None

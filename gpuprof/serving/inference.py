@@ -19,10 +19,15 @@ class RefusedError(Exception):
     message : str
     retry_after_s : float or None
         When it makes sense to ask again.
+    overloaded : bool
+        Whether there was too much to do, rather than nobody to do it.
     """
 
-    def __init__(self, status: HTTPStatus, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, status: HTTPStatus, message: str, retry_after_s: float | None = None, *, overloaded: bool = False
+    ) -> None:
         super().__init__(message)
+        self.overloaded = overloaded
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s

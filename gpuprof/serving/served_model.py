@@ -137,4 +137,4 @@ class ServedModel:
 def overloaded(model: str, late_ms: float) -> RefusedError:
     """Return the refusal of a request that would be ``late_ms`` too late."""
     message = f"model {model!r} is overloaded: the answer would be {late_ms:.0f} ms too late"
-    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0))
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0), overloaded=True)

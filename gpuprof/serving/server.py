@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
@@ -30,6 +30,9 @@ from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.serving_plan import PlannedReplica
 from gpuprof.serving.statistics import ModelStatistics
 
+if TYPE_CHECKING:
+    from gpuprof.serving.grpc_api import GrpcApi
+
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 
@@ -41,6 +44,8 @@ class ServerSettings:
     Attributes
     ----------
     host, port : str, int
+    grpc_port : int or None
+        None: no gRPC.
     routing : str
         Name of a routing rule.
     buffer_bytes : int
@@ -59,6 +64,7 @@ class ServerSettings:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    grpc_port: int | None = None
     routing: str = "fastest"
     buffer_bytes: int = 1 << 30
     max_body_bytes: int = 64 << 20
@@ -88,6 +94,7 @@ class Server:
         self._launcher = LocalLauncher(self._arena)
         self.router = Router(self._arena)
         self._api = HttpApi(self.router, settings.max_body_bytes)
+        self._grpc: GrpcApi | None = None
 
     async def run(self, ready: Callable[[str, int], None]) -> None:
         """Serve until told to stop; ``ready`` is called with the address and the number of workers.
@@ -103,9 +110,10 @@ class Server:
         try:
             await self._start_workers()
             if not self._stop.is_set():
+                addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 await listener.start_serving()
                 host, port = listener.sockets[0].getsockname()[:2]
-                ready(f"http://{_in_url(host)}:{port}", len(self._seats))
+                ready(" and ".join([f"http://{_in_url(host)}:{port}", *addresses]), len(self._seats))
                 await self._stop.wait()
                 await self._drain(listener)
         finally:
@@ -132,6 +140,15 @@ class Server:
                     f"port {settings.port} is taken on {settings.host}", "choose another with --port"
                 ) from None
             raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
+
+    async def _open_grpc(self) -> str:
+        from gpuprof.serving.grpc_api import GrpcApi
+
+        settings = self._settings
+        assert settings.grpc_port is not None
+        self._grpc = GrpcApi(self.router, settings.max_body_bytes)
+        port = await self._grpc.start(settings.host, settings.grpc_port)
+        return f"grpc://{_in_url(settings.host)}:{port}"
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -223,6 +240,8 @@ class Server:
         self.router.draining = True
         await asyncio.sleep(_GRACE_S)  # whoever asks for readiness can see it and send no more
         await self._close_door(listener)
+        if self._grpc is not None:
+            await self._grpc.stop(self._settings.drain_s)
         deadline = time.monotonic() + self._settings.drain_s
         quiet = 0
         while quiet < 2 and time.monotonic() < deadline:

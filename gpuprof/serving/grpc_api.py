@@ -1,0 +1,199 @@
+"""The Open Inference Protocol over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from http import HTTPStatus
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gpuprof.errors import InputError
+from gpuprof.serving import descriptions
+from gpuprof.serving.arena import Slot
+from gpuprof.serving.grpc_messages import protocol, read_infer, write_infer
+from gpuprof.serving.http_api import kin
+from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.router import Router, deadline_ms
+
+_SERVICE = "GRPCInferenceService"
+_CODES = {
+    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+}
+
+
+class GrpcApi:
+    """Answers the calls of the service.
+
+    Parameters
+    ----------
+    router : Router
+    max_message_bytes : int
+    """
+
+    def __init__(self, router: Router, max_message_bytes: int) -> None:
+        self._router = router
+        options = [
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # or a port that is taken would be shared without a word
+        ]
+        self._server = grpc.aio.server(options=options)
+        self._server.add_generic_rpc_handlers((self._handlers(),))
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port.
+
+        Raises
+        ------
+        InputError
+            When the port is taken.
+        """
+        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(where)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port")
+        await self._server.start()
+        return int(bound)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls and wait for those that are there."""
+        await self._server.stop(grace_s)
+
+    def _handlers(self) -> grpc.GenericRpcHandler:
+        known = protocol()
+        handlers = {}
+        for method in known.methods[_SERVICE]:
+            answer = getattr(self, f"_{_snake(method.name)}")
+            make = grpc.stream_stream_rpc_method_handler if method.streams_in else grpc.unary_unary_rpc_method_handler
+            handlers[method.name] = make(
+                answer if method.streams_in else _translated(answer),
+                known.message(method.request).FromString,
+                known.message(method.response).SerializeToString,
+            )
+        return grpc.method_handlers_generic_handler(f"{known.package}.{_SERVICE}", handlers)
+
+    async def _server_live(self, request: Any) -> Any:
+        return protocol().message("ServerLiveResponse")(live=True)
+
+    async def _server_ready(self, request: Any) -> Any:
+        return protocol().message("ServerReadyResponse")(ready=self._router.is_ready)
+
+    async def _model_ready(self, request: Any) -> Any:
+        try:
+            ready = self._router.find(request.name, request.version).is_ready
+        except RefusedError:
+            ready = False
+        return protocol().message("ModelReadyResponse")(ready=ready)
+
+    async def _server_metadata(self, request: Any) -> Any:
+        return protocol().message("ServerMetadataResponse")(**descriptions.server_metadata())
+
+    async def _model_metadata(self, request: Any) -> Any:
+        model = self._router.find(request.name, request.version)
+        versions = [request.version] if request.version else sorted(self._router.models[request.name])
+        return protocol().message("ModelMetadataResponse")(**descriptions.model_metadata(model.spec, versions))
+
+    async def _model_config(self, request: Any) -> Any:
+        config = descriptions.model_config(self._router.find(request.name, request.version))
+        return protocol().message("ModelConfigResponse")(config=config)
+
+    async def _model_statistics(self, request: Any) -> Any:
+        if request.name:
+            self._router.find(request.name, request.version)
+        chosen = descriptions.chosen_statistics(self._router.models, request.name, request.version)
+        return protocol().message("ModelStatisticsResponse")(model_stats=chosen)
+
+    async def _repository_index(self, request: Any) -> Any:
+        entries = descriptions.repository_index(self._router.models)
+        ready = [entry for entry in entries if not request.ready or entry["state"] == "READY"]
+        return protocol().message("RepositoryIndexResponse")(models=ready)
+
+    async def _model_infer(self, request: Any) -> Any:
+        model = self._router.find(request.model_name, request.model_version)
+        arrived = time.monotonic()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        asked, slots = read_infer(model.spec, request, self._router.arena)
+
+        def done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
+            if not answer.done():
+                answer.set_result(write_infer(model.spec, asked, outputs))
+            if slot is not None:
+                self._router.arena.give_back(slot)
+
+        def refused(inference: Inference, refusal: RefusedError) -> None:
+            if not answer.done():
+                answer.set_exception(refusal)
+
+        inference = Inference(
+            asked.rows, asked.inputs, asked.outputs, arrived, deadline_ms(model, asked), done, refused,
+            priority=asked.priority, slots=slots, kin=kin(model, asked),
+        )  # fmt: skip
+        try:
+            model.submit(inference)
+        except RefusedError:
+            inference.release(self._router.arena)
+            raise
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            inference.cancelled = True
+            raise
+
+    async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        """Answer each request of a stream when it is done, errors as messages."""
+        answers: asyncio.Queue[Any] = asyncio.Queue()
+        response = protocol().message("ModelStreamInferResponse")
+
+        async def one(request: Any) -> None:
+            try:
+                await answers.put(response(infer_response=await self._model_infer(request)))
+            except RefusedError as refusal:
+                failed = response(error_message=refusal.message)
+                failed.infer_response.id = request.id
+                await answers.put(failed)
+
+        async def read() -> None:
+            tasks = set()
+            async for request in requests:
+                task = asyncio.ensure_future(one(request))
+                tasks.add(task)
+                task.add_done_callback(tasks.discard)
+            await asyncio.gather(*tasks)
+            await answers.put(None)
+
+        reader = asyncio.ensure_future(read())
+        try:
+            while (answer := await answers.get()) is not None:
+                yield answer
+        finally:
+            reader.cancel()
+
+
+def _translated(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Turn refusals into gRPC's status codes."""
+
+    async def call(request: Any, context: Any) -> Any:
+        try:
+            return await answer(request)
+        except RefusedError as refusal:
+            code = _CODES.get(refusal.status, grpc.StatusCode.INTERNAL)
+            if refusal.overloaded:
+                code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            if refusal.retry_after_s is not None:
+                context.set_trailing_metadata((("grpc-retry-pushback-ms", str(int(1000 * refusal.retry_after_s) + 1)),))
+            await context.abort(code, refusal.message)
+
+    return call
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
