@@ -89,11 +89,15 @@ class Stationary:
         that found the process at rest: there ``y`` is the service time.
     lattice_y, lattice_mass : ndarray of shape (L,)
         The states with backlog.
+    backlog_z, backlog_mass : ndarray of shape (Z,)
+        The same by z, how long the batch's last request had to wait.
     """
 
     fresh: Array
     lattice_y: Array
     lattice_mass: Array
+    backlog_z: Array
+    backlog_mass: Array
 
 
 def solve(rate: float, max_wait: float, service: Service) -> Stationary:
@@ -258,4 +262,5 @@ def _normalised(fresh: Array, backlog: Array, ratio: float, step: float, on_latt
     landed = np.convolve(backlog, on_lattice)
     total = fresh.sum() + landed.sum()
     y = (np.arange(len(landed)) + 0.5) * step
-    return Stationary(fresh / total, y, landed / total)
+    z = (np.arange(len(backlog)) + 0.5) * step
+    return Stationary(fresh / total, y, landed / total, z, backlog / total)

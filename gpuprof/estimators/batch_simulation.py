@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.estimators import batch_chain
+
 Array = NDArray[Any]
 
 _LANES = 512
 _POOL = 48
 _SEED = 20240229
-_MIN_REQUESTS = 250_000
+_MIN_REQUESTS = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,7 @@ def simulate(
     batch = len(means)
     gaps, factors = _gap_pool(batch, scv), _factor_pool(cv)
     window = gaps[0] / rate
-    # Constant services keep the phases that processes start with for long: start them at random ones.
-    free = means[-1] * np.random.default_rng(_SEED + 2).random((_LANES, processes))
+    free = _start(rate, scv, max_wait, means, cv, processes, load)
     rows, order = np.arange(_LANES), np.arange(batch)
     warm, steps = _length(load, batch, processes)
     times: list[Array] = []
@@ -92,6 +93,37 @@ def simulate(
     return Sample(np.sort(np.concatenate(times)), taken / (steps * _LANES), served / (steps * _LANES))
 
 
+def _start(rate: float, scv: float, max_wait: float, means: Array, cv: float, processes: int, load: float) -> Array:
+    """Return when the processes of each lane come free.
+
+    The backlog of several processes is nearly that of one as fast as all, which is solved: its quantiles, one a
+    lane, leave little to warm up and little to chance. That all are busy is less likely by Erlang's C over the load.
+    """
+    random = np.random.default_rng(_SEED + 2)
+    # Constant services keep the phases that processes start with for long: start them at random ones.
+    phases = (
+        random.permuted(np.tile(np.arange(processes), (_LANES, 1)), axis=1) + random.random((_LANES, 1))
+    ) / processes
+    law = batch_chain.solve(rate, max_wait, batch_chain.service_of(means / processes, cv))
+    mass = law.backlog_mass * erlang_c(processes, load) / load
+    upto = np.append(1.0 - mass.sum(), 1.0 - mass.sum() + np.cumsum(mass))
+    ranks = (np.arange(_LANES) + 0.5) / _LANES
+    backlog = np.interp(ranks, upto, np.append(0.0, law.backlog_z))
+    busy = (backlog[:, None] > 0.0) | (random.random((_LANES, processes)) < load)
+    usual = float(law.fresh @ np.tile(means, 2)) + float(law.backlog_mass.sum() * means[-1])
+    service = np.where(backlog > 0.0, means[-1], usual)[:, None]
+    return np.asarray(np.where(busy, backlog[:, None] + service * phases, 0.0))
+
+
+def erlang_c(processes: int, load: float) -> float:
+    """Return the probability that all of some M/M/c servers are busy."""
+    offered = load * processes
+    blocked = 1.0
+    for n in range(1, processes + 1):
+        blocked = offered * blocked / (n + offered * blocked)
+    return blocked / (1.0 - load * (1.0 - blocked))
+
+
 def _advance(window: Array, size: Array, more: Array, rows: Array, order: Array) -> Array:
     """Drop the ``size`` oldest arrivals of each lane and append as many."""
     longer = np.concatenate([window, window[:, -1:] + more], axis=1)
@@ -100,9 +132,9 @@ def _advance(window: Array, size: Array, more: Array, rows: Array, order: Array)
 
 def _length(load: float, batch: int, processes: int) -> tuple[int, int]:
     """Return how many batches to throw away and how many to keep in each lane."""
-    relaxation = 1.0 / max(1.0 - load, 0.02) ** 2
-    warm = int(20 + 8 * processes + min(3.0 * relaxation / math.sqrt(batch), 1500))
-    return warm, max(int(warm * 0.5), math.ceil(_MIN_REQUESTS / (_LANES * max(1.0, load * batch))), 30)
+    relaxation = min(1.0 / max(1.0 - load, 0.02) ** 2 / math.sqrt(batch), 400.0)
+    warm = int(20 + 10 * processes + 0.7 * relaxation)
+    return warm, max(24, int(relaxation), math.ceil(_MIN_REQUESTS / (_LANES * max(1.0, load * batch))))
 
 
 @lru_cache(maxsize=16)

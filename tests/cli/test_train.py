@@ -1,0 +1,64 @@
+"""``gpuprof train`` and ``gpuprof evaluate`` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.estimators.measured_world import convolutional, measure
+from tests.estimators.rows import CPU, database
+
+QUICK = "lasso,kernel_ridge"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("world")
+    measure(folder, {"thin": (8, 8, 16), "wide": (32, 32), "deep": (8, 16, 16)})
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.local_device.local_cpu", lambda: CPU)
+
+
+def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--db", str(world / "db"), "--regressors", QUICK, "--json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert said["architectures"] == 3 and said["latency_factor"] >= 1.0
+    new = convolutional(tmp_path / "new.onnx", (16, 16))
+    assert main(["estimate", str(new), "--db", str(world / "db"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["latency_source"] == "stack" and row["latency_low_ms"] < row["latency_ms"] < row["latency_high_ms"]
+
+
+def test_evaluate_prints_every_predictor_and_writes_the_plot(
+    world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plot = tmp_path / "plot.svg"
+    words = ["evaluate", "--db", str(world / "db"), "--regressors", QUICK, "--plot", str(plot), "--json"]
+    assert main(words) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {row["predictor"] for row in rows} == {"lasso", "kernel_ridge", "stack", "roofline", "interpolation"}
+    assert {row["quantity"] for row in rows} == {"op time", "latency", "memory"}
+    assert plot.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate"])
+def test_a_database_without_measurements_is_refused(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database(tmp_path / "db")
+    assert main([verb, "--db", str(tmp_path / "db")]) == 3
+    assert "no ops were measured on cpu-test-4c" in capsys.readouterr().err
+
+
+def test_an_unknown_regressor_is_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--db", str(world / "db"), "--regressors", "oracle"]) == 3
+    assert "unknown regressor 'oracle'" in capsys.readouterr().err
