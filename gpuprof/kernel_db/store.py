@@ -156,7 +156,9 @@ class KernelDb:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                return _read(table, segments or self.segments(), columns, _expression(where or {}))
+                return _read(
+                    table, self.segments() if segments is None else segments, columns, _expression(where or {})
+                )
             except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
                 if attempt == _READ_ATTEMPTS - 1:
                     raise
