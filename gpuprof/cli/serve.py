@@ -24,6 +24,9 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(help="gRPC port too; 0: any that is free.", min=0, max=65535)] = None,
     routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
     node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Compute nothing; batches take the time that the map predicts.")
+    ] = False,
     buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024,
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64,
     hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0,
@@ -42,7 +45,7 @@ def serve(
     routing_rule(routing)
     configure(log)
     deployment = read_map(map_file)
-    plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node)
+    plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node, simulated=simulate)
     settings = ServerSettings(
         host=host,
         port=port,

@@ -37,6 +37,8 @@ class WorkerOrder:
         Name of the control group for the quota.
     environment : mapping of str to str
         Set before the process starts: MPS and MIG are bound so.
+    latency_ms, latency_cv : tuple of float, float
+        Predicted times of a batch of 1, 2, … and their variation: what a simulated worker takes.
     """
 
     model: str
@@ -49,6 +51,8 @@ class WorkerOrder:
     quota_cores: float | None = None
     group: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    latency_ms: tuple[float, ...] = ()
+    latency_cv: float = 0.0
 
     def to_message(self) -> dict[str, object]:
         """Return the order as JSON for the wire."""

@@ -215,8 +215,7 @@ class Replica:
         self._pump()
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        took_ms = (answer.gather_ns + answer.infer_ns + answer.scatter_ns) / 1e6
-        self.latency.observe(min(batch.rows, self.plan.batch), took_ms)
+        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms)
         self.statistics.add_batch(batch.rows, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
         self._pump()  # before the answers are written: the worker must not wait for them
         for position, inference in enumerate(batch.inferences):

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.serving.arena import Arena
 from gpuprof.serving.inference import Inference
-from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
-from gpuprof.serving.worker_link import BatchAnswer, LinkEvents, SentBatch, WorkerLink
+from gpuprof.serving.worker_link import BatchAnswer, Link, LinkEvents, SentBatch
 
 _FIRST_BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
@@ -29,22 +28,22 @@ class Seat:
     name : str
         For logs, ``"resnet50/0.1"``.
     order : WorkerOrder
-    launcher : Launcher
-    arena : Arena
+    connect : callable
+        Makes a link that reports to the events it is given.
     hang_s : float
         A worker that owes an answer for so long beyond what its batches should take is killed.
     """
 
-    def __init__(self, name: str, order: WorkerOrder, launcher: Launcher, arena: Arena, hang_s: float) -> None:
+    def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
         self.name = name
         self.order = order
-        self._launcher = launcher
-        self._arena = arena
+        self._connect = connect
         self._hang_s = hang_s
-        self._link: WorkerLink | None = None
+        self._link: Link | None = None
         self._loop = asyncio.get_running_loop()
         self._started = 0.0
         self._busy_until = 0.0
+        self._last_done = 0.0
         self._failures = 0
         self._stopping = False
         self._refusal: GpuprofError | None = None
@@ -142,10 +141,10 @@ class Seat:
     def _begin(self) -> None:
         self._started = time.monotonic()
         events = LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost)
-        self._link = WorkerLink(self._launcher, self._arena, events)
+        self._link = self._connect(events)
         self._starting = asyncio.ensure_future(self._launch(self._link))
 
-    async def _launch(self, link: WorkerLink) -> None:
+    async def _launch(self, link: Link) -> None:
         try:
             await link.start(self.order)
         except OSError as error:
@@ -165,6 +164,8 @@ class Seat:
     def _done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         assert self._link is not None
         now = time.monotonic()
+        batch.took_ms = 1000.0 * (now - max(batch.sent, self._last_done))
+        self._last_done = now
         self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
         self._on_done(batch, answer)
 

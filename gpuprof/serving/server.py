@@ -21,14 +21,16 @@ from gpuprof.serving.arena import Arena
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.launcher import LocalLauncher
+from gpuprof.serving.launcher import LocalLauncher, WorkerOrder
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.simulated_link import SIMULATED_PROVIDER, SimulatedLink
 from gpuprof.serving.statistics import ModelStatistics
+from gpuprof.serving.worker_link import Link, LinkEvents, WorkerLink
 
 if TYPE_CHECKING:
     from gpuprof.serving.grpc_api import GrpcApi
@@ -203,11 +205,16 @@ class Server:
 
     def _add_replica(self, model: ServedModel, planned: PlannedReplica) -> None:
         seats = [
-            Seat(f"{planned.plan.name}.{number}", order, self._launcher, self._arena, self._settings.hang_s)
+            Seat(f"{planned.plan.name}.{number}", order, self._connector(order), self._settings.hang_s)
             for number, order in enumerate(planned.orders)
         ]
         self._seats += seats
         model.replicas.append(Replica(planned.plan, seats, model, ModelStatistics()))
+
+    def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
+        if order.provider == SIMULATED_PROVIDER:
+            return SimulatedLink
+        return lambda events: WorkerLink(self._launcher, self._arena, events)
 
     async def _watch(self) -> None:
         """Look after workers that hang, clients that stand still and clients that have gone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,10 @@ from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.runtime import NULL_PREFIX, null_bytes
+from gpuprof.serving.simulated_link import SIMULATED_PROVIDER
 
 _CPU_PREFIX = "cpu"
+SIMULATED_PREFIX = "sim:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class PlannedReplica:
 
 
 def plan_workers(
-    deployment: DeploymentMap, base: Path, group: str, node: str | None = None
+    deployment: DeploymentMap, base: Path, group: str, node: str | None = None, *, simulated: bool = False
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine.
 
@@ -39,6 +41,9 @@ def plan_workers(
         Prefix of the control groups' names, unique to this server.
     node : str or None
         Which node of the map this machine is; None: the only one.
+    simulated : bool
+        Whether nothing is computed and batches take the time that the map predicts, on all nodes. A device whose
+        name starts with ``sim:`` is simulated anyway.
 
     Raises
     ------
@@ -47,18 +52,17 @@ def plan_workers(
     UnavailableError
         When this machine lacks a device of the map.
     """
-    chosen = _node(deployment, node)
+    nodes = deployment.nodes if simulated and node is None else (_node(deployment, node),)
     planned: list[PlannedReplica] = []
     counts: dict[str, int] = {}
-    for gpu in chosen.gpus:
-        for replica, part in _cpu_shares(gpu):
-            number = counts.get(replica.model, 0)
-            counts[replica.model] = number + 1
-            path = model_path(deployment, replica.model, base)
-            name = f"{replica.model}/{number}"
-            order = _order(replica, path, part, f"{group}-{name}")
-            place = f"{chosen.name}/{gpu.device}:{gpu.index}"
-            planned.append(PlannedReplica(replica.model, _plan(replica, name, place), (order,) * replica.processes))
+    for place, replica, part in _placed(nodes, simulated):
+        find = _simulated_path if part is None else model_path
+        path = find(deployment, replica.model, base)
+        number = counts.get(replica.model, 0)
+        counts[replica.model] = number + 1
+        name = f"{replica.model}/{number}"
+        order = _order(replica, path, part, f"{group}-{name}")
+        planned.append(PlannedReplica(replica.model, _plan(replica, name, place), (order,) * replica.processes))
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)
@@ -99,6 +103,18 @@ def _node(deployment: DeploymentMap, name: str | None) -> Node:
     return next(iter(nodes.values()))
 
 
+def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, Replica, CpuSlice | None]]:
+    """Yield each replica with the name of its place and its part of this machine; None: it is simulated."""
+    for node in nodes:
+        for gpu in node.gpus:
+            place = f"{node.name}/{gpu.device}:{gpu.index}"
+            if simulated or gpu.device.startswith(SIMULATED_PREFIX):
+                for partition in gpu.partitions:
+                    yield from ((place, replica, None) for replica in partition.replicas)
+            else:
+                yield from ((place, replica, part) for replica, part in _cpu_shares(gpu))
+
+
 def _cpu_shares(gpu: Gpu) -> list[tuple[Replica, CpuSlice]]:
     """Return each replica of a CPU with its part of this machine's cores."""
     if not gpu.device.startswith(_CPU_PREFIX):
@@ -110,7 +126,28 @@ def _cpu_shares(gpu: Gpu) -> list[tuple[Replica, CpuSlice]]:
     return list(zip(placed, slices, strict=True))
 
 
-def _order(replica: Replica, path: str, part: CpuSlice, group: str) -> WorkerOrder:
+def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
+    """Return the model's file if it is here, for its inputs and outputs; simulation does without."""
+    try:
+        return model_path(deployment, model, base)
+    except InputError:
+        if model not in deployment.models:
+            raise
+        return ""
+
+
+def _order(replica: Replica, path: str, part: CpuSlice | None, group: str) -> WorkerOrder:
+    if part is None:
+        return WorkerOrder(
+            model=replica.model,
+            version="1",
+            path=path,
+            batch=replica.batch,
+            provider=SIMULATED_PROVIDER,
+            group=group,
+            latency_ms=_latency_ms(replica),
+            latency_cv=replica.predicted.latency_cv,
+        )
     return WorkerOrder(
         model=replica.model,
         version="1",

@@ -5,25 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.batch_io import INLINE, INLINE_BYTES, output_room
 from gpuprof.serving.inference import Inference, OutputTensor
-from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.launcher import Launcher, WorkerOrder, WorkerProcess
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.wire import Buffer, Frame, FrameReader, Kind, encode
 
 
 @dataclass(slots=True, eq=False)
 class SentBatch:
-    """A batch that a worker has and has not answered."""
+    """A batch that a worker has and has not answered.
+
+    ``took_ms`` is set when it is answered: for how long it kept the worker from the next, as the router sees it.
+    """
 
     number: int
     inferences: list[Inference]
     rows: int
     expected_ms: float
     sent: float
+    took_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,45 @@ class LinkEvents:
     lost: Callable[[list[SentBatch]], None]
 
 
+class Link(Protocol):
+    """What a seat needs of a worker, real or simulated; see `WorkerLink`."""
+
+    sent: dict[int, SentBatch]
+    spec: ModelSpec | None
+    is_ready: bool
+    is_alive: bool
+    ended: asyncio.Future[None] | None
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process."""
+        ...
+
+    async def start(self, order: WorkerOrder) -> None:
+        """Start the worker."""
+        ...
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
+        """Send a batch."""
+        ...
+
+    def ping(self, now: float) -> None:
+        """Ask for a sign of life."""
+        ...
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long the worker has owed an answer."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once."""
+        ...
+
+    def close(self) -> None:
+        """Let the worker end."""
+        ...
+
+
 class WorkerLink(asyncio.Protocol):
     """Starts a worker, sends it batches, hands on its answers, and says at once when it has gone.
 
@@ -63,7 +106,7 @@ class WorkerLink(asyncio.Protocol):
         self._events = events
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
-        self._process: Any = None
+        self._process: WorkerProcess | None = None
         self._numbers = 0
         self._pinged: float | None = None
         self._learned_row_bytes = 0.0
@@ -90,7 +133,7 @@ class WorkerLink(asyncio.Protocol):
     @property
     def pid(self) -> int | None:
         """The worker's process, None before it was started."""
-        return None if self._process is None else int(self._process.pid)
+        return None if self._process is None else self._process.pid
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
         """Send a batch."""
@@ -154,6 +197,7 @@ class WorkerLink(asyncio.Protocol):
             self.kill()
         self.is_alive = self.is_ready = False
         sent, self.sent = list(self.sent.values()), {}
+        assert self._process is not None
         self.ended = asyncio.get_running_loop().run_in_executor(None, self._process.reap)
         self._events.lost(sent)
 

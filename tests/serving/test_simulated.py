@@ -1,0 +1,53 @@
+"""Serving without computing: maps for devices that are not here, hundreds of replicas, and overload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuprof.serving.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load_target import Target
+from tests.serving.running import map_of, replica, running
+
+
+def test_a_map_of_200_replicas_starts_serves_and_drains(tmp_path: Path) -> None:
+    models = {f"m{number}": "nowhere.onnx" for number in range(10)}
+    replicas = [
+        replica(f"m{number % 10}", batch=4, processes=2, latency_ms=8.0, sm_share_pct=0.5, max_wait_ms=2.0)
+        for number in range(200)
+    ]
+    document = map_of(models, replicas, slo_ms=500.0)
+    document["nodes"][0]["gpus"][0]["device"] = "sim:a100-80"
+    with running(tmp_path, document) as server:
+        assert "serving 10 model(s) with 400 worker(s)" in server.line
+        streams = [Stream(name, 20.0, 500.0) for name in models]
+        outcome = run_load(Target.parse(server.url), streams, LoadSettings(duration_s=1.0, warmup_s=0.2, clients=1))
+        assert all(result.answered == result.sent > 0 for result in outcome.results)
+        assert all((result.p50_ms or 0.0) >= 4.0 for result in outcome.results)
+        code, errors = server.stop()
+        assert (code, errors) == (0, "drained\n")
+
+
+def test_a_map_for_many_machines_is_simulated_whole(tmp_path: Path) -> None:
+    document = map_of({"m": "nowhere.onnx"}, [replica("m", latency_ms=2.0)])
+    document["nodes"] = [{**document["nodes"][0], "name": f"node{number}"} for number in range(3)]
+    document["nodes"][1]["gpus"][0]["device"] = "h100"
+    with running(tmp_path, document, "--simulate") as server:
+        assert "3 worker(s)" in server.line
+        assert server.infer("m", [5.0])[1]["outputs"][0]["data"] == [0.0]
+
+
+@pytest.mark.slow
+def test_at_three_times_its_capacity_a_server_still_does_what_it_can_within_the_slo(tmp_path: Path) -> None:
+    latency_ms, slo_ms = 50.0, 1000.0
+    document = map_of({"m": "nowhere.onnx"}, [replica("m", batch=4, latency_ms=latency_ms, max_wait_ms=5.0)], slo_ms)
+    capacity_rps = 4 * 1000.0 / latency_ms
+    with running(tmp_path, document, "--simulate") as server:
+        stream = Stream("m", 3.0 * capacity_rps, slo_ms)
+        outcome = run_load(Target.parse(server.url), [stream], LoadSettings(duration_s=5.0, warmup_s=2.0, clients=1))
+    (result,) = outcome.results
+    assert result.failed == result.lost == 0
+    assert result.refused > 0
+    assert result.goodput_rps >= 0.9 * capacity_rps
+    assert result.in_slo >= 0.99 * result.answered
