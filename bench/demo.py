@@ -22,9 +22,9 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-MODELS = ("squeezenet", "shufflenet")
+MODELS = ("squeezenet", "inception_v1")
 #: The rate asked for, as a part of what one replica that answers requests one by one can do.
-LOAD = 0.3
+LOAD = 0.25
 #: The objective, as a multiple of the time of one request.
 SLO_FACTOR = 12.0
 #: Exit code of a measurement that succeeded on a machine too noisy to trust it.
@@ -35,7 +35,7 @@ def main() -> int:
     """Run every step; 0 when all of them succeeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("demo-out"), help="where everything is written")
-    parser.add_argument("--duration", type=int, default=60, help="seconds of traffic")
+    parser.add_argument("--duration", type=int, default=75, help="seconds of traffic")
     options = parser.parse_args()
     started = time.monotonic()
     shutil.rmtree(options.out, ignore_errors=True)
