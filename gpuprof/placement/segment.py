@@ -18,6 +18,8 @@ from gpuprof.sojourn import Arrivals, BatchServer
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
 RATE_PRECISION = 0.01
+#: A tail is shorter when it is below this part of the other.
+SHORTER = 0.98
 #: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
 #: more than that, since hundreds of them would do the work of one.
 LONELY = 0.01
@@ -157,8 +159,8 @@ class Segments:
     def best(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return for each share the segment of largest capacity, smallest share first.
 
-        Of equal ones (which serve all that is asked for) the one of shortest tail is taken; of tails within 2%, that
-        of fewest processes and smallest batch, which needs less memory. Shares under which nothing meets the SLO are
+        Of equal ones (which serve all that is asked for) that of fewest processes is taken, and the smallest batch
+        beyond which the tail is not shortened by another 2%. Shares under which nothing meets the SLO are
         absent.
         """
         key = (demand.model, device.name)
@@ -222,8 +224,15 @@ class Segments:
         return math.ceil(one) * estimate.workload.processes
 
     def _best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        """Return the segment of largest capacity, None when nothing meets the SLO.
+
+        Once a segment serves all that is asked for, larger batches are looked at only while they shorten its tail.
+        """
         best: Segment | None = None
-        for workload in sorted(self.workloads(demand.model, device, share), key=lambda w: (-w.batch, -w.processes)):
+        for workload in self.workloads(demand.model, device, share):
+            full = best is not None and best.capacity_rps >= demand.rate_rps
+            if best is not None and full and workload.processes > best.processes:
+                break
             if best is not None and self._ceiling_rps(device, workload) < best.capacity_rps:
                 continue  # even batches that are always full could not reach the best
             segment = self.make(demand, device, workload)
@@ -231,6 +240,8 @@ class Segments:
                 continue
             if best is None or _better(segment, best):
                 best = segment
+            elif full:
+                break
         return best
 
     def _ceiling_rps(self, device: Device, workload: Workload) -> float:
@@ -276,7 +287,7 @@ class Segments:
 
 
 def _better(segment: Segment, best: Segment) -> bool:
-    """Whether a segment of smaller batch or fewer processes is to be preferred to the best so far."""
-    if segment.capacity_rps != best.capacity_rps:
-        return segment.capacity_rps > best.capacity_rps
-    return segment.tail_ms <= best.tail_ms * 1.02
+    """Whether a segment serves more than the best so far, or the same with a shorter tail."""
+    if segment.capacity_rps == best.capacity_rps:
+        return segment.tail_ms < best.tail_ms * SHORTER
+    return segment.capacity_rps > best.capacity_rps
