@@ -31,6 +31,7 @@ _SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
 #: Displacements looked at for one pair of matrices; more only come up where values repeat.
 _MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
 _SAMPLE = 4096
+_FEW_VALUES = 2**12
 
 
 def common_blocks(
@@ -125,7 +126,7 @@ class _Search:
         if displacement_work(a, b) <= _SMALL_WORK:
             self.best[pair] = exhaustive_block(a, b, self._tolerance, known)
             return True
-        if self._is_lattice(pair):
+        if self._is_lattice(pair) and not self._is_fine(pair):
             self.best[pair] = lattice_block(a, b, known, self._tolerance)
             return True
         return False
@@ -142,6 +143,10 @@ class _Search:
         if not same_entries(sampled[0], sampled[1], self._tolerance).any():
             return EMPTY
         return block_at(a, b, 0, 0, self._tolerance)
+
+    def _is_fine(self, pair: Pair) -> bool:
+        """Return whether neighbours rarely agree by chance: then searching all matrices at once is faster."""
+        return all(len(values) > _FEW_VALUES for i in pair if (values := self._values[i]) is not None)
 
     def _is_lattice(self, pair: Pair) -> bool:
         values = []
@@ -237,6 +242,8 @@ class _Search:
         exact = not cut and len(promising) <= most
         if not exact and displacement_work(a, b) <= _BEARABLE_WORK:
             best, exact = exhaustive_block(a, b, self._tolerance, best), True
+        if not exact and self._is_lattice(pair):
+            best, exact = lattice_block(a, b, best, self._tolerance), True
         self.best[pair] = replace(best, exact=exact)
 
     def _single(self, pair: Pair) -> CommonBlock:
