@@ -1,0 +1,102 @@
+"""What every estimator must do, as tests that a plug-in's own test suite subclasses.
+
+class TestMyEstimator(EstimatorContract):
+    def estimator(self) -> Estimator:
+        return MyEstimator()
+
+    model, device = "resnet50", catalogue.device("a100-80")
+"""
+
+# ruff: noqa: D102 - the name of a test is its documentation
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.share import Share
+
+_MOST_BATCHES = 6
+_MOST_SHARES = 4
+
+
+class EstimatorContract:
+    """Tests of an estimator that knows ``model`` on ``device``; subclasses say which.
+
+    Attributes
+    ----------
+    model : str
+    device : Device
+    """
+
+    model: str
+    device: Device
+
+    def estimator(self) -> Estimator:
+        """Return the estimator under test."""
+        raise NotImplementedError
+
+    def _workloads(self) -> Iterator[Estimate]:
+        estimator = self.estimator()
+        for share in estimator.shares(self.model, self.device)[-_MOST_SHARES:]:
+            for batch in estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]:
+                yield estimator.estimate(self.model, self.device, batch, share)
+
+    def test_shares_rise_and_end_with_the_whole_device(self) -> None:
+        shares = self.estimator().shares(self.model, self.device)
+        fractions = [self.device.fraction(share) for share in shares]
+        assert fractions == sorted(fractions) and len(set(shares)) == len(shares)
+        assert Share() in shares and fractions[-1] == 1.0
+
+    def test_batches_rise_from_at_least_one(self) -> None:
+        batches = self.estimator().batches(self.model, self.device, Share())
+        assert batches and list(batches) == sorted(set(batches)) and batches[0] >= 1
+
+    def test_an_estimate_says_what_it_is_of(self) -> None:
+        for said in self._workloads():
+            assert said.workload.model == self.model and said.device == self.device.name
+
+    def test_figures_are_positive_and_inside_their_intervals_and_say_their_source(self) -> None:
+        for said in self._workloads():
+            figures = [said.latency_ms, said.throughput_rps, *(figure for _, figure in said.creq_pct)]
+            figures += [one for one in (said.memory_bytes, said.dram_pct, said.l2_pct, said.power_w) if one is not None]
+            assert said.latency_ms.value > 0.0 and said.latency_cv >= 0.0
+            for figure in figures:
+                _check(figure)
+
+    def test_the_same_question_has_the_same_answer(self) -> None:
+        batch = self.estimator().batches(self.model, self.device, Share())[0]
+        first, second = (self.estimator().estimate(self.model, self.device, batch, Share()) for _ in range(2))
+        assert first == second
+
+    def test_a_neighbour_never_helps(self) -> None:
+        estimator = self.estimator()
+        batch = estimator.batches(self.model, self.device, Share())[0]
+        share = estimator.shares(self.model, self.device)[0]
+        alone = estimator.estimate(self.model, self.device, batch, share)
+        beside = estimator.estimate(self.model, self.device, batch, share, [Workload(self.model, batch, share)])
+        assert beside.latency_ms.value >= alone.latency_ms.value
+        assert beside.latency_ms.upper() >= alone.latency_ms.upper()
+
+    def test_an_unknown_model_is_an_input_error(self) -> None:
+        try:
+            self.estimator().estimate("no-such-model-anywhere", self.device, 1, Share())
+        except InputError:
+            return
+        raise AssertionError("a model that nobody knows was estimated")
+
+    def test_a_batch_of_nothing_is_an_input_error(self) -> None:
+        try:
+            self.estimator().estimate(self.model, self.device, 0, Share())
+        except InputError:
+            return
+        raise AssertionError("a batch of 0 was estimated")
+
+
+def _check(figure: Figure) -> None:
+    assert figure.source
+    assert math.isfinite(figure.value) and figure.value >= 0.0
+    assert figure.low is None or figure.low <= figure.value
+    assert figure.high is None or figure.high >= figure.value
