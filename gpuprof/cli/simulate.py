@@ -67,6 +67,14 @@ _REPLICAS = (
     Column("p99_ms", "p99 ms", number()),
 )
 
+_EPOCHS = (
+    Column("begin_s", "from s", number(5)),
+    Column("end_s", "to s", number(5)),
+    Column("gpus", "devices"),
+    Column("cost_per_hour", "$ per hour", number(4)),
+    Column("started", "replicas started"),
+)
+
 
 def simulate(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
@@ -93,6 +101,14 @@ def simulate(
     fail: Annotated[
         list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
     ] = None,
+    every: Annotated[
+        str | None, typer.Option("--reschedule", help="Place anew this often, for the rates seen since: 60s.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Policy of --reschedule; else the map's own.")] = None,
+    headroom: Annotated[float, typer.Option(help="Times the rates that --reschedule sees.", min=0.1)] = 1.2,
+    load_time: Annotated[str, typer.Option(help="Of a model into a new replica.")] = "5s",
+    mig_time: Annotated[str, typer.Option(help="Of giving a GPU another MIG layout.")] = "10s",
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule.")] = None,
     sample: Annotated[
         int | None, typer.Option(help="Approximate: so many replicas of a model; 0: never approximate.", min=0)
     ] = None,
@@ -101,10 +117,14 @@ def simulate(
     as_csv: CsvOption = False,
 ) -> None:
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
+    from dataclasses import replace
+
+    from gpuprof.cli.rescheduling import policy_scheduler, reschedule
     from gpuprof.deployment import read_map
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.duration import parse_duration
     from gpuprof.simulator.failures import parse_failure
+    from gpuprof.simulator.reschedule import MoveCosts
 
     chosen = chosen_format(as_json, as_csv)
     deployment = read_map(map_file)
@@ -118,7 +138,20 @@ def simulate(
     legs = {name: (outside_ms + delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
     failures = tuple(parse_failure(text, deployment) for text in fail or [])
     options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures)
-    outcome = _run(deployment, load, options, sample)
+    if every is None:
+        if policy is not None:
+            raise InputError("--policy says how to reschedule", "add --reschedule 60s")
+        outcome = _run(deployment, load, options, sample)
+    else:
+        if sample:
+            raise InputError("--reschedule cannot be sampled", "leave out --sample")
+        costs = MoveCosts(parse_duration(load_time, "--load-time"), parse_duration(mig_time, "--mig-time"))
+        scheduler = policy_scheduler(deployment, policy, headroom, db)
+        period_s = parse_duration(every, "--reschedule")
+        table = reschedule(deployment, load, options, period_s, scheduler, costs)
+        options = replace(options, switches=table.switches, absent=table.absent)
+        outcome = _run(table.deployment, load, options, 0)
+        outcome = replace(outcome, epochs=table.epoch_outcomes(seconds))
     if output is not None:
         _write(outcome, output)
     _show(outcome, chosen)
@@ -209,6 +242,11 @@ def _show(outcome: Outcome, chosen: Format) -> None:
     _show_stages(outcome.models)
     _show_misses(outcome.models)
     print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, chosen, "Replicas")
+    if outcome.epochs:
+        typer.echo()
+        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
+        hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
+        say(f"{len(outcome.epochs)} map(s), {hours:.4g} device hours")
     how = "a sample of" if outcome.method == "sampled" else "all"
     say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
 

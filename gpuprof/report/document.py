@@ -13,6 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.report.chart import Chart
 from gpuprof.report.figures import (
     cdf_figure,
+    devices_over_time_figure,
     evaluation_figure,
     goodput_figure,
     goodput_over_time_figure,
@@ -128,6 +129,7 @@ def _simulation(content: Mapping[str, Any], where: str) -> Section:
     ]
     for one in series[:_MOST_MODELS]:
         charts += [goodput_over_time_figure(one, times), stages_over_time_figure(one, times)]
+    charts.append(devices_over_time_figure(content.get("epochs", ())))
     charts.append(utilization_figure(content["replicas"]))
     how = "a sample of the replicas and times" if content["method"] == "sampled" else "every request"
     text = (

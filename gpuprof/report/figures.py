@@ -92,6 +92,15 @@ def goodput_over_time_figure(one: Row, times_s: Sequence[float]) -> Chart:
     )
 
 
+def devices_over_time_figure(epochs: Sequence[Row]) -> Chart | None:
+    """Return how many devices the maps held over time; None when the map did not change."""
+    if len(epochs) < 2:
+        return None
+    steps = [(time, epoch["gpus"]) for epoch in epochs for time in (epoch["begin_s"], epoch["end_s"])]
+    line = Line("devices", tuple(float(time) for time, _ in steps), tuple(float(gpus) for _, gpus in steps), 0)
+    return Chart("Devices over time", Axis("time in s"), Axis("devices", low=0.0), lines=(line,))
+
+
 def misses_figure(models: Sequence[Row]) -> Chart | None:
     """Return why requests missed their SLO; None when none did."""
     causes = [cause for cause in _MISS_COLORS if any(model["missed"].get(cause) for model in models)]

@@ -19,6 +19,22 @@ _NS_PER_MS = 1e6
 
 
 @dataclass(frozen=True, slots=True)
+class Switch:
+    """At a time some replicas begin to take requests, and others finish what they have and take none any more.
+
+    Attributes
+    ----------
+    at_s : float
+    begin, end : tuple of int
+        Positions in `places_of` the map.
+    """
+
+    at_s: float
+    begin: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Options:
     """How to simulate.
 
@@ -38,6 +54,9 @@ class Options:
     legs_ms : mapping of str to (float, float)
         Model → time of a request to its replica and of the answer back; 0 where it is not named.
     failures : tuple of Failure
+    switches : tuple of Switch
+    absent : tuple of int
+        Replicas that do not take requests until a switch begins them.
     max_in_system : int
         More requests at a time are turned away: the bound on memory.
     """
@@ -50,6 +69,8 @@ class Options:
     router_ms: float = 0.0
     legs_ms: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
+    switches: tuple[Switch, ...] = ()
+    absent: tuple[int, ...] = ()
     max_in_system: int = 2**22
 
 

@@ -10,12 +10,12 @@ import numpy as np
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.simulator import kernel
-from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Stream
+from gpuprof.simulator.arrivals import NS_PER_S, Arriving
 from gpuprof.simulator.cluster import Options, Place, build_cluster, places_of
-from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.heap import ARRIVAL, COMPLETION, code_of, ident_of, priority_of, push
 from gpuprof.simulator.outcome import Outcome, outcome_of
 from gpuprof.simulator.state import Cluster, State, Tally, chain, new_state, new_tally
+from gpuprof.simulator.streams import arrival_streams
 
 _FIRST_PLACES = 2**14
 _STORED = 2**20  # arrivals, and service times, drawn ahead for all models or replicas together
@@ -66,11 +66,12 @@ def simulate_to_tally(
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """At ``time`` these replicas go away or come back."""
+    """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have."""
 
     time: int
     alive: int
     replicas: tuple[int, ...]
+    fails: bool = False
 
 
 class _Run:
@@ -86,10 +87,11 @@ class _Run:
         self.tally: Tally = new_tally(models, replicas, begin, self.end)
         store, factors = _share(_STORED, models), _share(_STORED, replicas)
         self.state: State = new_state(self.cluster, min(_FIRST_PLACES, options.max_in_system), store, factors)
-        for_arrivals, for_factors = np.random.SeedSequence(options.seed).spawn(2)
-        self._streams = _streams(deployment, arrivals, for_arrivals)
+        _, for_factors = np.random.SeedSequence(options.seed).spawn(2)
+        self._streams = arrival_streams(deployment, arrivals, options.seed)
+        self.state.alive[list(options.absent)] = 0
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
-        self._changes = _changes(options.failures, places)
+        self._changes = _changes(options, places)
         self._most_places = options.max_in_system
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as the rules of `gpuprof.routing` begin
         self.state.factor_position[self.cluster.cv > 0] = factors
@@ -156,8 +158,9 @@ class _Run:
     def _apply(self, change: _Change) -> None:
         for replica in change.replicas:
             self.state.alive[replica] = change.alive
-            self.state.idle_since[replica] = change.time
-        if change.alive == 0:
+            if change.alive:
+                self.state.idle_since[replica] = max(change.time, int(self.state.idle_since[replica]))
+        if change.fails:
             homeless = [(replica, place) for replica in change.replicas for place in self._empty(replica)]
             for replica, place in homeless:
                 model = int(self.cluster.replica_model[replica])
@@ -202,25 +205,18 @@ def _share(total: int, among: int) -> int:
     return max(64, min(2**16, total // among))
 
 
-def _streams(
-    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seed: np.random.SeedSequence
-) -> list[Stream | None]:
-    seeds = seed.spawn(len(deployment.models))
-    return [
-        arrivals[model].stream(np.random.Generator(np.random.PCG64(child))) if model in arrivals else None
-        for model, child in zip(deployment.models, seeds, strict=True)
-    ]
-
-
-def _changes(failures: tuple[Failure, ...], places: tuple[Place, ...]) -> list[_Change]:
+def _changes(options: Options, places: tuple[Place, ...]) -> list[_Change]:
     changes = []
-    for failure in failures:
+    for failure in options.failures:
         hit = tuple(
             position
             for position, place in enumerate(places)
             if place.node.name == failure.node and failure.gpu in (None, place.gpu.index)
         )
-        changes.append(_Change(round(failure.at_s * NS_PER_S), 0, hit))
+        changes.append(_Change(round(failure.at_s * NS_PER_S), 0, hit, fails=True))
         if failure.lasts_s is not None:
             changes.append(_Change(round((failure.at_s + failure.lasts_s) * NS_PER_S), 1, hit))
+    for switch in options.switches:
+        time = round(switch.at_s * NS_PER_S)
+        changes += [_Change(time, 1, switch.begin), _Change(time, 0, switch.end)]
     return sorted(changes, key=lambda change: change.time)

@@ -101,8 +101,22 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True)
+class EpochOutcome:
+    """A map in force from ``begin_s`` to ``end_s``: its devices, its cost, and the replicas started for it."""
+
+    begin_s: float
+    end_s: float
+    gpus: int
+    cost_per_hour: float | None
+    started: int
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
-    """All of it; ``times_s`` are the starts of the parts of the time line and the end of the last."""
+    """All of it; ``times_s`` are the starts of the parts of the time line and the end of the last.
+
+    ``epochs`` are the maps that followed one another, where the map was rescheduled.
+    """
 
     duration_s: float
     warmup_s: float
@@ -112,6 +126,7 @@ class Outcome:
     replicas: tuple[ReplicaOutcome, ...]
     times_s: tuple[float, ...]
     series: tuple[Series, ...]
+    epochs: tuple[EpochOutcome, ...] = ()
 
     @property
     def requests(self) -> int:

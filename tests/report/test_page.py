@@ -102,6 +102,10 @@ def simulation() -> dict[str, Any]:
         "series": [series],
         "times_s": [0.0, 1.0, 2.0],
         "replicas": [replica],
+        "epochs": [
+            {"begin_s": 0.0, "end_s": 1.0, "gpus": 1, "cost_per_hour": None, "started": 0},
+            {"begin_s": 1.0, "end_s": 2.0, "gpus": 2, "cost_per_hour": None, "started": 1},
+        ],
     }
 
 
@@ -128,7 +132,13 @@ def test_each_document_becomes_a_section() -> None:
     content = whole_page()
     for heading in ("Map of p", "Simulation", "Load test", "Evaluation of the estimators"):
         assert f"<h2>{heading}</h2>" in content
-    for title in ("cause", "answered within a time", "predicted against measured", "busy the replicas", "over time"):
+    for title in (
+        "cause",
+        "answered within a time",
+        "predicted against measured",
+        "busy the replicas",
+        "Devices over time",
+    ):
         assert title in content
 
 

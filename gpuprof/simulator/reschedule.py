@@ -1,0 +1,190 @@
+"""Rescheduling in the loop: the map changes as the load does, and moving costs time (USHER, OSDI'24, section 5.4).
+
+At the end of each period a scheduler that is passed in sees the rates of that period and may give another map. Arrivals
+do not depend on the map, so that all maps are known before anything is simulated, and one simulation of all replicas
+that ever exist, each living in its time, is exact.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.simulator.arrivals import NS_PER_S, Arriving
+from gpuprof.simulator.cluster import Options, Switch
+from gpuprof.simulator.outcome import EpochOutcome
+from gpuprof.simulator.streams import arrival_streams
+
+#: Rates by model → the map for them; None: leave things as they are.
+Scheduler = Callable[[Mapping[str, float]], DeploymentMap | None]
+_PIECE = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCosts:
+    """What a change takes: loading a model into a new process, and giving a GPU another MIG layout."""
+
+    load_s: float = 5.0
+    mig_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A map, from when on it is in force, and how many replicas were started for it."""
+
+    begin_s: float
+    deployment: DeploymentMap
+    started: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """All replicas that ever exist, as one map, and when each lives; ``absent`` ones do not at the start."""
+
+    deployment: DeploymentMap
+    epochs: tuple[Epoch, ...]
+    switches: tuple[Switch, ...]
+    absent: tuple[int, ...]
+
+    def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
+        """Return each map's time, devices, cost and how many replicas were started for it."""
+        ends = [*(epoch.begin_s for epoch in self.epochs[1:]), duration_s]
+        return tuple(
+            EpochOutcome(
+                begin_s=epoch.begin_s,
+                end_s=end,
+                gpus=epoch.deployment.predicted.gpus,
+                cost_per_hour=epoch.deployment.predicted.cost_per_hour,
+                started=epoch.started,
+            )
+            for epoch, end in zip(self.epochs, ends, strict=True)
+        )
+
+    def gpu_hours(self, duration_s: float) -> float:
+        """Return the devices that the maps hold, times how long, in hours."""
+        return sum(one.gpus * (one.end_s - one.begin_s) for one in self.epoch_outcomes(duration_s)) / 3600.0
+
+
+def observed_rates(
+    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], options: Options, period_s: float
+) -> list[dict[str, float]]:
+    """Return the rates of each whole period, as the simulation with these options will see them."""
+    periods = int(options.duration_s / period_s)
+    end = round(periods * period_s * NS_PER_S)
+    counts = np.zeros((periods, len(deployment.models)), np.int64)
+    for i, stream in enumerate(arrival_streams(deployment, arrivals, options.seed)):
+        while stream is not None and len(times := stream.take(_PIECE)):
+            inside = times[times < end]
+            counts[:, i] += np.bincount((inside / (period_s * NS_PER_S)).astype(np.int64), minlength=periods)[:periods]
+            if len(inside) < len(times):
+                break
+    return [dict(zip(deployment.models, (row / period_s).tolist(), strict=True)) for row in counts]
+
+
+def timetable(
+    deployment: DeploymentMap,
+    rates: Sequence[Mapping[str, float]],
+    period_s: float,
+    scheduler: Scheduler,
+    costs: MoveCosts,
+) -> Timetable:
+    """Ask the scheduler after each period but the last, and return who lives when.
+
+    A replica that is in both maps goes on. A new one begins after its model is loaded; until then those that it
+    replaces go on, unless the MIG layout of their GPU changes: then they end at once, and the new one begins later by
+    that change too.
+    """
+    table = _Table(deployment)
+    for period, seen in enumerate(rates[:-1], start=1):
+        wanted = scheduler(seen)
+        if wanted is not None:
+            table.change(period * period_s, wanted, costs)
+    return table.finished()
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A replica as the simulator knows it: where it stands and what decides how it behaves."""
+
+    node: str
+    gpu: int
+    device: str
+    mig: str
+    model: str
+    shape: tuple[float, ...]
+    ordinal: int = 0
+
+
+class _Table:
+    """A timetable in the making: all replicas so far, and the positions of those that live."""
+
+    def __init__(self, deployment: DeploymentMap) -> None:
+        self.deployment = deployment
+        self.epochs = [Epoch(0.0, deployment)]
+        self.switches: list[Switch] = []
+        self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
+        self.alive = {key: self._add(where) for key, where in _keyed(deployment).items()}
+        self.first = len(self.places)
+
+    def _add(self, where: tuple[Node, Gpu, Partition, Replica]) -> int:
+        self.places.append(where)
+        return len(self.places) - 1
+
+    def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
+        after = _keyed(wanted)
+        new = [key for key in after if key not in self.alive]
+        gone = [key for key in self.alive if key not in after]
+        if not new and not gone:
+            return
+        before_layout, after_layout = _layouts(self.epochs[-1].deployment), _layouts(wanted)
+        moved = {gpu for gpu in after_layout if gpu in before_layout and after_layout[gpu] != before_layout[gpu]}
+        for key in gone:
+            now = (key.node, key.gpu) in moved
+            self.switches.append(Switch(at_s if now else at_s + costs.load_s, end=(self.alive.pop(key),)))
+        for key in new:
+            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in moved else 0.0)
+            self.alive[key] = self._add(after[key])
+            self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
+        self.epochs.append(Epoch(at_s, wanted, len(new)))
+
+    def finished(self) -> Timetable:
+        # One node for each replica keeps their order, which the positions in the switches count.
+        nodes = tuple(
+            Node(
+                name=node.name,
+                gpus=(gpu.model_copy(update={"partitions": (part.model_copy(update={"replicas": (r,)}),)}),),
+            )
+            for node, gpu, part, r in self.places
+        )
+        union = self.deployment.model_copy(update={"nodes": nodes})
+        switches = tuple(sorted(self.switches, key=lambda switch: switch.at_s))
+        return Timetable(union, tuple(self.epochs), switches, tuple(range(self.first, len(self.places))))
+
+
+def _alone(partition: Partition, replica: Replica) -> Partition:
+    return Partition(mig=partition.mig, replicas=(replica,))
+
+
+def _keyed(deployment: DeploymentMap) -> dict[_Kept, tuple[Node, Gpu, Partition, Replica]]:
+    seen: Counter[_Kept] = Counter()
+    keyed = {}
+    for node, gpu, partition, replica in deployment.places():
+        mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
+        times = replica.batch_latency_ms or (replica.predicted.latency_ms,)
+        shape = (replica.batch, replica.processes, replica.sm_share_pct, replica.max_wait_ms, *times)
+        key = _Kept(node.name, gpu.index, gpu.device, mig, replica.model, shape)
+        seen[key] += 1
+        keyed[replace(key, ordinal=seen[key])] = (node, gpu, partition, replica)
+    return keyed
+
+
+def _layouts(deployment: DeploymentMap) -> dict[tuple[str, int], tuple[object, ...]]:
+    return {
+        (node.name, gpu.index): tuple(sorted(str(part.mig) for part in gpu.partitions))
+        for node in deployment.nodes
+        for gpu in node.gpus
+    }

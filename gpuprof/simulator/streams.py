@@ -1,0 +1,19 @@
+"""Draws the arrivals of a simulation: for each model of a map its own random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.simulator.arrivals import Arriving, Stream
+
+
+def arrival_streams(deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seed: int) -> list[Stream | None]:
+    """Return a stream for each model of the map, in its order; None for a model without arrivals."""
+    first, _ = np.random.SeedSequence(seed).spawn(2)
+    return [
+        arrivals[model].stream(np.random.Generator(np.random.PCG64(child))) if model in arrivals else None
+        for model, child in zip(deployment.models, first.spawn(len(deployment.models)), strict=True)
+    ]
