@@ -74,6 +74,10 @@ def profile(
     per_op: Annotated[
         bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
     ] = False,
+    igniter: Annotated[
+        bool,
+        typer.Option("--igniter", help="Measure what calibrate needs: 11 configurations, 2 to 5 copies at once."),
+    ] = False,
     from_report: Annotated[
         list[Path] | None,
         typer.Option(
@@ -101,6 +105,7 @@ def profile(
     from gpuprof.profiling import planning
     from gpuprof.profiling.campaign import Campaign
     from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.igniter_cells import igniter_cells
     from gpuprof.profiling.job import limits_within
     from gpuprof.profiling.per_op import PerOp
 
@@ -126,7 +131,10 @@ def profile(
         say(f"{here.name}, collector {why}")
         print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
         return
-    cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
+    if igniter:
+        cells = tuple(cell for model in named for cell in igniter_cells(model))
+    else:
+        cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
     say(f"{here.name}, collector {why}")
     campaign = Campaign(KernelDb.create(db), here, measuring, force, limits_within(time_limit))
     outcomes = _run(campaign, cells)

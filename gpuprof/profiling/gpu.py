@@ -23,11 +23,12 @@ import pandas as pd
 from gpuprof.errors import UnavailableError
 from gpuprof.gpu_share import bound_shares
 from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.creq import requirement
 from gpuprof.profiling.gpu_rows import Recorded, kernel_rows, model_row, op_rows
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.kernel_join import join_kernels
 from gpuprof.profiling.kineto_trace import read_kineto
-from gpuprof.profiling.measurement import Seat, Timing, measure, save_inputs
+from gpuprof.profiling.measurement import Seat, Timing, measure, running, save_inputs
 from gpuprof.profiling.ncu_report import Counters
 from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu, ncu_version
 from gpuprof.profiling.nsys_report import read_nsys
@@ -95,7 +96,8 @@ class GpuCollector:
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
             settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version()}
             if request.beside:
-                return Collected(colocations=_colocations(request, timings, sampled), settings=settings)
+                delay_ms = self._dispatch_beside(request, seats) if self.timeline else None
+                return Collected(colocations=_colocations(request, timings, sampled, delay_ms), settings=settings)
             recorded, error = self._record(request, environments[0])
         measured = _measured(timings[0], sampled, idle)
         return Collected(
@@ -130,6 +132,15 @@ class GpuCollector:
             timeline = self._timeline(program, environment) if self.timeline else None
             counted, notes = self._counted(program, environment, bool(timeline)) if self.counters else (None, ())
         return _joined(timeline, counted, self._tools, notes), error
+
+    def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
+        """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+            program = _Program(request, Path(name), self.provider)
+            with running(request.beside, seats[1:], request.limits):
+                timeline = self._timeline(program, {**program.path, **seats[0].environment})
+        needed = requirement(timeline.kernels, timeline.copies, None)
+        return None if needed is None else needed.dispatch_ms
 
     def _timeline(self, program: _Program, environment: Mapping[str, str]) -> Timeline:
         if self.timeline == "cupti":
@@ -275,7 +286,10 @@ def _measured(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[s
     }
 
 
-def _colocations(request: Request, timings: Sequence[Timing], sampled: NvmlFigures) -> tuple[Any, ...]:
-    """Return the rows of what ran together; power and clock are the whole GPU's."""
-    rows = colocation_rows(request, timings)
+def _colocations(
+    request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
+) -> tuple[Any, ...]:
+    """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
+    first, *others = colocation_rows(request, timings)
+    rows = (replace(first, dispatch_ms=delay_ms), *others)
     return tuple(replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz) for row in rows)

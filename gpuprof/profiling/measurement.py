@@ -133,6 +133,29 @@ def measure(
     )
 
 
+@contextmanager
+def running(jobs: Sequence[Job], seats: Sequence[Seat], limits: Limits = DEFAULT_LIMITS) -> Iterator[None]:
+    """Keep ``jobs`` running back to back on their seats until this is left; they are not timed.
+
+    Raises
+    ------
+    InputError, UnavailableError
+        As `measure`.
+    """
+    part = slices_of([Share()])[0]
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, ExitStack() as stack:
+        crews = [
+            _start(stack, job, part, seat, Path(name) / str(index), limits, False)
+            for index, (job, seat) in enumerate(zip(jobs, seats, strict=True), 1)
+        ]
+        children = [child for crew in crews for child in crew]
+        for child in children:
+            child.expect("ready", _LOAD_S)
+        for child in children:
+            child.tell("go")
+        yield
+
+
 def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:
     """Return the cores of each share of this machine's CPU.
 

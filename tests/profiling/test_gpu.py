@@ -132,6 +132,7 @@ def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     found = NsysCollector().collect(replace(request, beside=(beside,)))
     assert [row.model for row in found.colocations] == ["mlp", "other"]
     assert all(row.power_w is not None and row.latency_mean_ms for row in found.colocations)
+    assert [row.dispatch_ms for row in found.colocations] == [80e-6, None]
     assert found.models == ()
 
 

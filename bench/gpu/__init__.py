@@ -1,0 +1,1 @@
+"""The run on a machine with a GPU."""
