@@ -62,8 +62,13 @@ class Sent:
     status: array[int] = field(default_factory=lambda: array("h"))
 
 
-class _Connection:
-    """One connection and the request that is on it."""
+class Connection:
+    """One connection and the request that is on it.
+
+    Parameters
+    ----------
+    host, port : str, int
+    """
 
     __slots__ = ("closing", "expected", "head", "number", "received", "socket", "unsent")
 
@@ -79,9 +84,17 @@ class _Connection:
         self.closing = False
 
     def fileno(self) -> int:
+        """Return the socket's file descriptor, for select."""
         return self.socket.fileno()
 
     def begin(self, number: int, request: bytes) -> None:
+        """Send a request; ``unsent`` is what the socket did not take yet.
+
+        Raises
+        ------
+        OSError
+            As `write`.
+        """
         self.number = number
         self.unsent = memoryview(request)
         self.expected = -1
@@ -146,9 +159,9 @@ class LoadClient:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._idle: list[_Connection] = []
-        self._busy: dict[int, _Connection] = {}
-        self._writing: dict[int, _Connection] = {}
+        self._idle: list[Connection] = []
+        self._busy: dict[int, Connection] = {}
+        self._writing: dict[int, Connection] = {}
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
         count = len(schedule.times)
@@ -191,7 +204,7 @@ class LoadClient:
         request = requests[self._turns[model] % len(requests)]
         self.sent.sent_s[number] = now
         try:
-            connection = self._idle.pop() if self._idle else _Connection(self._schedule.host, self._schedule.port)
+            connection = self._idle.pop() if self._idle else Connection(self._schedule.host, self._schedule.port)
             self._busy[connection.fileno()] = connection
             connection.begin(number, request)
             if connection.unsent is not None:
@@ -217,7 +230,7 @@ class LoadClient:
             if waiting is not None:
                 self._read(waiting, start)
 
-    def _read(self, connection: _Connection, start: float) -> None:
+    def _read(self, connection: Connection, start: float) -> None:
         try:
             status = connection.read(self._buffer)
         except (OSError, ValueError, IndexError):
@@ -233,7 +246,7 @@ class LoadClient:
             del self._busy[connection.fileno()]
             self._idle.append(connection)
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: Connection) -> None:
         descriptor = connection.fileno()
         self._busy.pop(descriptor, None)
         self._writing.pop(descriptor, None)
