@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpuprof.demand import Demand, Slo
 from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Violation, check
@@ -188,3 +191,9 @@ def test_the_papers_rule_compares_the_batch_with_its_part_of_the_slo() -> None:
     assert check(deployment, evidence(budget)) == ()
     tight = replace(evidence(budget), latency_budget=0.49)
     assert [violation.rule for violation in check(deployment, tight)] == ["slo", "slo"]
+
+
+def test_the_check_shares_no_code_with_any_policy() -> None:
+    source = ast.parse(Path(feasibility.__file__).read_text(encoding="utf-8"))
+    imported = {node.module or "" for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
+    assert not {name for name in imported if name.startswith("gpuprof.placement")}
