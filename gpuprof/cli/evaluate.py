@@ -56,7 +56,7 @@ def _write_plot(path: Path, predictions: list[Prediction]) -> None:
     from gpuprof.estimators.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
     from gpuprof.estimators.evaluation_plot import svg
 
-    panels = [(UNSEEN, quantity, "stack") for quantity in ("op time", "latency", "memory")]
+    panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
     panels.append((NEW_BATCH, "latency", INTERPOLATION))
     try:
         path.write_text(svg(predictions, panels), encoding="utf-8")

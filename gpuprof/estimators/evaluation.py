@@ -11,7 +11,7 @@ import numpy as np
 from gpuprof.errors import InputError
 from gpuprof.estimators.curve import BatchCurve
 from gpuprof.estimators.features import roofline_ns
-from gpuprof.estimators.learned import STACK, LearnedModel, fit, interval_factor, residuals_of
+from gpuprof.estimators.learned import ALLOCATION, STACK, LearnedModel, fit, interval_factor
 from gpuprof.estimators.memory_features import memory_features
 from gpuprof.estimators.regressors import STACKED
 from gpuprof.estimators.training_set import ModelCase, TrainingSet, graph_facts, without
@@ -113,7 +113,7 @@ def new_batches(data: TrainingSet) -> list[Prediction]:
 
 
 def summarise(predictions: Iterable[Prediction]) -> list[Summary]:
-    """Return the errors by setting, quantity and predictor, with the coverage of the stack's intervals.
+    """Return the errors by setting, quantity and predictor, with the coverage of the intervals of what estimates use.
 
     The interval of an architecture comes from the residuals of the other architectures, each predicted without
     itself.
@@ -140,7 +140,7 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
 
 def _summary(setting: str, quantity: str, predictor: str, members: Sequence[Prediction]) -> Summary:
     errors = 100.0 * np.array([one.error for one in members])
-    has_interval = predictor == STACK and quantity != "op time"
+    has_interval = (quantity, predictor) in (("latency", STACK), ("memory", ALLOCATION))
     inside = coverage(members) if has_interval else None
     return Summary(
         setting,
@@ -172,14 +172,11 @@ def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[P
 def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
     found = []
     for name in model.times:
-        latency, memory = residuals_of(model, [case], name)
-        found.append(
-            _prediction(UNSEEN, "latency", name, case, case.latency_ms, case.latency_ms / math.exp(latency[0]))
-        )
-        if memory and case.memory_bytes:
-            found.append(
-                _prediction(UNSEEN, "memory", name, case, case.memory_bytes, case.memory_bytes / math.exp(memory[0]))
-            )
+        said = model.latency_ms(case.graph, case.share, name)
+        found.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, said))
+    for name in model.memory if case.memory_bytes else ():
+        said = model.memory_bytes(case.graph, name)
+        found.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes or 0.0, said))
     least_ms = float(roofline_ns(graph_facts(case.graph), model.device, case.share).sum()) / 1e6
     found.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
     if case.memory_bytes:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from gpuprof.device import Device
 from gpuprof.estimate import Figure
+from gpuprof.estimators.allocation import AllocationModel
 from gpuprof.estimators.features import OpFacts, feature_matrix, roofline_ns
 from gpuprof.estimators.fusion_rule import FusionRule, learn_fusion
 from gpuprof.estimators.memory_features import memory_features
@@ -22,6 +23,7 @@ from gpuprof.share import Share
 
 Array = NDArray[Any]
 STACK = "stack"
+ALLOCATION = "allocation"
 _LEVEL = 0.9
 _MOST_FOLDS = 6
 
@@ -47,7 +49,8 @@ class LearnedModel:
     ----------
     device : Device
     times, memory : mapping of str to regressor
-        By name, ``"stack"`` among them; they predict logarithms over the roofline and over the least memory.
+        By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the roofline and
+        over the least memory.
     fusion : FusionRule
     residuals : Residuals or None
         None: no intervals.
@@ -99,26 +102,33 @@ class LearnedModel:
             for graph, place in zip(graphs, places, strict=True)
         ]
 
-    def memory_bytes(self, graph: ModelGraph, regressor: str = STACK) -> float:
-        """Return the peak memory."""
+    def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
+        """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
         features = memory_features(graph)
         log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
         return math.expm1(features[0]) * math.exp(min(max(log_ratio, -2.0), 5.0))
 
     def latency(self, graph: ModelGraph, share: Share) -> Figure:
         """Return the latency and its 90% interval."""
-        return _with_interval(self.latency_ms(graph, share), self.residuals.latency if self.residuals else None)
+        residuals = self.residuals.latency if self.residuals else None
+        return _with_interval(STACK, self.latency_ms(graph, share), residuals)
 
     def memory_figure(self, graph: ModelGraph) -> Figure:
         """Return the peak memory and its 90% interval."""
-        return _with_interval(self.memory_bytes(graph), self.residuals.memory if self.residuals else None)
+        residuals = self.residuals.memory if self.residuals else None
+        return _with_interval(ALLOCATION, self.memory_bytes(graph), residuals)
 
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     """Fit the regressors, without intervals."""
     times = fit_regressors(data.ops.features, data.ops.target, data.ops.groups, names)
     features, target, _, groups = memory_matrix(data.cases)
-    memory = fit_regressors(features, target, groups, names) if len(target) else {}
+    memory: dict[str, Any] = {}
+    if len(target):
+        memory = {
+            **fit_regressors(features, target, groups, names),
+            ALLOCATION: AllocationModel().fit(features, target),
+        }
     fusion = learn_fusion((case.graph, case.executed) for case in data.cases if case.executed is not None)
     return LearnedModel(data.device, times, memory, fusion)
 
@@ -148,12 +158,12 @@ def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> Lea
 
 
 def residuals_of(
-    model: LearnedModel, cases: Sequence[ModelCase], regressor: str = STACK
+    model: LearnedModel, cases: Sequence[ModelCase], time_by: str = STACK, memory_by: str = ALLOCATION
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
-    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share, regressor)) for case in cases)
+    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share, time_by)) for case in cases)
     memory = tuple(
-        math.log(case.memory_bytes / model.memory_bytes(case.graph, regressor)) for case in cases if case.memory_bytes
+        math.log(case.memory_bytes / model.memory_bytes(case.graph, memory_by)) for case in cases if case.memory_bytes
     )
     return latency, memory
 
@@ -190,6 +200,6 @@ def _facts(graph: ModelGraph) -> tuple[list[OpFacts], list[str]]:
     return _FACTS[key]
 
 
-def _with_interval(value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:
+def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:
     factor = interval_factor(residuals) if residuals else None
-    return Figure(value, STACK) if factor is None else Figure(value, STACK, value / factor, value * factor)
+    return Figure(value, source) if factor is None else Figure(value, source, value / factor, value * factor)

@@ -13,7 +13,7 @@ from gpuprof.device import Device
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.estimators.features import FEATURES
 from gpuprof.estimators.fusion_rule import FusionRule
-from gpuprof.estimators.learned import STACK, LearnedModel, Residuals
+from gpuprof.estimators.learned import ALLOCATION, STACK, LearnedModel, Residuals
 from gpuprof.estimators.memory_features import MEMORY_FEATURES
 
 SCHEMA = "gpuprof.learned/1"
@@ -23,6 +23,7 @@ _MAX_BYTES = 512 * 2**20
 #: What a file may make besides scikit-learn's own classes and arrays.
 _TRUSTED = frozenset(
     {
+        "gpuprof.estimators.allocation.AllocationModel",
         "gpuprof.estimators.regressors.SampledKernelRidge",
         "xgboost.core.Booster",
         "xgboost.sklearn.XGBRegressor",
@@ -47,7 +48,7 @@ def is_trained(database: Path, device: str) -> bool:
 
 
 def save(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
-    """Write the stacks, and last the manifest that makes them valid; return their folder.
+    """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
 
     Raises
     ------
@@ -56,8 +57,10 @@ def save(model: LearnedModel, database: Path, data_hash: str, architectures: tup
     InputError
         When the database cannot be written to.
     """
-    stacks = [{STACK: kind[STACK]} if STACK in kind else {} for kind in (model.times, model.memory)]
-    content = _skops().dumps({"times": stacks[0], "memory": stacks[1]})
+    asked = {"times": {STACK: model.times[STACK]}, "memory": {}}
+    if ALLOCATION in model.memory:
+        asked["memory"] = {ALLOCATION: model.memory[ALLOCATION]}
+    content = _skops().dumps(asked)
     residuals = model.residuals or Residuals({}, {})
     manifest = {
         "schema": SCHEMA,

@@ -26,6 +26,7 @@ from gpuprof.estimators.features import FEATURES, facts_of_op, facts_of_row, fea
 from gpuprof.estimators.fusion_rule import learn_fusion
 from gpuprof.estimators.learned import LearnedModel, fit, fit_with_intervals, interval_factor
 from gpuprof.estimators.learned_store import is_trained, load, save
+from gpuprof.estimators.memory_features import memory_features
 from gpuprof.estimators.training_set import TrainingSet, database_graphs, load_training_set, without
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
@@ -100,6 +101,13 @@ def test_an_unseen_network_is_predicted_from_the_law_of_its_ops(world: tuple[Pat
     assert case.roofline_ms < 0.7 * case.latency_ms
 
 
+def test_memory_goes_on_in_proportion_beyond_the_batches_that_were_measured(world: tuple[Path, TrainingSet]) -> None:
+    folder, data = world
+    fitted = fit(data, ("lasso", "kernel_ridge"))
+    graph = load_graph(folder / "wide.onnx", 512, name="wide")
+    assert fitted.memory_bytes(graph) == pytest.approx(1.5 * np.expm1(memory_features(graph)[0]), rel=0.05)
+
+
 def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
     model: LearnedModel, world: tuple[Path, TrainingSet]
 ) -> None:
@@ -142,7 +150,7 @@ def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, Trainin
     assert stack.count == roofline.count == 16
     assert stack.median_pct < 0.5 * roofline.median_pct
     assert stack.coverage_pct is not None and roofline.coverage_pct is None
-    assert {one.predictor for one in predictions} == {*QUICK, "stack", ROOFLINE}
+    assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE}
 
 
 def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:
@@ -236,7 +244,7 @@ def test_the_default_estimator_asks_the_regressors_for_models_that_were_not_meas
     estimator = DatabaseEstimator(None, learned=lambda device: model if device.name == CPU.name else None)
     said = estimator.estimate(str(path), CPU, 4, Share())
     assert said.latency_ms == model.latency(load_graph(path, 4), Share())
-    assert said.memory_bytes is not None and said.memory_bytes.source == "stack"
+    assert said.memory_bytes is not None and said.memory_bytes.source == "allocation"
     assert estimator.estimate(str(path), GPU, 4, Share()).latency_ms.source == "roofline, uncalibrated"
 
 

@@ -1,0 +1,44 @@
+"""Peak memory as a sum of what runtimes allocate, with coefficients fitted to a device's measurements."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+from sklearn.base import BaseEstimator, RegressorMixin
+
+from gpuprof.estimators.memory_features import MEMORY_FEATURES
+
+Array = NDArray[Any]
+
+
+class AllocationModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Copies of the weights of products, of other weights, activations alive at once, and a part for each op and model.
+
+    Runtimes keep weights once as they were read and once as their kernels want them, and arenas hold more than what
+    is alive: how much is what is fitted, with coefficients of at least 0, to relative errors. Unlike trees, it goes on
+    beyond the sizes that it has seen. Fits and predicts logarithms over the least memory, as the other regressors do.
+    """
+
+    def fit(self, X: Array, y: Array) -> Self:  # noqa: N803 - scikit-learn's name
+        """Fit to features of `memory_features`, shape (N, F), and log(peak / least), shape (N,)."""
+        peak = np.exp(y) * np.expm1(X[:, 0])
+        self.coefficients_, _ = nnls(_parts(X) / peak[:, None], np.ones(len(peak)))
+        return self
+
+    def predict(self, X: Array) -> Array:  # noqa: N803 - scikit-learn's name
+        """Return log(peak / least), shape (N,)."""
+        return np.asarray(np.log(np.maximum(_parts(X) @ self.coefficients_, 1.0) / np.expm1(X[:, 0])))
+
+
+def _parts(features: Array) -> Array:
+    """Return bytes of products' weights, of other weights and of activations, the number of ops, and 1."""
+    column = {name: np.expm1(features[:, i]) for i, name in enumerate(MEMORY_FEATURES) if name.startswith("log_")}
+    products = column["log_matrix_weights"]
+    others = np.maximum(column["log_weights"] - products, 0.0)
+    # In bytes and millions, so that the coefficients are of one size.
+    return np.column_stack(
+        [products, others, column["log_activations"], 1e5 * column["log_ops"], np.full(len(features), 1e7)]
+    )
