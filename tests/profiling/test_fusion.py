@@ -69,3 +69,8 @@ def test_every_op_is_in_one_group_at_most() -> None:
     tied = tie(graph, [_node("Split", ["x"], ["b", "c"]), _node("Add", ["b", "c"], ["y"])])
     owned = [position for group in tied.groups for position in group.ops]
     assert sorted(owned) == [0, 1, 2]
+
+
+def test_groups_do_not_hang_on_the_order_in_which_nodes_are_listed() -> None:
+    executed = [_node("Add", ["r", "x"], ["y"]), _node("FusedConv", ["x"], ["r"])]
+    assert tie(CONV_RELU_ADD, executed).groups == (Group([2], [0]), Group([0, 1], [1]))
