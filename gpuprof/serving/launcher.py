@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuprof.serving.arena import Arena
+from gpuprof.serving.mps import GpuShare
 
 _PATIENCE_S = 5.0
+#: What of an order the worker is not told: it is started with it.
+_KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,10 @@ class WorkerOrder:
         Name of the control group for the quota.
     environment : mapping of str to str
         Set before the process starts: MPS and MIG are bound so.
+    gpu : GpuShare or None
+        Part of a GPU that it is to be held to; becomes ``environment`` when the GPU's MPS daemon runs.
+    with_mps : bool
+        Whether that needs MPS.
     latency_ms, latency_cv : tuple of float, float
         Predicted times of a batch of 1, 2, … and their variation: what a simulated worker takes.
     """
@@ -51,12 +58,14 @@ class WorkerOrder:
     quota_cores: float | None = None
     group: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    gpu: GpuShare | None = None
+    with_mps: bool = False
     latency_ms: tuple[float, ...] = ()
     latency_cv: float = 0.0
 
     def to_message(self) -> dict[str, object]:
         """Return the order as JSON for the wire."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "environment"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in _KEPT}
 
 
 class WorkerProcess(Protocol):

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.cgroup import remove_group
@@ -23,6 +23,7 @@ from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
 from gpuprof.serving.launcher import LocalLauncher, WorkerOrder
 from gpuprof.serving.logs import LOGGER
+from gpuprof.serving.mps import MpsDaemon
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
@@ -97,6 +98,7 @@ class Server:
         self.router = Router(self._arena)
         self._api = HttpApi(self.router, settings.max_body_bytes)
         self._grpc: GrpcApi | None = None
+        self._daemons: dict[str, MpsDaemon] = {}
 
     async def run(self, ready: Callable[[str, int], None]) -> None:
         """Serve until told to stop; ``ready`` is called with the address and the number of workers.
@@ -126,6 +128,8 @@ class Server:
             await asyncio.gather(*(seat.stop() for seat in self._seats))
             for group in {seat.order.group for seat in self._seats if seat.order.quota_cores is not None}:
                 remove_group(group)
+            for daemon in self._daemons.values():
+                await asyncio.to_thread(daemon.stop)
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -173,7 +177,8 @@ class Server:
                 rule = routing_rule(self._settings.routing)
                 slo_ms = self._deployment.models[planned.model].slo_ms
                 models[planned.model] = ServedModel(planned.model, slo_ms, rule, self._arena)
-            self._add_replica(models[planned.model], planned)
+            orders = [await self._on_its_gpu(order) for order in planned.orders]
+            self._add_replica(models[planned.model], planned, orders)
         await self._until_ready(models)
         for model in models.values():
             self.router.add(model)
@@ -203,10 +208,23 @@ class Server:
         with suppress(asyncio.CancelledError):
             await all_ready
 
-    def _add_replica(self, model: ServedModel, planned: PlannedReplica) -> None:
+    async def _on_its_gpu(self, order: WorkerOrder) -> WorkerOrder:
+        """Return the order with the environment that holds the worker to its part of a GPU."""
+        if order.gpu is None:
+            return order
+        pipes = None
+        if order.with_mps:
+            daemon = self._daemons.get(order.gpu.uuid)
+            if daemon is None:
+                daemon = self._daemons[order.gpu.uuid] = MpsDaemon(order.gpu.uuid)
+                await asyncio.to_thread(daemon.start)
+            pipes = daemon.pipes
+        return replace(order, environment=order.gpu.environment(pipes))
+
+    def _add_replica(self, model: ServedModel, planned: PlannedReplica, orders: list[WorkerOrder]) -> None:
         seats = [
             Seat(f"{planned.plan.name}.{number}", order, self._connector(order), self._settings.hang_s)
-            for number, order in enumerate(planned.orders)
+            for number, order in enumerate(orders)
         ]
         self._seats += seats
         model.replicas.append(Replica(planned.plan, seats, model, ModelStatistics()))

@@ -9,7 +9,9 @@ from pathlib import Path
 from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
 from gpuprof.deployment import DeploymentMap, Gpu, Node, Replica
 from gpuprof.errors import InputError, UnavailableError, unknown_name
+from gpuprof.serving.gpu_places import find_gpu, local_places
 from gpuprof.serving.launcher import WorkerOrder
+from gpuprof.serving.mps import GpuShare, needs_mps
 from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.runtime import NULL_PREFIX, null_bytes
 from gpuprof.serving.simulated_link import SIMULATED_PROVIDER
@@ -103,7 +105,15 @@ def _node(deployment: DeploymentMap, name: str | None) -> Node:
     return next(iter(nodes.values()))
 
 
-def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, Replica, CpuSlice | None]]:
+@dataclass(frozen=True, slots=True)
+class _GpuPart:
+    """Part of a GPU for each process of a replica."""
+
+    share: GpuShare
+    with_mps: bool
+
+
+def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, Replica, CpuSlice | _GpuPart | None]]:
     """Yield each replica with the name of its place and its part of this machine; None: it is simulated."""
     for node in nodes:
         for gpu in node.gpus:
@@ -111,19 +121,30 @@ def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, Repli
             if simulated or gpu.device.startswith(SIMULATED_PREFIX):
                 for partition in gpu.partitions:
                     yield from ((place, replica, None) for replica in partition.replicas)
-            else:
+            elif gpu.device.startswith(_CPU_PREFIX):
                 yield from ((place, replica, part) for replica, part in _cpu_shares(gpu))
+            else:
+                yield from ((place, replica, part) for replica, part in _gpu_shares(gpu))
 
 
 def _cpu_shares(gpu: Gpu) -> list[tuple[Replica, CpuSlice]]:
     """Return each replica of a CPU with its part of this machine's cores."""
-    if not gpu.device.startswith(_CPU_PREFIX):
-        raise UnavailableError(f"the map uses {gpu.device}, which this machine does not have", "see gpuprof doctor")
     if gpu.index:
         raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
     placed = [replica for partition in gpu.partitions for replica in partition.replicas]
     slices = plan_slices([replica.sm_share_pct for replica in placed], own_cores())
     return list(zip(placed, slices, strict=True))
+
+
+def _gpu_shares(gpu: Gpu) -> Iterator[tuple[Replica, _GpuPart]]:
+    """Yield each replica of a GPU with what each of its processes may use."""
+    local = find_gpu(gpu, local_places())
+    for partition in gpu.partitions:
+        uuid = local.place(partition.mig)
+        each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
+        with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
+        for replica, pct in zip(partition.replicas, each, strict=True):
+            yield replica, _GpuPart(GpuShare(uuid, pct, replica.memory_limit_bytes), with_mps)
 
 
 def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
@@ -136,7 +157,17 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         return ""
 
 
-def _order(replica: Replica, path: str, part: CpuSlice | None, group: str) -> WorkerOrder:
+def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
+    if isinstance(part, _GpuPart):
+        return WorkerOrder(
+            model=replica.model,
+            version="1",
+            path=path,
+            batch=replica.batch,
+            provider="CUDAExecutionProvider",
+            gpu=part.share,
+            with_mps=part.with_mps,
+        )
     if part is None:
         return WorkerOrder(
             model=replica.model,

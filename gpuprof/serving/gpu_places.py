@@ -1,0 +1,114 @@
+"""Finds the GPUs and MIG instances of this machine that a deployment map names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from gpuprof.catalogue import device_of_driver
+from gpuprof.deployment import Gpu, MigPlace
+from gpuprof.errors import UnavailableError
+
+_DOCTOR = "see gpuprof doctor"
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A MIG instance that exists: profile, first memory slice, UUID."""
+
+    profile: str
+    start: int
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalGpu:
+    """A GPU of this machine: its device's name in the catalogue, its UUID, its MIG instances."""
+
+    index: int
+    device: str
+    uuid: str
+    instances: tuple[MigInstance, ...] = ()
+
+    def place(self, mig: MigPlace | None) -> str:
+        """Return the UUID of the whole GPU, or of one of its MIG instances.
+
+        Raises
+        ------
+        UnavailableError
+            When the instance is not there, or the GPU is cut into instances and the map wants it whole.
+        """
+        if mig is None:
+            if self.instances:
+                raise UnavailableError(
+                    f"GPU {self.index} is cut into MIG instances, but the map wants it whole", _DOCTOR
+                )
+            return self.uuid
+        for instance in self.instances:
+            if (instance.profile, instance.start) == (mig.profile, mig.start):
+                return instance.uuid
+        raise UnavailableError(
+            f"GPU {self.index} has no MIG instance {mig.profile} at slice {mig.start}",
+            f"create it: nvidia-smi mig -i {self.index} -cgi {mig.profile}:{mig.start} -C",
+        )
+
+
+def local_places(nvml: Any = None) -> tuple[LocalGpu, ...]:
+    """Return the GPUs that NVML shows, none where it is not installed or finds no driver."""
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return ()
+    try:
+        nvml.nvmlInit()
+        return tuple(_gpu(nvml, index) for index in range(int(nvml.nvmlDeviceGetCount())))
+    except nvml.NVMLError:
+        return ()
+
+
+def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
+    """Return the GPU of this machine that the map's entry means.
+
+    Raises
+    ------
+    UnavailableError
+        When there is none of that index, or it is of another kind.
+    """
+    for place in places:
+        if place.index == gpu.index:
+            if place.device != gpu.device:
+                raise UnavailableError(
+                    f"the map wants {gpu.device} as GPU {gpu.index}, which is {place.device} here", _DOCTOR
+                )
+            return place
+    raise UnavailableError(f"the map uses {gpu.device} as GPU {gpu.index}, which this machine does not have", _DOCTOR)
+
+
+def _gpu(nvml: Any, index: int) -> LocalGpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    known = device_of_driver(_text(nvml.nvmlDeviceGetName(handle)))
+    name = _text(nvml.nvmlDeviceGetName(handle)) if known is None else known.name
+    return LocalGpu(index, name, _text(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
+
+
+def _instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
+    try:
+        count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
+    except nvml.NVMLError:  # no MIG
+        return
+    for number in range(count):
+        try:
+            mig = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except nvml.NVMLError:  # not every number is taken
+            continue
+        owner = nvml.nvmlDeviceGetGpuInstanceById(handle, nvml.nvmlDeviceGetGpuInstanceId(mig))
+        start = int(nvml.nvmlGpuInstanceGetInfo(owner).placement.start)
+        profile = _text(nvml.nvmlDeviceGetName(mig)).rsplit("MIG ", 1)[-1]
+        yield MigInstance(profile, start, _text(nvml.nvmlDeviceGetUUID(mig)))
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
