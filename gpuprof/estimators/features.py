@@ -25,14 +25,16 @@ Shape = tuple[int, ...]
 KINDS: Mapping[str, frozenset[str]] = {
     "matrix": frozenset({"Gemm", "MatMul", "MatMulInteger", "Einsum", "FusedMatMul", "FusedGemm", "Attention"}),
     "pool": frozenset({"MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool", "LpPool"}),
-    "norm": frozenset({"BatchNormalization", "LayerNormalization", "InstanceNormalization", "LRN", "GroupNormalization",
+    "norm": frozenset({"LayerNormalization", "InstanceNormalization", "GroupNormalization",
                        "SimplifiedLayerNormalization", "RMSNormalization", "LpNormalization"}),
+    "local_norm": frozenset({"LRN"}),  # a power for each element: nothing costs like it
     "reduce": frozenset({"Softmax", "LogSoftmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2",
                          "ArgMax", "ArgMin", "TopK", "CumSum"}),
     "function": frozenset({"Sigmoid", "Tanh", "Erf", "Exp", "Log", "Gelu", "Sqrt", "Pow", "HardSwish", "HardSigmoid",
                            "Softplus", "Mish", "Elu", "Selu", "Swish", "Reciprocal", "Sin", "Cos"}),
     "elementwise": frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "Sum", "LeakyRelu", "PRelu", "Neg", "Abs",
-                              "Min", "Max", "Where", "Equal", "Cast", "Not", "And", "Or", "Less", "Greater"}),
+                              "Min", "Max", "Where", "Equal", "Cast", "Not", "And", "Or", "Less", "Greater",
+                              "BatchNormalization"}),  # at inference a multiplication and an addition
     "copy": frozenset({"Concat", "Split", "Slice", "Pad", "Gather", "Expand", "Tile", "Resize", "ScatterND",
                        "Transpose", "DepthToSpace", "SpaceToDepth", "GatherND", "GatherElements", "Upsample"}),
     "view": frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"}),
