@@ -19,6 +19,7 @@ VERBS = {
     "estimate": "estimate",
     "place": "place",
     "serve": "serve",
+    "apply": "apply",
     "load": "load",
     "trace": "trace",
     "simulate": "simulate",

@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuprof.cli.output import say
 from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.serving.serving_plan import PlannedReplica
 
 DEFAULT_PORT = 8000
 
@@ -44,8 +50,13 @@ def serve(
         raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
     routing_rule(routing)
     configure(log)
-    deployment = read_map(map_file)
-    plan = plan_workers(deployment, map_file.absolute().parent, f"serve-{os.getpid()}", node, simulated=simulate)
+    group = f"serve-{os.getpid()}"
+
+    def planned(path: Path) -> tuple[DeploymentMap, Sequence[PlannedReplica]]:
+        deployment = read_map(path)
+        return deployment, plan_workers(deployment, path.absolute().parent, group, node, simulated=simulate)
+
+    deployment, plan = planned(map_file)
     settings = ServerSettings(
         host=host,
         port=port,
@@ -59,9 +70,9 @@ def serve(
     started = time.monotonic()
 
     def ready(url: str, workers: int) -> None:
-        models = len({planned.model for planned in plan})
+        models = len({replica.model for replica in plan})
         took_s = time.monotonic() - started
         typer.echo(f"serving {models} model(s) with {workers} worker(s) on {url} (ready in {took_s:.1f} s)")
 
-    run_server(deployment, plan, settings, ready)
+    run_server(deployment, plan, settings, ready, planned)
     say("drained")

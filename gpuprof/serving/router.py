@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from http import HTTPStatus
 
 from gpuprof.serving.arena import Arena
@@ -22,6 +23,16 @@ class Router:
         self.arena = arena
         self.models: dict[str, dict[str, ServedModel]] = {}
         self.draining = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever models came or went."""
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        """Tell everybody that models came or went."""
+        for listener in self._listeners:
+            listener()
 
     def add(self, model: ServedModel, version: str = "1") -> None:
         """Serve ``model`` from now on."""

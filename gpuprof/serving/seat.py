@@ -96,6 +96,11 @@ class Seat:
         return None if self._link is None else self._link.pid
 
     @property
+    def spec(self) -> ModelSpec | None:
+        """What the worker that is there now said of its model."""
+        return None if self._link is None else self._link.spec
+
+    @property
     def is_ready(self) -> bool:
         """Whether there is a worker that takes batches."""
         return self._link is not None and self._link.is_ready

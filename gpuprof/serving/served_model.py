@@ -68,7 +68,7 @@ class ServedModel:
             503, when it could not be answered in time.
         """
         now = time.monotonic()
-        alive = [replica for replica in self.replicas if replica.is_alive]
+        alive = self._able(inference.rows)
         if not alive:
             self.statistics.refused += 1
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
@@ -87,12 +87,16 @@ class ServedModel:
     def adopt(self, inferences: list[Inference]) -> None:
         """Place accepted requests whose replica has no worker left; they wait when nobody has one."""
         now = time.monotonic()
-        alive = [replica for replica in self.replicas if replica.is_alive]
-        if not alive:
-            self._orphans += inferences
-            return
         for inference in inferences:
-            alive[self._rule.choose([replica.load(now) for replica in alive])].take_back([inference])
+            alive = self._able(inference.rows)
+            if alive:
+                alive[self._rule.choose([replica.load(now) for replica in alive])].take_back([inference])
+            else:
+                self._orphans.append(inference)
+
+    def _able(self, rows: int) -> list[Replica]:
+        """Return the replicas that live and whose batch holds so many rows."""
+        return [replica for replica in self.replicas if replica.is_alive and replica.plan.batch >= rows]
 
     def revive(self) -> None:
         """Place what waited for a worker; called when one is ready."""

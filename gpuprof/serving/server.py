@@ -9,35 +9,31 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.routing import routing_rule
 from gpuprof.scheduling import answer_quickly
 from gpuprof.serving.arena import Arena
+from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.launcher import LocalLauncher, WorkerOrder
+from gpuprof.serving.launcher import LocalLauncher
 from gpuprof.serving.logs import LOGGER
-from gpuprof.serving.mps import MpsDaemon
-from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
-from gpuprof.serving.seat import Seat
-from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.serving_plan import PlannedReplica
-from gpuprof.serving.simulated_link import SIMULATED_PROVIDER, SimulatedLink
-from gpuprof.serving.statistics import ModelStatistics
-from gpuprof.serving.worker_link import Link, LinkEvents, WorkerLink
+from gpuprof.serving.workforce import Workforce
 
 if TYPE_CHECKING:
     from gpuprof.serving.grpc_api import GrpcApi
 
 _WATCH_S = 0.5
 _GRACE_S = 0.15
+
+Replan = Callable[[Path], tuple[DeploymentMap, Sequence[PlannedReplica]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +81,25 @@ class Server:
     deployment : DeploymentMap
     plan : sequence of PlannedReplica
     settings : ServerSettings
+    replan : callable or None
+        Reads another map and plans its workers, for ``gpuprof apply``; None: the server stays with its plan.
     """
 
-    def __init__(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica], settings: ServerSettings) -> None:
+    def __init__(
+        self, deployment: DeploymentMap, plan: Sequence[PlannedReplica], settings: ServerSettings, replan: Replan | None
+    ) -> None:
         self._deployment = deployment
         self._plan = plan
         self._settings = settings
-        self._seats: list[Seat] = []
+        self._replan = replan
         self._stop = asyncio.Event()
         self._arena = Arena(settings.buffer_bytes)
-        self._launcher = LocalLauncher(self._arena)
         self.router = Router(self._arena)
+        launcher = LocalLauncher(self._arena)
+        self._workforce = Workforce(self.router, launcher, settings.routing, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings.max_body_bytes)
+        self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcApi | None = None
-        self._daemons: dict[str, MpsDaemon] = {}
 
     async def run(self, ready: Callable[[str, int], None]) -> None:
         """Serve until told to stop; ``ready`` is called with the address and the number of workers.
@@ -117,19 +118,19 @@ class Server:
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 await listener.start_serving()
                 host, port = listener.sockets[0].getsockname()[:2]
-                ready(" and ".join([f"http://{_in_url(host)}:{port}", *addresses]), len(self._seats))
+                control = None if self._replan is None else await open_control(port, self._apply)
+                ready(" and ".join([f"http://{_in_url(host)}:{port}", *addresses]), len(self._workforce.seats))
                 await self._stop.wait()
+                if control is not None:
+                    control.close()
+                    control_path(port).unlink(missing_ok=True)
                 await self._drain(listener)
         finally:
             watch.cancel()
             listener.close()
             for connection in list(self._api.connections):
                 connection.close()
-            await asyncio.gather(*(seat.stop() for seat in self._seats))
-            for group in {seat.order.group for seat in self._seats if seat.order.quota_cores is not None}:
-                remove_group(group)
-            for daemon in self._daemons.values():
-                await asyncio.to_thread(daemon.stop)
+            await self._workforce.stop()
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -163,7 +164,7 @@ class Server:
 
     def _told_to_stop(self) -> None:
         if self._stop.is_set():  # told twice: at once
-            for seat in self._seats:
+            for seat in self._workforce.seats:
                 if seat.pid is not None:
                     with suppress(ProcessLookupError):
                         os.kill(seat.pid, signal.SIGKILL)
@@ -171,75 +172,30 @@ class Server:
         self._stop.set()
 
     async def _start_workers(self) -> None:
-        models: dict[str, ServedModel] = {}
-        for planned in self._plan:
-            if planned.model not in models:
-                rule = routing_rule(self._settings.routing)
-                slo_ms = self._deployment.models[planned.model].slo_ms
-                models[planned.model] = ServedModel(planned.model, slo_ms, rule, self._arena)
-            orders = [await self._on_its_gpu(order) for order in planned.orders]
-            self._add_replica(models[planned.model], planned, orders)
-        await self._until_ready(models)
-        for model in models.values():
-            self.router.add(model)
-
-    async def _until_ready(self, models: dict[str, ServedModel]) -> None:
-        """Start every worker, a few at a time; return when all are ready, or when told to stop before."""
-        limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
-
-        async def start(model: ServedModel, seat: Seat) -> None:
-            async with limit:
-                model.spec = await seat.start()
-
-        tasks = [
-            asyncio.ensure_future(start(model, seat))
-            for model in models.values()
-            for replica in model.replicas
-            for seat in replica.seats
-        ]
-        all_ready = asyncio.gather(*tasks)
+        """Start the plan's workers; return when all are ready, or when told to stop before."""
+        started = asyncio.ensure_future(self._workforce.move(self._deployment, self._plan))
         stopped = asyncio.ensure_future(self._stop.wait())
-        either: set[asyncio.Future[Any]] = {all_ready, stopped}
+        either: set[asyncio.Future[Any]] = {started, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
-        if all_ready.done():
-            all_ready.result()
-        all_ready.cancel()
+        if not started.done():
+            started.cancel()
         with suppress(asyncio.CancelledError):
-            await all_ready
+            await started
 
-    async def _on_its_gpu(self, order: WorkerOrder) -> WorkerOrder:
-        """Return the order with the environment that holds the worker to its part of a GPU."""
-        if order.gpu is None:
-            return order
-        pipes = None
-        if order.with_mps:
-            daemon = self._daemons.get(order.gpu.uuid)
-            if daemon is None:
-                daemon = self._daemons[order.gpu.uuid] = MpsDaemon(order.gpu.uuid)
-                await asyncio.to_thread(daemon.start)
-            pipes = daemon.pipes
-        return replace(order, environment=order.gpu.environment(pipes))
-
-    def _add_replica(self, model: ServedModel, planned: PlannedReplica, orders: list[WorkerOrder]) -> None:
-        seats = [
-            Seat(f"{planned.plan.name}.{number}", order, self._connector(order), self._settings.hang_s)
-            for number, order in enumerate(orders)
-        ]
-        self._seats += seats
-        model.replicas.append(Replica(planned.plan, seats, model, ModelStatistics()))
-
-    def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
-        if order.provider == SIMULATED_PROVIDER:
-            return SimulatedLink
-        return lambda events: WorkerLink(self._launcher, self._arena, events)
+    async def _apply(self, path: Path) -> dict[str, Any]:
+        """Move to the map at ``path``."""
+        assert self._replan is not None
+        move = await self._workforce.move(*self._replan(path))
+        LOGGER.info("moved to another map", extra={"map": str(path), **asdict(move)})
+        return asdict(move)
 
     async def _watch(self) -> None:
         """Look after workers that hang, clients that stand still and clients that have gone."""
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
-            for seat in self._seats:
+            for seat in self._workforce.seats:
                 seat.watch(now)
             for connection in list(self._api.connections):
                 still_s = now - connection.touched
@@ -293,6 +249,7 @@ def run_server(
     plan: Sequence[PlannedReplica],
     settings: ServerSettings,
     ready: Callable[[str, int], None],
+    replan: Replan | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -307,7 +264,7 @@ def run_server(
     answer_quickly()
 
     async def main() -> None:
-        await Server(deployment, plan, settings).run(ready)
+        await Server(deployment, plan, settings, replan).run(ready)
 
     uvloop.run(main())
 

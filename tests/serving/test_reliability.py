@@ -21,9 +21,10 @@ from tests.serving.running import RunningServer, eventually, map_of, replica, ru
 
 
 class Askers:
-    """Threads that ask for one answer after another, each with a value of its own."""
+    """Threads that ask for one answer after another, each with a value of its own that comes back, or ``answer``."""
 
-    def __init__(self, server: RunningServer, model: str, count: int) -> None:
+    def __init__(self, server: RunningServer, model: str, count: int, answer: list[float] | None = None) -> None:
+        self._answer = answer
         self.statuses: list[int] = []
         self.wrong: list[Any] = []
         self.lost: list[str] = []
@@ -57,7 +58,7 @@ class Askers:
                 self.lost.append(repr(error))
                 break
             self.statuses.append(answer.status)
-            if answer.status == 200 and json.loads(text)["outputs"][0]["data"] != [float(value)]:
+            if answer.status == 200 and json.loads(text)["outputs"][0]["data"] != (self._answer or [float(value)]):
                 self.wrong.append((value, text))
         connection.close()
 

@@ -1,0 +1,30 @@
+"""``gpuprof apply``: move a running server to another map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows
+from gpuprof.cli.serve import DEFAULT_PORT
+
+_COLUMNS = (Column("replica", "replica", right=False), Column("change", "change", right=False))
+
+
+def apply(
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="The map to serve from now on.")],
+    port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = DEFAULT_PORT,
+    as_json: JsonOption = False,
+    as_csv: CsvOption = False,
+) -> None:
+    """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
+    from gpuprof.deployment import read_map
+    from gpuprof.serving.control import send_apply
+
+    chosen = chosen_format(as_json, as_csv)
+    read_map(map_file)
+    answer = send_apply(port, map_file)
+    rows = [{"replica": name, "change": change} for change in ("kept", "started", "stopped") for name in answer[change]]
+    print_rows(rows, _COLUMNS, chosen)

@@ -1,0 +1,219 @@
+"""The workers of a server: started for a plan, moved to another plan while requests go on, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from gpuprof.cgroup import remove_group
+from gpuprof.deployment import DeploymentMap
+from gpuprof.routing import routing_rule
+from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.logs import LOGGER
+from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.mps import MpsDaemon
+from gpuprof.serving.replica import Replica
+from gpuprof.serving.router import Router
+from gpuprof.serving.seat import Seat
+from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.simulated_link import SIMULATED_PROVIDER, SimulatedLink
+from gpuprof.serving.statistics import ModelStatistics
+from gpuprof.serving.worker_link import Link, LinkEvents, WorkerLink
+
+_POLL_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a move to another plan did, by names of replicas."""
+
+    kept: tuple[str, ...]
+    started: tuple[str, ...]
+    stopped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staffed:
+    """A replica that has its workers."""
+
+    planned: PlannedReplica
+    model: ServedModel
+    replica: Replica
+
+
+class Workforce:
+    """Starts, keeps and ends workers.
+
+    Parameters
+    ----------
+    router : Router
+        Gets the models when their workers are ready.
+    launcher : Launcher
+    routing : str
+        Name of the routing rule.
+    hang_s, drain_s : float
+        As `ServerSettings`.
+    """
+
+    def __init__(self, router: Router, launcher: Launcher, routing: str, hang_s: float, drain_s: float) -> None:
+        self._router = router
+        self._launcher = launcher
+        self._routing = routing
+        self._hang_s = hang_s
+        self._drain_s = drain_s
+        self._staffed: list[_Staffed] = []
+        self._daemons: dict[str, MpsDaemon] = {}
+        self._moving = asyncio.Lock()
+        self.seats: list[Seat] = []
+
+    async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
+        """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
+
+        Raises
+        ------
+        GpuprofError
+            When a new worker cannot hold its share or load its model; nothing has changed then.
+        """
+        async with self._moving:
+            kept, fresh, obsolete = self._compare(plan)
+            models = {name: self._model(deployment, name) for name in dict.fromkeys(p.model for p in plan)}
+            started = [await self._staff(models[planned.model], planned) for planned in self._renamed(fresh, kept)]
+            await self._until_ready(started)
+            for name, model in models.items():
+                model.slo_ms = deployment.models[name].slo_ms
+            for staffed in started:
+                staffed.model.replicas.append(staffed.replica)
+            self._staffed = kept + started
+            for model in models.values():
+                model.spec = _widest(s.replica for s in self._staffed if s.model is model)
+            self._publish(models)
+            await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
+            return Move(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
+
+    async def stop(self) -> None:
+        """End every worker and everything that held them."""
+        await self._dismiss(list(self.seats))
+        for daemon in self._daemons.values():
+            await asyncio.to_thread(daemon.stop)
+
+    def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
+        """Return what goes on, what is new, and what is no longer wanted."""
+        left = list(self._staffed)
+        kept, fresh = [], []
+        for planned in plan:
+            same = next((staffed for staffed in left if _nature(staffed.planned) == _nature(planned)), None)
+            if same is None:
+                fresh.append(planned)
+            else:
+                left.remove(same)
+                kept.append(same)
+        return kept, fresh, left
+
+    def _renamed(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
+        """Give new replicas names, and groups, that no replica of this server has."""
+        taken = {staffed.planned.plan.name for staffed in self._staffed}
+        renamed = []
+        for planned in fresh:
+            name = planned.plan.name
+            number = 0
+            while name in taken:
+                name, number = f"{planned.model}/{number}", number + 1
+            taken.add(name)
+            group = planned.orders[0].group.removesuffix(planned.plan.name) + name
+            orders = tuple(replace(order, group=group) for order in planned.orders)
+            renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
+        return renamed
+
+    def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
+        known = self._router.models.get(name)
+        if known:
+            return next(iter(known.values()))
+        return ServedModel(name, deployment.models[name].slo_ms, routing_rule(self._routing), self._router.arena)
+
+    async def _staff(self, model: ServedModel, planned: PlannedReplica) -> _Staffed:
+        orders = [await self._on_its_gpu(order) for order in planned.orders]
+        seats = [
+            Seat(f"{planned.plan.name}.{number}", order, self._connector(order), self._hang_s)
+            for number, order in enumerate(orders)
+        ]
+        self.seats += seats
+        return _Staffed(planned, model, Replica(planned.plan, seats, model, ModelStatistics()))
+
+    async def _until_ready(self, started: Sequence[_Staffed]) -> None:
+        """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
+        limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+
+        async def start(seat: Seat) -> None:
+            async with limit:
+                await seat.start()
+
+        seats = [seat for staffed in started for seat in staffed.replica.seats]
+        tasks = [asyncio.ensure_future(start(seat)) for seat in seats]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._dismiss(seats)
+            raise
+
+    def _publish(self, models: dict[str, ServedModel]) -> None:
+        """Make exactly these models known."""
+        for name in [name for name in self._router.models if name not in models]:
+            del self._router.models[name]
+        for model in models.values():
+            self._router.add(model)
+        self._router.changed()
+
+    async def _retire(self, staffed: _Staffed) -> None:
+        """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
+        model, replica = staffed.model, staffed.replica
+        model.replicas.remove(replica)
+        if model.is_ready:
+            model.adopt(replica.empty())
+        deadline = monotonic() + self._drain_s
+        while replica.in_flight and monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        await self._dismiss(replica.seats)
+        LOGGER.info("replica retired", extra={"replica": replica.plan.name})
+
+    async def _dismiss(self, seats: Sequence[Seat]) -> None:
+        await asyncio.gather(*(seat.stop() for seat in seats))
+        self.seats = [seat for seat in self.seats if seat not in seats]
+        for group in {seat.order.group for seat in seats if seat.order.quota_cores is not None}:
+            remove_group(group)
+
+    async def _on_its_gpu(self, order: WorkerOrder) -> WorkerOrder:
+        """Return the order with the environment that holds the worker to its part of a GPU."""
+        if order.gpu is None:
+            return order
+        pipes = None
+        if order.with_mps:
+            daemon = self._daemons.get(order.gpu.uuid)
+            if daemon is None:
+                daemon = self._daemons[order.gpu.uuid] = MpsDaemon(order.gpu.uuid)
+                await asyncio.to_thread(daemon.start)
+            pipes = daemon.pipes
+        return replace(order, environment=order.gpu.environment(pipes))
+
+    def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
+        if order.provider == SIMULATED_PROVIDER:
+            return SimulatedLink
+        return lambda events: WorkerLink(self._launcher, self._router.arena, events)
+
+
+def _widest(replicas: Iterable[Replica]) -> ModelSpec:
+    """Return what the replica with the largest batch takes."""
+    specs = [seat.spec for replica in replicas for seat in replica.seats if seat.spec is not None]
+    return max(specs, key=lambda spec: spec.max_batch)
+
+
+def _nature(planned: PlannedReplica) -> tuple[object, ...]:
+    """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
+    orders = tuple(replace(order, group="") for order in planned.orders)
+    return planned.model, replace(planned.plan, name="", rate_rps=0.0), orders

@@ -1,0 +1,79 @@
+"""Moving a running server to another map."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.serving.running import RunningServer, map_of, replica, running
+from tests.serving.test_reliability import Askers
+
+
+def apply(server: RunningServer, path: Path, document: dict[str, Any]) -> int:
+    path.write_text(json.dumps(document))
+    return main(["apply", str(path), "--port", str(server.port), "--json"])
+
+
+def test_only_what_changed_is_touched_and_no_request_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {"m": "null:4", "gone": "null:4"}
+    before = map_of(
+        models, [replica("m"), replica("m", max_wait_ms=1.0, sm_share_pct=25.0), replica("gone", sm_share_pct=25.0)]
+    )
+    after = map_of(
+        {"m": "null:4", "new": "null:8"}, [replica("m"), replica("m", batch=4), replica("new", sm_share_pct=25.0)]
+    )
+    before["nodes"][0]["gpus"][0]["device"] = after["nodes"][0]["gpus"][0]["device"] = "sim:gpu"
+    with running(tmp_path, before) as server:
+        with Askers(server, "m", 4, [0.0]) as askers:
+            time.sleep(0.2)
+            assert apply(server, tmp_path / "after.json", after) == 0
+            time.sleep(0.2)
+        assert askers.lost == askers.wrong == []
+        assert set(askers.statuses) == {200}
+        changes = {row["replica"]: row["change"] for row in json.loads(capsys.readouterr().out)}
+        assert changes == {"m/0": "kept", "m/1": "stopped", "gone/0": "stopped", "m/2": "started", "new/0": "started"}
+        assert server.infer("gone", [1.0])[0] == 404
+        assert server.infer("new", [1.0, 2.0])[0] == 200
+        assert server.get("/v2/models/m/config")[1]["max_batch_size"] == 4
+        four = {"name": "INPUT0", "datatype": "FP32", "shape": [4, 1], "data": [1.0, 2.0, 3.0, 4.0]}
+        body = json.dumps({"inputs": [four]}).encode()
+        for _ in range(4):  # only one of the two replicas holds so many rows
+            assert server.get("/v2/models/m/infer", "POST", body)[1]["outputs"][0]["shape"] == [4, 1]
+
+
+def test_real_workers_change_places_without_a_gap(tmp_path: Path) -> None:
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        old = server.workers()[0]
+        with Askers(server, "m", 4) as askers:
+            time.sleep(0.2)
+            assert apply(server, tmp_path / "after.json", map_of({"m": "null:4"}, [replica("m", batch=2)])) == 0
+            time.sleep(0.2)
+        assert askers.lost == askers.wrong == []
+        assert set(askers.statuses) == {200}
+        assert not old.is_running()
+        assert len(server.workers()) == 1
+
+
+def test_a_map_that_cannot_be_served_changes_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        old = server.workers()[0].pid
+        (tmp_path / "bad.onnx").write_bytes(b"rubbish")
+        bad = map_of({"m": "null:4", "bad": "bad.onnx"}, [replica("m", batch=2), replica("bad")])
+        assert apply(server, tmp_path / "after.json", bad) == 3
+        assert "is not an ONNX model" in capfd.readouterr().err
+        assert [worker.pid for worker in server.workers()] == [old]
+        assert server.infer("m", [1.0])[0] == 200
+
+
+def test_without_a_server_it_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(map_of({"m": "null:4"}, [replica("m")])))
+    assert main(["apply", str(path), "--port", "1"]) == 1
+    assert "no server of yours listens on port 1" in capfd.readouterr().err
