@@ -94,5 +94,5 @@ def test_nothing_is_left_behind_when_a_map_cannot_be_written(tmp_path: Path) -> 
 def test_a_map_is_frozen() -> None:
     deployment = parse_map(document(), "here")
     with pytest.raises(ValueError, match="frozen"):
-        deployment.policy = "mine"
+        deployment.policy = "mine"  # type: ignore[misc]  # that it is refused is what is tested
     assert isinstance(deployment, DeploymentMap)
