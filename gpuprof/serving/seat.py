@@ -169,7 +169,10 @@ class Seat:
     def _done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         assert self._link is not None
         now = time.monotonic()
-        batch.took_ms = 1000.0 * (now - max(batch.sent, self._last_done))
+        begun = max(batch.sent, self._last_done)
+        for inference in batch.inferences:
+            inference.sent = begun  # at hand, but behind another batch, is still in the queue
+        batch.took_ms = 1000.0 * (now - begun)
         self._last_done = now
         self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
         self._on_done(batch, answer)

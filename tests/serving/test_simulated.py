@@ -51,3 +51,16 @@ def test_at_three_times_its_capacity_a_server_still_does_what_it_can_within_the_
     assert result.refused > 0
     assert result.goodput_rps >= 0.9 * capacity_rps
     assert result.in_slo >= 0.99 * result.answered
+
+
+def test_a_batch_at_hand_behind_another_counts_as_queued(tmp_path: Path) -> None:
+    document = map_of({"m": "nowhere.onnx"}, [replica("m", latency_ms=40.0)], slo_ms=60_000.0)
+    with running(tmp_path, document, "--simulate") as server:
+        target = Target.parse(server.url)
+        settings = LoadSettings(duration_s=0.1, warmup_s=0.0, arrivals="constant", clients=1)
+        run_load(target, [Stream("m", 100.0, 60_000.0)], settings)  # ten within 0.1 s
+        said = target.statistics("m")
+    assert said is not None
+    queued_ms = said["inference_stats"]["queue"]["ns"] / 1e6
+    # Each waits for all before it, 40 ms a piece, less the 10 ms that it comes later: 0 + 30 + 60 + … + 270.
+    assert queued_ms > 0.8 * sum(30.0 * number for number in range(10))
