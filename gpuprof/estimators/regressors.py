@@ -43,7 +43,7 @@ class SampledKernelRidge(KernelRidge):  # type: ignore[misc]
 
 
 def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator]:
-    """Return fresh regressors by name; their hyper-parameters were searched once by ``bench/estimators.py --search``.
+    """Return fresh regressors by name; ``bench/estimators.py --search`` looks for better hyper-parameters.
 
     Raises
     ------

@@ -45,7 +45,7 @@ def common_blocks(
     Parameters
     ----------
     first, second : sequence of ndarray, shape (rows, columns)
-        Integers and floats of 16 bits agree only when equal; others when they differ by at most ``tolerance``.
+        Integers agree only when equal; floats when they differ by at most ``tolerance``, those of 16 bits in float32.
     pairs : iterable of (int, int) or None
         Which pairs; None means all.
     tolerance : float
