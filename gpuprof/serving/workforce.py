@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import monotonic
 
 from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
+from gpuprof.mps import MpsDaemon, mps_daemon
 from gpuprof.routing import routing_rule
 from gpuprof.serving.launcher import Launcher, WorkerOrder
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
-from gpuprof.serving.mps import MpsDaemon
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
@@ -67,6 +68,8 @@ class Workforce:
         self._drain_s = drain_s
         self._staffed: list[_Staffed] = []
         self._daemons: dict[str, MpsDaemon] = {}
+        self._running_daemons = ExitStack()
+        self._starts_a_daemon = asyncio.Lock()
         self._moving = asyncio.Lock()
         self.seats: list[Seat] = []
 
@@ -97,8 +100,7 @@ class Workforce:
     async def stop(self) -> None:
         """End every worker and everything that held them."""
         await self._dismiss(list(self.seats))
-        for daemon in self._daemons.values():
-            await asyncio.to_thread(daemon.stop)
+        await asyncio.to_thread(self._running_daemons.close)
 
     def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
         """Return what goes on, what is new, and what is no longer wanted."""
@@ -192,14 +194,16 @@ class Workforce:
         """Return the order with the environment that holds the worker to its part of a GPU."""
         if order.gpu is None:
             return order
-        pipes = None
-        if order.with_mps:
-            daemon = self._daemons.get(order.gpu.uuid)
-            if daemon is None:
-                daemon = self._daemons[order.gpu.uuid] = MpsDaemon(order.gpu.uuid)
-                await asyncio.to_thread(daemon.start)
-            pipes = daemon.pipes
-        return replace(order, environment=order.gpu.environment(pipes))
+        daemon = await self._daemon(order.gpu.uuid) if order.with_mps else None
+        return replace(order, environment=order.gpu.environment(daemon))
+
+    async def _daemon(self, uuid: str) -> MpsDaemon:
+        """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""
+        async with self._starts_a_daemon:
+            if uuid not in self._daemons:
+                enter = self._running_daemons.enter_context
+                self._daemons[uuid] = await asyncio.to_thread(enter, mps_daemon(uuid))
+            return self._daemons[uuid]
 
     def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
         if order.provider == SIMULATED_PROVIDER:

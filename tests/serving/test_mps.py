@@ -1,9 +1,10 @@
-"""MPS with a control program that notes what it is told, and GPUs that NVML is made to show."""
+"""Shares of GPUs that NVML is made to show, under daemons that are played."""
 
 from __future__ import annotations
 
-import os
-import stat
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,73 +13,57 @@ import pytest
 
 from gpuprof.deployment import Gpu, MigPlace, parse_map
 from gpuprof.errors import UnavailableError
-from gpuprof.serving import serving_plan
+from gpuprof.mps import MpsDaemon
+from gpuprof.serving import serving_plan, workforce
+from gpuprof.serving.arena import Arena
 from gpuprof.serving.gpu_places import LocalGpu, find_gpu, local_places
-from gpuprof.serving.mps import GpuShare, MpsDaemon, needs_mps
+from gpuprof.serving.launcher import LocalLauncher, WorkerOrder
+from gpuprof.serving.mps import GpuShare, needs_mps
+from gpuprof.serving.router import Router
+from gpuprof.serving.workforce import Workforce
 from tests.serving.running import map_of, replica
 
-CONTROL = """#!/bin/sh
-said=$( [ "$1" = "-d" ] || cat )
-echo "$* $said visible=$CUDA_VISIBLE_DEVICES pipes=$CUDA_MPS_PIPE_DIRECTORY" >> "{notes}"
-exit {code}
-"""
 
-
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def install(code: int = 0) -> Path:
-        program = tmp_path / "nvidia-cuda-mps-control"
-        program.write_text(CONTROL.format(notes=tmp_path / "notes", code=code))
-        program.chmod(program.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        return tmp_path / "notes"
-
-    return install
-
-
-def test_each_daemon_has_a_directory_of_its_own_and_is_told_to_quit(control: Any) -> None:
-    notes = control()
-    daemon, other = MpsDaemon("GPU-1"), MpsDaemon("MIG-2")
-    pipes, pipes_2 = daemon.start(), other.start()
-    assert pipes != pipes_2 and pipes.is_dir()
-    daemon.stop()
-    other.stop()
-    assert not pipes.exists() and not pipes_2.exists()
-    assert notes.read_text().splitlines() == [
-        f"-d  visible=GPU-1 pipes={pipes}",
-        f" get_server_list visible= pipes={pipes}",
-        f"-d  visible=MIG-2 pipes={pipes_2}",
-        f" get_server_list visible= pipes={pipes_2}",
-        f" quit visible= pipes={pipes}",
-        f" quit visible= pipes={pipes_2}",
-    ]
-
-
-def test_a_daemon_that_does_not_start_is_an_error(control: Any) -> None:
-    control(code=1)
-    daemon = MpsDaemon("GPU-1")
-    with pytest.raises(UnavailableError, match="MPS does not start for GPU-1"):
-        daemon.start()
-    daemon.stop()
-
-
-def test_without_mps_a_share_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UnavailableError, match="not installed"):
-        MpsDaemon("GPU-1").start()
-
-
-def test_the_environment_binds_device_percentage_and_memory(tmp_path: Path) -> None:
-    share = GpuShare("GPU-1", 37.5, (1 << 30) + 1)
-    assert share.environment(tmp_path) == {
+def test_the_environment_binds_device_percentage_and_memory() -> None:
+    share = GpuShare("GPU-1", 37.5, 1 << 30)
+    assert share.environment(MpsDaemon("/pipes", "/logs")) == {
         "CUDA_VISIBLE_DEVICES": "GPU-1",
-        "CUDA_MPS_PIPE_DIRECTORY": str(tmp_path),
-        "CUDA_MPS_LOG_DIRECTORY": str(tmp_path),
+        "CUDA_MPS_PIPE_DIRECTORY": "/pipes",
+        "CUDA_MPS_LOG_DIRECTORY": "/logs",
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "37.5",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1025M",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
     }
     assert share.environment(None) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+
+
+def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    running: list[str] = []
+    ended: list[str] = []
+
+    @contextmanager
+    def played(uuid: str) -> Iterator[MpsDaemon]:
+        running.append(uuid)
+        yield MpsDaemon(f"/pipes/{uuid}")
+        ended.append(uuid)
+
+    monkeypatch.setattr(workforce, "mps_daemon", played)
+    orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
+
+    async def bind() -> list[WorkerOrder]:
+        arena = Arena(1 << 20)
+        force = Workforce(Router(arena), LocalLauncher(arena), "fastest", hang_s=1.0, drain_s=1.0)
+        bound = await asyncio.gather(*(force._on_its_gpu(order) for order in orders))
+        await force.stop()
+        arena.close()
+        return bound
+
+    pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
+    assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
+    assert sorted(running) == sorted(ended) == ["a", "b"]
+
+
+def _order(uuid: str, with_mps: bool) -> WorkerOrder:
+    return WorkerOrder("m", "1", "m.onnx", 1, gpu=GpuShare(uuid, 50.0), with_mps=with_mps)
 
 
 def test_one_process_that_has_everything_needs_no_mps() -> None:
