@@ -25,8 +25,8 @@ check:
 # Each environment is rebuilt when what it is made from changes.
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gpuprof needs Python 3.11 or newer: make PYTHON=python3.12 …")'
-	$(PYTHON) -m venv $(VENV) || $(PYTHON) -m pip --version >/dev/null && test -x $@ || \
-	  { echo "cannot make a virtual environment: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "cannot make a virtual environment: on Debian and Ubuntu, apt-get install python3-venv"; exit 1; }
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve]'

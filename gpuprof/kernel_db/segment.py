@@ -45,7 +45,7 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
             flush(file)
         flush(temporary)
         temporary.rename(database / name)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, must leave nothing behind; it goes on its way
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     flush(database)

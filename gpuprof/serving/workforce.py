@@ -157,7 +157,7 @@ class Workforce:
         tasks = [asyncio.ensure_future(start(seat)) for seat in seats]
         try:
             await asyncio.gather(*tasks)
-        except BaseException:
+        except BaseException:  # a cancelled start, too, must end the workers that it began
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
