@@ -5,8 +5,9 @@
 #
 # DATABASE (cpu-db) gets the rows, FOLDER (cpu-models) the ONNX files, which must stay: training reads them again.
 # BATCHES, MODELS, SHARE and TIME_LIMIT (seconds of timing a row) may be set in the environment. What is there
-# already is not made again, so an interrupted build goes on. The last four networks need the export extra and are
-# left out without it. Run it on an idle machine: rows measured while others work are marked unstable (exit 2), and
+# already is not made again, so an interrupted build goes on. NAME:SEED is a network of the zoo with that seed: of
+# random ones the seed decides the layers. Those exported from transformers need the export extra and are left out
+# without it. Run it on an idle machine: rows measured while others work are marked unstable (exit 2), and
 # what is trained on them is worth as little.
 set -u
 database=${1:-cpu-db}
@@ -16,13 +17,16 @@ share=${SHARE:-100}
 limit=${TIME_LIMIT:-10}
 python=${PYTHON:-python}
 models=${MODELS:-alexnet densenet121 inception_v1 inception_v2 resnet50 shufflenet squeezenet vgg19 zfnet512 \
-mlp transformer_encoder lstm_classifier unet mobilenet_v2 resnet18 vit_base bert_base}
+mlp transformer_encoder lstm_classifier unet mobilenet_v2 resnet18 vit_base bert_base gpt2 t5_small \
+$(seq -f random_cnn:%g 0 11) $(seq -f random_transformer:%g 0 7) $(seq -f random_rnn:%g 0 2) $(seq -f random_mlp:%g 0 2)}
 mkdir -p "$folder" || exit 3
 unstable=0
 for model in $models; do
-    file=$folder/$model.onnx
+    name=${model%%:*} seed=0
+    case $model in *:*) seed=${model##*:} ;; esac
+    file=$folder/$(echo "$model" | tr : _).onnx
     if [ ! -f "$file" ]; then
-        "$python" -m gpuprof zoo build "$model" -o "$file" || { echo "$model is left out" >&2; continue; }
+        "$python" -m gpuprof zoo build "$name" --seed "$seed" -o "$file" || { echo "$model is left out" >&2; continue; }
     fi
     "$python" -m gpuprof profile "$file" --batch "$batches" --share "$share" --db "$database" --time-limit "$limit"
     case $? in

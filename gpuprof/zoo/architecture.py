@@ -18,7 +18,8 @@ class Architecture:
     name : str
     origin : str
         Whose definition it is: ``"onnx"`` (shipped with that package), ``"transformers"`` (exported from that
-        library's configuration and code) or ``"gpuprof"`` (ours, no published network).
+        library's configuration and code) or ``"gpuprof"`` (ours, no published network). What is called random is
+        drawn anew for each seed, layers and all; size and input are those of seed 0.
     stem : str
         What the origin calls it.
     parameters : int
@@ -65,6 +66,10 @@ _ALL = (
     Architecture("transformer_encoder", OURS, "transformer_encoder", 4_228_112, "input_ids [batch, 64]"),
     Architecture("lstm_classifier", OURS, "lstm_classifier", 2_105_360, "input_ids [batch, 64]"),
     Architecture("unet", OURS, "unet", 949_888, "input [batch, 3, 128, 128]"),
+    Architecture("random_cnn", OURS, "random_cnn", 1_525_274, "input [batch, 3, 192, 192]"),
+    Architecture("random_transformer", OURS, "random_transformer", 7_348_755, "input_ids [batch, 16]"),
+    Architecture("random_rnn", OURS, "random_rnn", 1_568_784, "input_ids [batch, 16]"),
+    Architecture("random_mlp", OURS, "random_mlp", 2_385_098, "input [batch, 64]"),
     _export("bert_base", 109_398_534, _TOKENS),
     _export("gpt2", 124_320_008, _TOKENS),
     _export("t5_small", 60_621_832, f"decoder_input_ids, {_TOKENS}"),

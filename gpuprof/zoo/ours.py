@@ -7,89 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, TensorProto
 
-from gpuprof.zoo.weights import random_weights
+from gpuprof.zoo.drawn_images import draw_cnn
+from gpuprof.zoo.drawn_sequences import draw_mlp, draw_rnn, draw_transformer
+from gpuprof.zoo.network import Network
 
-_OPSET, _IR_VERSION = 17, 8
 _WORDS, _LENGTH = 4096, 64
-
-
-class _Network:
-    """A network being written: nodes in order, shapes of weights still to be drawn, and constants."""
-
-    def __init__(self) -> None:
-        self.nodes: list[NodeProto] = []
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.constants: list[TensorProto] = []
-
-    def add(self, op_type: str, *inputs: str, **attributes: Any) -> str:
-        """Append a node and return the name of its output."""
-        name = f"{op_type.lower()}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [name], name=name, **attributes))
-        return name
-
-    def weight(self, *shape: int) -> str:
-        """Declare a weight and return its name."""
-        name = f"weight_{len(self.shapes)}"
-        self.shapes[name] = shape
-        return name
-
-    def constant(self, *values: int) -> str:
-        """Add a list of whole numbers and return its name."""
-        name = f"constant_{len(self.constants)}"
-        self.constants.append(numpy_helper.from_array(np.array(values, np.int64), name))
-        return name
-
-    def dense(self, x: str, features: int, outputs: int) -> str:
-        """Multiply the last axis by a matrix and add a bias."""
-        return self.add("Add", self.add("MatMul", x, self.weight(features, outputs)), self.weight(outputs))
-
-    def convolve(self, x: str, channels: int, outputs: int, stride: int = 1) -> str:
-        """Convolve by 3×3, normalise and rectify."""
-        x = self.add(
-            "Conv", x, self.weight(outputs, channels, 3, 3), kernel_shape=[3, 3], pads=[1] * 4, strides=[stride] * 2
-        )
-        x = self.add("BatchNormalization", x, *(self.weight(outputs) for _ in range(4)))
-        return self.add("Relu", x)
-
-    def finish(self, name: str, x: TensorProto.DataType, shape: list[int | str], y: list[int | str]) -> ModelProto:
-        """Name the last value the output and return the model, its weights still without values."""
-        self.nodes[-1].output[0] = "output"
-        graph = helper.make_graph(
-            self.nodes,
-            name,
-            [helper.make_tensor_value_info("input_ids" if x == TensorProto.INT64 else "input", x, shape)],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, y)],
-            self.constants,
-        )
-        return helper.make_model(
-            graph, ir_version=_IR_VERSION, producer_name="gpuprof", opset_imports=[helper.make_opsetid("", _OPSET)]
-        )
 
 
 def build_ours(stem: str, seed: int = 0) -> ModelProto:
     """Return one of our networks with random weights and a free batch."""
-    network = _Network()
-    model = _BUILDERS[stem](network)
-    for name, values in random_weights(network.nodes, network.shapes, seed).items():
-        model.graph.initializer.append(numpy_helper.from_array(values, name))
-    return model
+    return _BUILDERS[stem](Network(), seed)
 
 
-def _mlp(net: _Network) -> ModelProto:
+def _mlp(net: Network, seed: int) -> ModelProto:
     x, widths = "input", (784, 2048, 2048, 1024)
     for features, outputs in pairwise(widths):
         x = net.add("Gemm", x, net.weight(outputs, features), net.weight(outputs), transB=1)
         x = net.add("Relu", x)
     net.add("Softmax", net.add("Gemm", x, net.weight(10, widths[-1]), net.weight(10), transB=1), axis=-1)
-    return net.finish("mlp", TensorProto.FLOAT, ["batch", 784], ["batch", 10])
+    return net.finish("mlp", TensorProto.FLOAT, ["batch", 784], ["batch", 10], seed)
 
 
-def _encoder(net: _Network, width: int = 256, heads: int = 4, layers: int = 4) -> ModelProto:
+def _encoder(net: Network, seed: int, width: int = 256, heads: int = 4, layers: int = 4) -> ModelProto:
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(_LENGTH, width))
     for _ in range(layers):
@@ -98,10 +40,10 @@ def _encoder(net: _Network, width: int = 256, heads: int = 4, layers: int = 4) -
         gate = net.add("Sigmoid", hidden)
         x = _normalised(net, net.add("Add", x, net.dense(net.add("Mul", hidden, gate), 4 * width, width)), width)
     net.dense(net.add("ReduceMean", x, axes=[1], keepdims=0), width, 16)
-    return net.finish("transformer_encoder", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16])
+    return net.finish("transformer_encoder", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16], seed)
 
 
-def _attention(net: _Network, x: str, width: int, heads: int) -> str:
+def _attention(net: Network, x: str, width: int, heads: int) -> str:
     split, join = net.constant(0, 0, heads, width // heads), net.constant(0, 0, width)
     q, k, v = (net.add("Reshape", net.dense(x, width, width), split) for _ in range(3))
     scores = net.add("MatMul", net.add("Transpose", q, perm=[0, 2, 1, 3]), net.add("Transpose", k, perm=[0, 2, 3, 1]))
@@ -111,11 +53,11 @@ def _attention(net: _Network, x: str, width: int, heads: int) -> str:
     return net.dense(together, width, width)
 
 
-def _normalised(net: _Network, x: str, width: int) -> str:
+def _normalised(net: Network, x: str, width: int) -> str:
     return net.add("LayerNormalization", x, net.weight(width), net.weight(width), axis=-1)
 
 
-def _lstm(net: _Network, width: int = 256, layers: int = 2) -> ModelProto:
+def _lstm(net: Network, seed: int, width: int = 256, layers: int = 2) -> ModelProto:
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Transpose", x, perm=[1, 0, 2])
     for _ in range(layers):
@@ -125,10 +67,10 @@ def _lstm(net: _Network, width: int = 256, layers: int = 2) -> ModelProto:
         "Squeeze", net.add("Slice", x, net.constant(-1), net.constant(_LENGTH), net.constant(0)), net.constant(0)
     )
     net.dense(last, width, 16)
-    return net.finish("lstm_classifier", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16])
+    return net.finish("lstm_classifier", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16], seed)
 
 
-def _unet(net: _Network, width: int = 32, depth: int = 3) -> ModelProto:
+def _unet(net: Network, seed: int, width: int = 32, depth: int = 3) -> ModelProto:
     x, kept = net.convolve("input", 3, width), []
     for level in range(depth):
         kept.append(x)
@@ -138,12 +80,16 @@ def _unet(net: _Network, width: int = 32, depth: int = 3) -> ModelProto:
         x = net.add("ConvTranspose", x, up, kernel_shape=[2, 2], strides=[2, 2])
         x = net.convolve(net.add("Concat", x, kept[level], axis=1), width << level + 1, width << level)
     net.add("Sigmoid", net.add("Conv", x, net.weight(1, width, 1, 1), kernel_shape=[1, 1]))
-    return net.finish("unet", TensorProto.FLOAT, ["batch", 3, 128, 128], ["batch", 1, 128, 128])
+    return net.finish("unet", TensorProto.FLOAT, ["batch", 3, 128, 128], ["batch", 1, 128, 128], seed)
 
 
-_BUILDERS: dict[str, Callable[[_Network], ModelProto]] = {
+_BUILDERS: dict[str, Callable[[Network, int], ModelProto]] = {
     "mlp": _mlp,
     "transformer_encoder": _encoder,
     "lstm_classifier": _lstm,
     "unet": _unet,
+    "random_cnn": draw_cnn,
+    "random_transformer": draw_transformer,
+    "random_rnn": draw_rnn,
+    "random_mlp": draw_mlp,
 }

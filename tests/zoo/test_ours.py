@@ -30,3 +30,20 @@ def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path
     np.testing.assert_allclose(three[1:2], one, rtol=1e-3, atol=1e-4)
     assert np.isfinite(three).all()
     assert three.std() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["random_cnn", "random_transformer", "random_rnn", "random_mlp"])
+def test_every_seed_of_a_random_network_draws_other_layers_that_run(tmp_path: Path, name: str) -> None:
+    shapes = set()
+    for seed in range(1, 7):
+        path = build(find(name), tmp_path / "m.onnx", seed=seed)
+        graph = load_graph(path, 2)
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+        assert graph.uncounted_ops == ()
+        assert graph.flops < 2 * 40e9
+        shapes.add(tuple((op.op_type, op.outputs[0].shape) for op in graph.ops))
+        if seed < 3:
+            outputs = open_session(path, threads=1).run(None, random_inputs(graph))[0]
+            assert np.isfinite(outputs).all()
+            assert outputs.std() > 1e-3
+    assert len(shapes) == 6
