@@ -7,7 +7,7 @@ from typing import Any
 
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.served_model import ServedModel
-from gpuprof.serving.statistics import BatchStatistics, ModelStatistics
+from gpuprof.serving.statistics import ModelStatistics
 
 SERVER_NAME = "gpuprof"
 EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
@@ -73,7 +73,7 @@ def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
         "version": version,
         "last_inference": own.last_ms,
         "inference_count": own.rows,
-        "execution_count": sum(batch.count for batch in _batches(model).values()),
+        "execution_count": sum(batch.count for batch in own.batches.values()),
         "inference_stats": _stages(own),
         "batch_stats": [
             {
@@ -82,7 +82,7 @@ def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
                 "compute_infer": _duration(batch.count, batch.infer),
                 "compute_output": _duration(batch.count, batch.scatter),
             }
-            for size, batch in sorted(_batches(model).items())
+            for size, batch in sorted(own.batches.items())
         ],
     }
 
@@ -102,18 +102,6 @@ def _stages(own: ModelStatistics) -> dict[str, Any]:
 
 def _duration(count: int, nanoseconds: int) -> dict[str, int]:
     return {"count": count, "ns": nanoseconds}
-
-
-def _batches(model: ServedModel) -> dict[int, BatchStatistics]:
-    merged: dict[int, BatchStatistics] = {}
-    for replica in model.replicas:
-        for size, batch in replica.statistics.batches.items():
-            own = merged.setdefault(size, BatchStatistics())
-            own.count += batch.count
-            own.gather += batch.gather
-            own.infer += batch.infer
-            own.scatter += batch.scatter
-    return merged
 
 
 def chosen_statistics(

@@ -216,10 +216,21 @@ class Replica:
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms)
-        self.statistics.add_batch(batch.rows, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+        requests = len(batch.inferences)
+        self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
         self._pump()  # before the answers are written: the worker must not wait for them
+        now_ms = int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):
+            self._count(inference, answer, now_ms)
             self._owner.answer(inference, answer, position)
+
+    def _count(self, inference: Inference, answer: BatchAnswer, now_ms: int) -> None:
+        times = inference.times
+        times.queue = int(1e9 * (inference.sent - inference.arrived))
+        times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
+        took_ms = 1000.0 * (time.monotonic() - inference.arrived)
+        in_slo = took_ms <= inference.deadline_ms
+        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _batch_failed(self, batch: SentBatch, message: str) -> None:
         """Answer the request that failed; of several, try each alone, so that one does not spoil the others."""

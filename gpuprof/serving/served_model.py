@@ -11,7 +11,7 @@ from gpuprof.serving.arena import Arena
 from gpuprof.serving.inference import Inference, RefusedError
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica
-from gpuprof.serving.statistics import ModelStatistics
+from gpuprof.serving.statistics import ModelStatistics, summed
 from gpuprof.serving.worker_link import BatchAnswer
 
 _MAX_WAITING = 20_000  # requests, whatever the SLO allows
@@ -32,7 +32,8 @@ class ServedModel:
         self.name = name
         self.slo_ms = slo_ms
         self.replicas: list[Replica] = []
-        self.statistics = ModelStatistics()
+        self._counts = ModelStatistics()
+        self._leaving: list[Replica] = []
         self._rule = rule
         self._arena = arena
         self._loop = asyncio.get_running_loop()
@@ -55,9 +56,26 @@ class ServedModel:
         return any(replica.is_alive for replica in self.replicas)
 
     @property
+    def statistics(self) -> ModelStatistics:
+        """What was counted here and by all replicas, those that were retired included."""
+        return summed([self._counts, *(replica.statistics for replica in (*self.replicas, *self._leaving))])
+
+    def leave(self, replica: Replica) -> None:
+        """Give a replica no more requests; those that wait there go to others if there are others."""
+        self.replicas.remove(replica)
+        self._leaving.append(replica)
+        if self.is_ready:
+            self.adopt(replica.empty())
+
+    def left(self, replica: Replica) -> None:
+        """Forget a replica that has answered what it had, and keep what it has counted."""
+        self._leaving.remove(replica)
+        self._counts.add(replica.statistics)
+
+    @property
     def in_flight(self) -> int:
         """Requests that are accepted and not yet answered."""
-        return len(self._orphans) + sum(replica.in_flight for replica in self.replicas)
+        return len(self._orphans) + sum(replica.in_flight for replica in (*self.replicas, *self._leaving))
 
     def submit(self, inference: Inference) -> None:
         """Queue a request with the replica that the rule chooses.
@@ -68,19 +86,20 @@ class ServedModel:
             503, when it could not be answered in time.
         """
         now = time.monotonic()
+        self._counts.arrived += 1
         alive = self._able(inference.rows)
         if not alive:
-            self.statistics.refused += 1
+            self._counts.refused += 1
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
         loads = [replica.load(now) for replica in alive]
         chosen = self._rule.choose(loads)
         finish_ms = expected_finish_ms(loads[chosen])
         waited_ms = 1000.0 * (now - inference.arrived)
         if is_hopeless(finish_ms, waited_ms, inference.deadline_ms) and loads[chosen].waiting:
-            self.statistics.refused += 1
+            self._counts.refused += 1
             raise overloaded(self.name, finish_ms + waited_ms - inference.deadline_ms)
         if loads[chosen].waiting > _MAX_WAITING:
-            self.statistics.refused += 1
+            self._counts.refused += 1
             raise overloaded(self.name, finish_ms)
         alive[chosen].submit(inference)
 
@@ -105,22 +124,15 @@ class ServedModel:
             self.adopt(orphans)
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
-        """Count an answer and hand it to whoever waits for it."""
-        now = time.monotonic()
-        times = inference.times
-        times.queue = int(1e9 * (inference.sent - inference.arrived))
-        times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
-        took_ms = 1000.0 * (now - inference.arrived)
-        in_slo = took_ms <= inference.deadline_ms
-        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times, in_slo, int(time.time() * 1000))
+        """Hand an answer to whoever waits for it."""
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Count an accepted request that cannot be answered, and say so to whoever waits for it."""
-        self.statistics.failed += 1
-        self.statistics.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
+        self._counts.failed += 1
+        self._counts.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
         self.discard(inference)
         inference.on_refused(inference, refusal)
 

@@ -175,12 +175,11 @@ class Workforce:
     async def _retire(self, staffed: _Staffed) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
         model, replica = staffed.model, staffed.replica
-        model.replicas.remove(replica)
-        if model.is_ready:
-            model.adopt(replica.empty())
+        model.leave(replica)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
+        model.left(replica)
         await self._dismiss(replica.seats)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
