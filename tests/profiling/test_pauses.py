@@ -15,7 +15,7 @@ USUAL_NS = 2_000_000
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pauses, "_TIME_S", 0.05)
+    monkeypatch.setattr(pauses, "_BATCHES_WITHIN_S", ((3, float("inf")), (8, 1.0), (150, 0.05)))
 
 
 def test_each_batch_follows_a_pause_and_gets_inputs_of_its_own() -> None:
@@ -46,3 +46,12 @@ def test_the_pool_of_a_large_input_stays_small() -> None:
     large = {"x": np.zeros(pauses._POOL_BYTES // 8)}
     assert len(pauses._copies(large)) == 2
     assert len(pauses._copies({"x": np.zeros(1)})) == pauses._MAX_COPIES
+
+
+def test_batches_that_take_long_are_few_and_their_pauses_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pauses, "_BATCHES_WITHIN_S", ((3, float("inf")), (8, 0.0)))
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    durations = after_pauses(lambda feeds: None, {"x": np.zeros(1)}, 5_000_000_000)
+    assert len(durations) == 3
+    assert slept == [0.25] * 3
