@@ -91,6 +91,10 @@ def simulate(
     seed: Annotated[int, typer.Option(help="Same seed, same result.", min=0)] = 0,
     routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
     refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True,
+    batch_timeout: Annotated[
+        str | None,
+        typer.Option(help="Every batch waits so long to fill, whatever its SLO: 100ms; else as the map says."),
+    ] = None,
     router_ms: Annotated[float, typer.Option(help="Time of the router for a request.", min=0.0)] = 0.0,
     overhead_ms: Annotated[
         float | None, typer.Option(help="Time of a request outside router and replica; else the map's own.", min=0.0)
@@ -137,7 +141,8 @@ def simulate(
     outside_ms = _overhead_ms(deployment) if overhead_ms is None else overhead_ms
     legs = {name: (outside_ms + delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
     failures = tuple(parse_failure(text, deployment) for text in fail or [])
-    options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures)
+    timeout_ms = None if batch_timeout is None else 1000.0 * parse_duration(batch_timeout, "--batch-timeout")
+    options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures, batch_timeout_ms=timeout_ms)
     if every is None:
         if policy is not None:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")

@@ -49,6 +49,9 @@ class Options:
         Name of a rule of `gpuprof.routing`.
     refuse_hopeless : bool
         Whether the router refuses a request that is expected to miss its SLO where others wait already.
+    batch_timeout_ms : float or None
+        Every batch waits so long to be filled, whatever the deadline: what routers do that know no SLOs (Elvinger's
+        thesis, section 4.3.3). None: as long as the map says of each replica, and the deadline allows.
     router_ms : float
         Time that the router, one server for all, takes for a request.
     legs_ms : mapping of str to (float, float)
@@ -72,6 +75,7 @@ class Options:
     switches: tuple[Switch, ...] = ()
     absent: tuple[int, ...] = ()
     max_in_system: int = 2**22
+    batch_timeout_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,8 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
     wait = np.array(
         [_max_wait_ms(deployment, replica, row.tolist()) for replica, row in zip(replicas, latency, strict=True)]
     )
+    if options.batch_timeout_ms is not None:
+        wait = np.full(len(replicas), options.batch_timeout_ms)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return Cluster(
         slo=_ns([deployment.models[model].slo_ms for model in models]),

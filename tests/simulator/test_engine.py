@@ -64,6 +64,12 @@ def test_a_request_that_comes_as_the_wait_ends_joins_the_batch() -> None:
     assert seen.stage_mean_ms["service"] == 6.0
 
 
+def test_a_timeout_of_all_batches_replaces_their_own_and_knows_no_deadline() -> None:
+    waiting = Options(1.0, batch_timeout_ms=50.0)
+    seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, options=waiting, slo_ms=20.0)
+    assert (seen.max_ms, seen.in_time) == (55.0, 0)
+
+
 def test_a_process_that_is_free_at_the_instant_of_arrival_takes_the_request() -> None:
     seen = outcome([replica("m", [5.0])], 0.0, 5.0)
     assert seen.max_ms == 5.0
