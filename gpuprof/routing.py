@@ -1,7 +1,7 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
 The router and the simulator obey the same rules: those that take nothing but numbers and sequences of numbers
-(`finish_ms`, `nth_smallest`, `next_living`, `is_hopeless`) are what the simulator compiles, and so are written with
+(`finish_ms`, `nth_smallest`, `next_living`, `is_hopeless`, `is_given_up`, `goes_alone`) are what the simulator compiles, and so are written with
 loops.
 """
 
@@ -167,3 +167,17 @@ def is_hopeless(finish_ms: float, waited_ms: float, deadline_ms: float) -> bool:
         Its SLO, or what it asked for.
     """
     return waited_ms + finish_ms > (1.0 - RESERVE) * deadline_ms
+
+
+#: How often a request is sent before it is given up: one that kills every worker must not kill them for ever.
+MAX_ATTEMPTS = 3
+
+
+def is_given_up(attempts: int) -> bool:
+    """Return whether a request that was sent so often, each time to a worker that ended, is not sent again."""
+    return attempts >= MAX_ATTEMPTS
+
+
+def goes_alone(attempts: int) -> bool:
+    """Return whether a request that was sent so often in vain shares no batch, lest it take others with it again."""
+    return attempts > 1

@@ -10,15 +10,13 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.batching import batch_size_now, wait_limit_ms
-from gpuprof.routing import ReplicaLoad
+from gpuprof.routing import ReplicaLoad, goes_alone, is_given_up
 from gpuprof.serving.inference import Inference, RefusedError, bad_request
 from gpuprof.serving.latency_table import LatencyTable
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.statistics import ModelStatistics
 from gpuprof.serving.worker_link import BatchAnswer, SentBatch
 
-#: How often a request is sent before it is given up: one that kills every worker must not kill them for ever.
-MAX_ATTEMPTS = 3
 _LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
 
 
@@ -130,6 +128,15 @@ class Replica:
         """Put accepted requests at the head of the queue again, in their order."""
         self._queue.extendleft(reversed(inferences))
         self.waiting_rows += sum(inference.rows for inference in inferences)
+        self._pump()
+
+    def take_over(self, inference: Inference, before: int) -> None:
+        """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
+        self._queue.insert(before, inference)
+        self.waiting_rows += inference.rows
+
+    def go_on(self) -> None:
+        """Send what may be sent after requests were taken over."""
         self._pump()
 
     def drop_cancelled(self) -> list[Inference]:
@@ -249,11 +256,11 @@ class Replica:
         lost = [inference for batch in batches for inference in batch.inferences]
         again = []
         for inference in lost:
-            if inference.attempts >= MAX_ATTEMPTS:
+            if is_given_up(inference.attempts):
                 message = f"{inference.attempts} workers ended while they ran this request"
                 self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
             else:
-                inference.alone = inference.attempts > 1
+                inference.alone = goes_alone(inference.attempts)
                 again.append(inference)
         self.statistics.retried += len(again)
         if self.is_alive:

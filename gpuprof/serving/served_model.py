@@ -104,14 +104,22 @@ class ServedModel:
         alive[chosen].submit(inference)
 
     def adopt(self, inferences: list[Inference]) -> None:
-        """Place accepted requests whose replica has no worker left; they wait when nobody has one."""
+        """Place accepted requests whose replica has no worker left; they wait when nobody has one.
+
+        Each goes before what waits there already, behind those adopted before it: accepted first, served first.
+        """
         now = time.monotonic()
+        taken: dict[Replica, int] = {}
         for inference in inferences:
             alive = self._able(inference.rows)
             if alive:
-                alive[self._rule.choose([replica.load(now) for replica in alive])].take_back([inference])
+                chosen = alive[self._rule.choose([replica.load(now) for replica in alive])]
+                chosen.take_over(inference, taken.get(chosen, 0))
+                taken[chosen] = taken.get(chosen, 0) + 1
             else:
                 self._orphans.append(inference)
+        for replica in taken:
+            replica.go_on()
 
     def _able(self, rows: int) -> list[Replica]:
         """Return the replicas that live and whose batch holds so many rows."""
