@@ -13,7 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from gpuprof.errors import InputError
 from gpuprof.share import Share
@@ -25,6 +33,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
 Interval = tuple[float, float]
+
+
+def _without_empty(content: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != name or value}
 
 
 class _Part(BaseModel):
@@ -51,12 +63,24 @@ class ReplicaPrediction(_Part):
     source: str = ""
 
 
+class MergedRate(_Part):
+    """A model that a merged replica serves: the part of its demand, and how much of it is answered in time."""
+
+    model: str
+    rate_rps: NonNegative
+    goodput_rps: NonNegative
+
+
 class Replica(_Part):
     """One server of a model.
 
     ``sm_share_pct`` is the part of its partition that all its ``processes`` have together; ``rate_rps`` is the
     rate that it is planned for; ``batch_latency_ms`` the predicted mean time of a batch of 1, 2, … ``batch``
     requests, which the router and the simulator need.
+
+    Where ``merged`` names models, ``model`` is one of the map's ``merges``: one graph that serves all of them. Their
+    requests wait in one queue, a batch is the oldest ``batch`` of them whichever model they are for, and ``rate_rps``
+    is the sum of their rates.
     """
 
     model: str
@@ -68,6 +92,20 @@ class Replica(_Part):
     rate_rps: NonNegative
     batch_latency_ms: tuple[NonNegative, ...] | None = None
     predicted: ReplicaPrediction
+    merged: tuple[MergedRate, ...] = ()
+
+    def rates(self) -> dict[str, float]:
+        """Return the rate in requests/s that is planned for each model that it serves."""
+        return {one.model: one.rate_rps for one in self.merged} or {self.model: self.rate_rps}
+
+    def goodputs(self) -> dict[str, float]:
+        """Return the predicted goodput in requests/s of each model that it serves."""
+        return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``merged`` away where there is none: maps without merges are what they were before there were any."""
+        return _without_empty(write(self), "merged")
 
 
 class MigPlace(_Part):
@@ -119,8 +157,25 @@ class DeployedModel(_Part):
     predicted: ModelPrediction | None = None
 
 
+class Merge(_Part):
+    """Several models in one ONNX file (USHER §3.4).
+
+    ``members`` says what each model is called in the file, whose metadata tell its inputs and outputs;
+    ``saved_weight_bytes`` is what one copy of the shared weights less takes than one a model.
+    """
+
+    path: str
+    sha256: str | None = None
+    members: dict[str, str]
+    saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
+
+
 class MapPrediction(_Part):
-    """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4."""
+    """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
+
+    Bounds hold for every map of the same demands on the same fleet; ``moves`` counts the replicas that must be
+    started where the map that it was planned from is running.
+    """
 
     gpus: Annotated[int, Field(ge=0)]
     cost_per_hour: NonNegative | None = None
@@ -129,6 +184,8 @@ class MapPrediction(_Part):
     external_fragmentation: NonNegative | None = None
     lower_bound_gpus: Annotated[int, Field(ge=0)] | None = None
     lower_bound_cost_per_hour: NonNegative | None = None
+    upper_bound_goodput_rps: NonNegative | None = None
+    moves: Annotated[int, Field(ge=0)] | None = None
 
 
 class Unplaced(_Part):
@@ -150,6 +207,21 @@ class DeploymentMap(_Part):
     nodes: tuple[Node, ...]
     predicted: MapPrediction
     unplaced: tuple[Unplaced, ...] = ()
+    merges: dict[str, Merge] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _merged_as_told(self) -> DeploymentMap:
+        for *_, replica in self.places():
+            told = self.merges.get(replica.model)
+            if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
+                raise ValueError(f"a replica of {replica.model} serves models that the map's merges do not say it holds")
+            if told is not None and not replica.merged:
+                raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_empty(write(self), "merges")
 
     def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
         """Yield every replica with where it stands, in the order of the file."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -46,6 +47,10 @@ def place(
     policy_option: Annotated[
         list[str] | None, typer.Option("-O", "--policy-option", help="KEY=VALUE of the policy; may be repeated.")
     ] = None,
+    previous: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="MAP", help="Map that runs now: of equally good maps, move the fewest replicas."),
+    ] = None,
     best_effort: Annotated[bool, typer.Option(help="Write the map even when some demands cannot be met.")] = False,
     confidence: Annotated[
         float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
@@ -67,7 +72,7 @@ def place(
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
     from gpuprof.cli.planning import build_problem, plan
-    from gpuprof.deployment import write_map
+    from gpuprof.deployment import read_map, write_map
     from gpuprof.placement.policies import DEFAULT, make_policy
     from gpuprof.placement.problem import Options
 
@@ -81,7 +86,9 @@ def place(
         seed=seed,
     )
     made = make_policy(policy or DEFAULT, pairs(policy_option or []))
-    deployment = plan(build_problem(slo_file, gpus, fleet, db, options, overhead_ms), made, created)
+    running = None if previous is None else read_map(previous)
+    problem = build_problem(slo_file, gpus, fleet, db, options, overhead_ms)
+    deployment = plan(replace(problem, previous=running), made, created)
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
@@ -151,4 +158,10 @@ def _summary(deployment: DeploymentMap) -> str:
         words.append(f"outside shares {100 * predicted.external_fragmentation:.0f}%")
     if predicted.lower_bound_gpus is not None:
         words.append(f"at least {predicted.lower_bound_gpus} needed by any map")
+    if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None and len(kinds) > 1:
+        words.append(f"at least {show(predicted.lower_bound_cost_per_hour)} $/h")
+    if predicted.upper_bound_goodput_rps is not None:
+        words.append(f"at most {show(predicted.upper_bound_goodput_rps)} requests/s by any map")
+    if predicted.moves is not None:
+        words.append(f"{predicted.moves} of {sum(1 for _ in deployment.places())} replicas move")
     return f"{deployment.policy}: {', '.join(words)}"

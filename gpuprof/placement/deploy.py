@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
 from gpuprof.device import Device
@@ -10,6 +11,7 @@ from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
+from gpuprof.placement.seating import Seat, numbered
 
 
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
@@ -23,7 +25,8 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         Time of making; left out, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
-    nodes = tuple(_nodes(problem, placement.gpus, predictor))
+    seats, moves = numbered(problem, placement.gpus)
+    nodes = tuple(_nodes(seats, problem, predictor))
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
@@ -43,20 +46,16 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         external_fragmentation=figures.external_fragmentation,
         lower_bound_gpus=placement.lower_bound_gpus,
         lower_bound_cost_per_hour=placement.lower_bound_cost_per_hour,
+        upper_bound_goodput_rps=placement.upper_bound_goodput_rps,
+        moves=moves,
     )
     return drawn.model_copy(update={"predicted": predicted})
 
 
-def _nodes(problem: Problem, gpus: Sequence[PlacedGpu], predictor: Predictor) -> Iterator[Node]:
-    """Yield machines of one kind of device each; a CPU is a machine of its own."""
-    number = 0
-    for entry in problem.fleet.entries:
-        own = [gpu for gpu in gpus if gpu.device == entry.device.name]
-        size = 1 if entry.device.kind == "cpu" else problem.options.gpus_per_node
-        for first in range(0, len(own), size):
-            drawn = [_gpu(i, gpu, entry.device, predictor) for i, gpu in enumerate(own[first : first + size])]
-            yield Node(name=f"node{number}", gpus=tuple(drawn))
-            number += 1
+def _nodes(seats: Sequence[tuple[Seat, PlacedGpu]], problem: Problem, predictor: Predictor) -> Iterator[Node]:
+    for name, group in groupby(seats, key=lambda pair: pair[0].node):
+        drawn = [_gpu(seat.index, gpu, problem.device(gpu.device), predictor) for seat, gpu in group]
+        yield Node(name=name, gpus=tuple(drawn))
 
 
 def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor) -> Gpu:

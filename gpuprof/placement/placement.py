@@ -83,6 +83,8 @@ class Placement:
         No placement that meets as much of the demands has fewer devices; None where the policy proves nothing.
     lower_bound_cost_per_hour : float or None
         Likewise for the cost.
+    upper_bound_goodput_rps : float or None
+        No placement on a fixed fleet serves more requests per second within the SLOs; None where nothing is proven.
     """
 
     policy: str
@@ -90,6 +92,7 @@ class Placement:
     unplaced: tuple[Unplaced, ...] = ()
     lower_bound_gpus: int | None = None
     lower_bound_cost_per_hour: float | None = None
+    upper_bound_goodput_rps: float | None = None
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""

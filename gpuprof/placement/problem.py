@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.demand import Demand
+from gpuprof.deployment import DeploymentMap
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimator
@@ -84,6 +85,8 @@ class Problem:
         By model; what the map says of the files to serve.
     inputs : mapping of str to str
         Hashes and settings that the map records.
+    previous : DeploymentMap or None
+        What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
     """
 
     demands: tuple[Demand, ...]
@@ -93,6 +96,7 @@ class Problem:
     options: Options = field(default_factory=Options)
     files: Mapping[str, ModelFile] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    previous: DeploymentMap | None = None
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

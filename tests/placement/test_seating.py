@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given as drawn
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.device import Device
+from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.seating import seated
+from gpuprof.share import Share
+
+GIVEN = problem(
+    [demand(name, 20.0) for name in "abcd"],
+    [(plain_device(), None), (sliced_device(), None)],
+    options=Options(gpus_per_node=2),
+)
+DEVICES: dict[str, Device] = {entry.device.name: entry.device for entry in GIVEN.fleet.entries}
+
+
+def replica(model: str, pct: float = 50.0, mig: str | None = None, rate: float = 20.0) -> PlacedReplica:
+    return PlacedReplica(model, 4, 1, Share(pct, mig), rate)
+
+
+def whole(*models: str) -> PlacedGpu:
+    return PlacedGpu("plain", (PlacedPartition(tuple(replica(model) for model in models)),))
+
+
+def sliced(*instances: tuple[str, str, int]) -> PlacedGpu:
+    parts = (PlacedPartition((replica(m, 100.0, profile),), profile, start) for m, profile, start in instances)
+    return PlacedGpu("sliced", tuple(parts))
+
+
+def old(*gpus: PlacedGpu) -> DeploymentMap:
+    return to_map(GIVEN, Placement("old", gpus))
+
+
+def replanned(previous: DeploymentMap, *gpus: PlacedGpu) -> DeploymentMap:
+    return to_map(replace(GIVEN, previous=previous), Placement("new", gpus))
+
+
+def places(deployment: DeploymentMap) -> set[tuple[str, int, str]]:
+    return {(node.name, gpu.index, one.model) for node, gpu, _, one in deployment.places()}
+
+
+def test_devices_that_hold_the_same_keep_their_numbers() -> None:
+    before = old(whole("a", "b"), whole("c"), whole("d"))
+    after = replanned(before, whole("d"), whole("b", "a"))
+    assert after.predicted.moves == 0
+    assert places(after) <= places(before)
+
+
+def test_the_seats_are_those_under_which_most_replicas_stay_not_the_first_that_match() -> None:
+    before = old(whole("a", "b"), whole("a"))
+    # first come, first served would seat the first device on the first, and (a, b) would lose a replica
+    after = replanned(before, whole("a"), whole("a", "b"))
+    assert after.predicted.moves == 0
+
+
+def test_instances_start_where_their_replicas_already_stand() -> None:
+    before = old(sliced(("a", "3g.40gb", 4), ("b", "2g.20gb", 2), ("c", "1g.10gb", 1)))
+    after = replanned(before, sliced(("b", "2g.20gb", 0), ("d", "1g.10gb", 2), ("a", "3g.40gb", 4)))
+    assert after.predicted.moves == 1
+    standing = {one.model: part.mig.start for _, _, part, one in after.places() if part.mig is not None}
+    assert standing["a"] == 4
+    assert standing["b"] == 2
+    assert standing["d"] in (0, 1)
+
+
+def test_another_batch_is_a_move_and_another_rate_is_not() -> None:
+    before = old(whole("a"))
+    rate = PlacedGpu("plain", (PlacedPartition((replica("a", rate=7.0),)),))
+    batch = PlacedGpu("plain", (PlacedPartition((replace(replica("a"), batch=8),)),))
+    assert replanned(before, rate).predicted.moves == 0
+    assert replanned(before, batch).predicted.moves == 1
+
+
+def test_new_devices_fill_machines_that_have_room_before_new_ones() -> None:
+    before = old(whole("a"), whole("b"), whole("c"))  # two machines of two
+    after = replanned(before, whole("d"), whole("d"), whole("a"), whole("b"), whole("c"))
+    assert {(node, index) for node, index, model in places(after) if model == "d"} == {("node1", 1), ("node2", 0)}
+    assert after.predicted.moves == 2
+
+
+def test_without_an_older_map_nothing_is_said_of_moves() -> None:
+    assert old(whole("a")).predicted.moves is None
+
+
+@settings(max_examples=15, deadline=None)
+@drawn(
+    rates=st.lists(st.floats(1.0, 900.0), min_size=1, max_size=5),
+    mig=st.booleans(),
+    policy=st.sampled_from([Optimal(), ParvaGpu()]),
+)
+def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy: Optimal | ParvaGpu) -> None:
+    fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]
+    asked = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
+    given: Problem = problem(asked, fleet, options=Options(gpus_per_node=2))
+    _, first = solved(policy, given)
+    _, second = solved(policy, replace(given, previous=first))
+    assert second.predicted.moves == 0
+    assert second.nodes == first.nodes
+
+
+@pytest.mark.parametrize("count", [300])
+def test_many_devices_that_are_all_different_are_seated(count: int) -> None:
+    gpus = [whole(f"m{i}", f"m{i + 1}") for i in range(count)]
+    given = problem([demand(f"m{i}") for i in range(count + 1)])
+    before = to_map(given, Placement("old", tuple(gpus)))
+    assert seated(gpus[::-1], before, DEVICES).moves == 0
