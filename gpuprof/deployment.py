@@ -211,10 +211,14 @@ class DeploymentMap(_Part):
 
     @model_validator(mode="after")
     def _merged_as_told(self) -> DeploymentMap:
+        if both := set(self.merges) & set(self.models):
+            raise ValueError(f"{min(both)} is the name of a model and of a merge")
         for *_, replica in self.places():
             told = self.merges.get(replica.model)
             if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
-                raise ValueError(f"a replica of {replica.model} serves models that the map's merges do not say it holds")
+                raise ValueError(
+                    f"a replica of {replica.model} serves models that the map's merges do not say it holds"
+                )
             if told is not None and not replica.merged:
                 raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
         return self
