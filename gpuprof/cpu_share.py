@@ -70,6 +70,21 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
     InputError
         When a share is out of range or all together are more than the CPU.
     """
+    return _cut(shares_pct, cores)[0]
+
+
+def spare_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
+    """Return what `plan_slices` leaves over: core → the part of it, in (0, 1], that no slice has.
+
+    Raises
+    ------
+    InputError
+        As `plan_slices`.
+    """
+    return {core: part for core, part in _cut(shares_pct, cores)[1].items() if part > _EPSILON}
+
+
+def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
     _check(shares_pct)
     amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
     whole = [math.floor(amount + _EPSILON) for amount in amounts]
@@ -83,10 +98,11 @@ def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuS
     for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
         if parts[index] > _EPSILON:
             taken[index] += _fit(parts[index], left)
-    return tuple(
+    slices = tuple(
         CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
         for own, part, amount in zip(taken, parts, amounts, strict=True)
     )
+    return slices, left
 
 
 @contextmanager

@@ -37,6 +37,9 @@ def serve(
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64,
     hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0,
     drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0,
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Keep standbys with a larger share, for models whose p99 passes its SLO.")
+    ] = False,
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
@@ -45,6 +48,7 @@ def serve(
     from gpuprof.serving.logs import configure
     from gpuprof.serving.server import ServerSettings, run_server
     from gpuprof.serving.serving_plan import plan_workers
+    from gpuprof.serving.shadow_plan import SHADOW_PCT
 
     if buffer_mb < max_body_mb:
         raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
@@ -54,7 +58,9 @@ def serve(
 
     def planned(path: Path) -> tuple[DeploymentMap, Sequence[PlannedReplica]]:
         deployment = read_map(path)
-        return deployment, plan_workers(deployment, path.absolute().parent, group, node, simulated=simulate)
+        shadow_pct = SHADOW_PCT if shadow else 0.0
+        base = path.absolute().parent
+        return deployment, plan_workers(deployment, base, group, node, simulated=simulate, shadow_pct=shadow_pct)
 
     deployment, plan = planned(map_file)
     settings = ServerSettings(
@@ -66,6 +72,7 @@ def serve(
         max_body_bytes=max_body_mb << 20,
         hang_s=hang_s,
         drain_s=drain_s,
+        shadow=shadow,
     )
     started = time.monotonic()
 

@@ -34,8 +34,10 @@ class ReplicaPlan:
         Predicted time of a batch of 1, 2, … ``batch``.
     rate_rps : float
         That it is planned for.
-    place : str
-        Node, device and partition, for people and metrics.
+    place, mig : str
+        Node and device; MIG instance, empty where there is none: for people and metrics.
+    share_pct : float
+        Part of the device or MIG instance that its workers have together.
     """
 
     name: str
@@ -44,6 +46,8 @@ class ReplicaPlan:
     latency_ms: tuple[float, ...] | None
     rate_rps: float = 0.0
     place: str = ""
+    mig: str = ""
+    share_pct: float = 100.0
 
 
 class ReplicaOwner(Protocol):

@@ -26,11 +26,14 @@ class ServedModel:
     slo_ms : float
     rule : RoutingRule
     arena : Arena
+    percentile : float
+        Of the latencies, that the SLO is for.
     """
 
-    def __init__(self, name: str, slo_ms: float, rule: RoutingRule, arena: Arena) -> None:
+    def __init__(self, name: str, slo_ms: float, rule: RoutingRule, arena: Arena, percentile: float = 99.0) -> None:
         self.name = name
         self.slo_ms = slo_ms
+        self.percentile = percentile
         self.replicas: list[Replica] = []
         self._counts = ModelStatistics()
         self._leaving: list[Replica] = []
@@ -58,7 +61,11 @@ class ServedModel:
     @property
     def statistics(self) -> ModelStatistics:
         """What was counted here and by all replicas, those that were retired included."""
-        return summed([self._counts, *(replica.statistics for replica in (*self.replicas, *self._leaving))])
+        return summed(self.counts())
+
+    def counts(self) -> list[ModelStatistics]:
+        """Return what makes up `statistics`: what was counted here, and by each replica."""
+        return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._leaving))]
 
     def leave(self, replica: Replica) -> None:
         """Give a replica no more requests; those that wait there go to others if there are others."""

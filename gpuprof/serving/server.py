@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from gpuprof.serving.launcher import LocalLauncher
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.router import Router
 from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.shadow import Shadows
 from gpuprof.serving.workforce import Workforce
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class ServerSettings:
         A connection that stands still in the middle of a request or an answer for so long is closed.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
+    shadow : bool
+        Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     """
 
     host: str = "127.0.0.1"
@@ -71,6 +74,7 @@ class ServerSettings:
     drain_s: float = 30.0
     stall_s: float = 30.0
     idle_s: float = 300.0
+    shadow: bool = False
 
 
 class Server:
@@ -100,6 +104,7 @@ class Server:
         self._api = HttpApi(self.router, settings.max_body_bytes)
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcApi | None = None
+        self._deciders: list[asyncio.Task[None]] = []
 
     async def run(self, ready: Callable[[str, int], None]) -> None:
         """Serve until told to stop; ``ready`` is called with the address and the number of workers.
@@ -119,14 +124,17 @@ class Server:
                 await listener.start_serving()
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = None if self._replan is None else await open_control(port, self._apply)
+                self._start_deciding()
                 ready(" and ".join([f"http://{_in_url(host)}:{port}", *addresses]), len(self._workforce.seats))
                 await self._stop.wait()
                 if control is not None:
                     control.close()
                     control_path(port).unlink(missing_ok=True)
+                self._stop_deciding()
                 await self._drain(listener)
         finally:
             watch.cancel()
+            self._stop_deciding()
             listener.close()
             for connection in list(self._api.connections):
                 connection.close()
@@ -183,6 +191,20 @@ class Server:
         with suppress(asyncio.CancelledError):
             await started
 
+    def _start_deciding(self) -> None:
+        """Start what changes the workers by itself."""
+        if self._settings.shadow:
+            self._decide(Shadows(self.router, self._workforce).watch())
+
+    def _decide(self, decider: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(decider)
+        task.add_done_callback(_tell_failure)
+        self._deciders.append(task)
+
+    def _stop_deciding(self) -> None:
+        for decider in self._deciders:
+            decider.cancel()
+
     async def _apply(self, path: Path) -> dict[str, Any]:
         """Move to the map at ``path``."""
         assert self._replan is not None
@@ -238,6 +260,12 @@ class Server:
         owing = [connection for connection in self._api.connections if not connection.is_idle]
         busy = sum(connection.busy for connection in owing)
         return {"requests": self.router.in_flight, "connections": len(owing), "of_these_waiting_for_an_answer": busy}
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    """Say that a decider ended, which it never should: serving goes on without it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        LOGGER.error("no more decisions are made", extra={"error": f"{type(error).__name__}: {error}"})
 
 
 def _in_url(host: str) -> str:

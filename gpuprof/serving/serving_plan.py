@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Replica
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, UnavailableError, unknown_name
+from gpuprof.runtimes import ORT_CUDA
 from gpuprof.serving.gpu_places import find_gpu, local_places
 from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.mps import GpuShare, needs_mps
 from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.runtime import NULL_PREFIX, null_bytes
+from gpuprof.serving.shadow_plan import Spare, Standby
 from gpuprof.serving.simulated_link import SIMULATED_PROVIDER
+from gpuprof.session import gpu_provider
 
 _CPU_PREFIX = "cpu"
 SIMULATED_PREFIX = "sim:"
@@ -22,15 +25,22 @@ SIMULATED_PREFIX = "sim:"
 
 @dataclass(frozen=True, slots=True)
 class PlannedReplica:
-    """A replica and the orders of its workers, one for each process."""
+    """A replica and the orders of its workers, one for each process; ``standby`` may take over from them."""
 
     model: str
     plan: ReplicaPlan
     orders: tuple[WorkerOrder, ...]
+    standby: Standby | None = None
 
 
 def plan_workers(
-    deployment: DeploymentMap, base: Path, group: str, node: str | None = None, *, simulated: bool = False
+    deployment: DeploymentMap,
+    base: Path,
+    group: str,
+    node: str | None = None,
+    *,
+    simulated: bool = False,
+    shadow_pct: float = 0.0,
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine.
 
@@ -46,6 +56,8 @@ def plan_workers(
     simulated : bool
         Whether nothing is computed and batches take the time that the map predicts, on all nodes. A device whose
         name starts with ``sim:`` is simulated anyway.
+    shadow_pct : float
+        How much more of its device, where so much is left, a standby of each replica has; 0: no standbys.
 
     Raises
     ------
@@ -57,14 +69,18 @@ def plan_workers(
     nodes = deployment.nodes if simulated and node is None else (_node(deployment, node),)
     planned: list[PlannedReplica] = []
     counts: dict[str, int] = {}
-    for place, replica, part in _placed(nodes, simulated):
+    placed = list(_placed(nodes, simulated))
+    spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], own_cores())
+    for place, mig, replica, part in placed:
         find = _simulated_path if part is None else model_path
         path = find(deployment, replica.model, base)
         number = counts.get(replica.model, 0)
         counts[replica.model] = number + 1
         name = f"{replica.model}/{number}"
         order = _order(replica, path, part, f"{group}-{name}")
-        planned.append(PlannedReplica(replica.model, _plan(replica, name, place), (order,) * replica.processes))
+        plan = _plan(replica, name, place, mig)
+        standby = spare.standby(plan, order, replica.processes, shadow_pct) if shadow_pct else None
+        planned.append(PlannedReplica(replica.model, plan, (order,) * replica.processes, standby))
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)
@@ -113,30 +129,39 @@ class _GpuPart:
     with_mps: bool
 
 
-def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, Replica, CpuSlice | _GpuPart | None]]:
-    """Yield each replica with the name of its place and its part of this machine; None: it is simulated."""
+_Part = CpuSlice | _GpuPart | None
+
+
+def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, str, Replica, _Part]]:
+    """Yield each replica with its place, its MIG instance and its part of this machine; None: it is simulated."""
     for node in nodes:
         for gpu in node.gpus:
             place = f"{node.name}/{gpu.device}:{gpu.index}"
-            if simulated or gpu.device.startswith(SIMULATED_PREFIX):
-                for partition in gpu.partitions:
-                    yield from ((place, replica, None) for replica in partition.replicas)
-            elif gpu.device.startswith(_CPU_PREFIX):
-                yield from ((place, replica, part) for replica, part in _cpu_shares(gpu))
-            else:
-                yield from ((place, replica, part) for replica, part in _gpu_shares(gpu))
+            for partition, replica, part in _shares(gpu, simulated):
+                mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
+                yield place, mig, replica, part
 
 
-def _cpu_shares(gpu: Gpu) -> list[tuple[Replica, CpuSlice]]:
-    """Return each replica of a CPU with its part of this machine's cores."""
+def _shares(gpu: Gpu, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
+    """Yield each replica of a device with its part of it."""
+    placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
+    if simulated or gpu.device.startswith(SIMULATED_PREFIX):
+        yield from ((partition, replica, None) for partition, replica in placed)
+    elif gpu.device.startswith(_CPU_PREFIX):
+        slices = _cpu_shares(gpu, [replica for _, replica in placed])
+        yield from ((partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True))
+    else:
+        yield from _gpu_shares(gpu)
+
+
+def _cpu_shares(gpu: Gpu, placed: Sequence[Replica]) -> tuple[CpuSlice, ...]:
+    """Return the part of this machine's cores of each replica of a CPU."""
     if gpu.index:
         raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
-    placed = [replica for partition in gpu.partitions for replica in partition.replicas]
-    slices = plan_slices([replica.sm_share_pct for replica in placed], own_cores())
-    return list(zip(placed, slices, strict=True))
+    return plan_slices([replica.sm_share_pct for replica in placed], own_cores())
 
 
-def _gpu_shares(gpu: Gpu) -> Iterator[tuple[Replica, _GpuPart]]:
+def _gpu_shares(gpu: Gpu) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
     """Yield each replica of a GPU with what each of its processes may use."""
     local = find_gpu(gpu, local_places())
     for partition in gpu.partitions:
@@ -144,7 +169,7 @@ def _gpu_shares(gpu: Gpu) -> Iterator[tuple[Replica, _GpuPart]]:
         each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
         with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
         for replica, pct in zip(partition.replicas, each, strict=True):
-            yield replica, _GpuPart(GpuShare(uuid, pct, replica.memory_limit_bytes), with_mps)
+            yield partition, replica, _GpuPart(GpuShare(uuid, pct, replica.memory_limit_bytes), with_mps)
 
 
 def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
@@ -164,7 +189,7 @@ def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group:
             version="1",
             path=path,
             batch=replica.batch,
-            provider="CUDAExecutionProvider",
+            provider=gpu_provider() or ORT_CUDA,
             gpu=part.share,
             with_mps=part.with_mps,
         )
@@ -191,9 +216,16 @@ def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group:
     )
 
 
-def _plan(replica: Replica, name: str, place: str) -> ReplicaPlan:
+def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
     return ReplicaPlan(
-        name, replica.batch, replica.max_wait_ms, _latency_ms(replica), rate_rps=replica.rate_rps, place=place
+        name=name,
+        batch=replica.batch,
+        max_wait_ms=replica.max_wait_ms,
+        latency_ms=_latency_ms(replica),
+        rate_rps=replica.rate_rps,
+        place=place,
+        mig=mig,
+        share_pct=replica.sm_share_pct,
     )
 
 

@@ -11,21 +11,24 @@ from time import monotonic
 
 from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import GpuprofError
 from gpuprof.mps import MpsDaemon, mps_daemon
 from gpuprof.routing import routing_rule
 from gpuprof.serving.launcher import Launcher, WorkerOrder
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
-from gpuprof.serving.replica import Replica
+from gpuprof.serving.replica import Replica, ReplicaPlan
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.shadow_plan import Standby
 from gpuprof.serving.simulated_link import SIMULATED_PROVIDER, SimulatedLink
 from gpuprof.serving.statistics import ModelStatistics
 from gpuprof.serving.worker_link import Link, LinkEvents, WorkerLink
 
 _POLL_S = 0.01
+_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,9 @@ class Workforce:
         self._running_daemons = ExitStack()
         self._starts_a_daemon = asyncio.Lock()
         self._moving = asyncio.Lock()
+        self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._standbys: dict[str, _Staffed] = {}
+        self._claimed: dict[str, float] = {}
         self.seats: list[Seat] = []
 
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
@@ -88,14 +94,39 @@ class Workforce:
             await self._until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
+                model.percentile = deployment.models[name].percentile
             for staffed in started:
                 staffed.model.replicas.append(staffed.replica)
             self._staffed = kept + started
+            self._claimed.clear()  # what took over is part of the plan now, or goes
+            await self._end_standbys()
             for model in models.values():
                 model.spec = _widest(s.replica for s in self._staffed if s.model is model)
             self._publish(models)
             await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
+            await self._start_standbys()
             return Move(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
+
+    def standby(self, replica: str) -> ReplicaPlan | None:
+        """Return the plan of the standby that could take over from a replica, None where there is none."""
+        standby = self._standbys.get(replica)
+        return None if standby is None else standby.planned.plan
+
+    async def take_over(self, replica: str) -> ReplicaPlan | None:
+        """Let the standby of a replica take over, which answers what it has; return its plan, None if it has gone."""
+        async with self._moving:
+            ready = self._standbys.get(replica)
+            if ready is None or not ready.replica.is_alive:
+                return None
+            old = next(staffed for staffed in self._staffed if staffed.planned.plan.name == replica)
+            del self._standbys[replica]
+            ready.model.replicas.append(ready.replica)
+            self._staffed[self._staffed.index(old)] = ready
+            assert old.planned.standby is not None
+            for claim in old.planned.standby.claims:
+                self._claimed[claim.resource] = self._claimed.get(claim.resource, 0.0) + claim.amount
+            await asyncio.gather(self._retire(old), self._end_standbys())
+            return ready.planned.plan
 
     async def stop(self) -> None:
         """End every worker and everything that held them."""
@@ -112,7 +143,7 @@ class Workforce:
                 fresh.append(planned)
             else:
                 left.remove(same)
-                kept.append(same)
+                kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
         return kept, fresh, left
 
     def _renamed(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
@@ -129,6 +160,42 @@ class Workforce:
             orders = tuple(replace(order, group=group) for order in planned.orders)
             renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
         return renamed
+
+    async def _start_standbys(self) -> None:
+        """Start the standbys that replicas lack."""
+        lacking = [staffed for staffed in self._staffed if staffed.planned.plan.name not in self._standbys]
+        await asyncio.gather(
+            *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)
+        )
+
+    async def _start_standby(self, staffed: _Staffed, wanted: Standby) -> None:
+        """Start the standby of a replica; one that cannot start is done without."""
+        planned, name = staffed.planned, staffed.planned.plan.name
+        group = f"{planned.orders[0].group}-shadow"
+        plan = replace(wanted.plan, name=f"{name}-shadow")
+        orders = tuple(replace(order, group=group) for order in wanted.orders)
+        standby = await self._staff(staffed.model, PlannedReplica(planned.model, plan, orders))
+        try:
+            await self._until_ready([standby])
+        except GpuprofError as error:
+            LOGGER.warning("replica has no standby", extra={"replica": name, "error": error.message})
+            return
+        self._standbys[name] = standby
+
+    async def _end_standbys(self) -> None:
+        """End standbys whose replica has gone or wants another, and those for which there is no longer room."""
+        wanted = {staffed.planned.plan.name: staffed.planned.standby for staffed in self._staffed}
+        for name, standby in list(self._standbys.items()):
+            plan = wanted.get(name)
+            if plan is not None and _orders(plan.orders) == _orders(standby.planned.orders) and self._fits(plan):
+                continue
+            del self._standbys[name]
+            await self._dismiss(standby.replica.seats)
+            LOGGER.info("standby ended", extra={"replica": name})
+
+    def _fits(self, standby: Standby) -> bool:
+        """Whether what a standby would take has not been taken by others that took over."""
+        return all(self._claimed.get(c.resource, 0.0) + c.amount <= c.spare + _EPSILON for c in standby.claims)
 
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
         known = self._router.models.get(name)
@@ -147,10 +214,9 @@ class Workforce:
 
     async def _until_ready(self, started: Sequence[_Staffed]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
-        limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
 
         async def start(seat: Seat) -> None:
-            async with limit:
+            async with self._start_limit:
                 await seat.start()
 
         seats = [seat for staffed in started for seat in staffed.replica.seats]
@@ -218,5 +284,9 @@ def _widest(replicas: Iterable[Replica]) -> ModelSpec:
 
 def _nature(planned: PlannedReplica) -> tuple[object, ...]:
     """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
-    orders = tuple(replace(order, group="") for order in planned.orders)
-    return planned.model, replace(planned.plan, name="", rate_rps=0.0), orders
+    return planned.model, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
+
+
+def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
+    """Return the orders without the names of their groups."""
+    return tuple(replace(order, group="") for order in orders)
