@@ -46,6 +46,11 @@ class _Option:
         """Of one replica on the kind of device where it is least."""
         return min(requirement.segment.capacity_rps for requirement in self.by_device.values())
 
+    @property
+    def served_rps(self) -> float:
+        """Of all replicas, as far as it is asked for."""
+        return min(self.demand.rate_rps, self.goodput_rps * self.replicas)
+
 
 @dataclass(frozen=True, slots=True)
 class _Space:
@@ -168,7 +173,7 @@ class Usher:
         best: _Trial | None = None
         for configuration in product(*_manageable(options)):
             trial = self._place_group(problem, configuration, spaces, group)
-            if best is None or _rank(problem, trial) > _rank(problem, best):
+            if best is None or _rank(trial) > _rank(best):
                 best = trial
         return best
 
@@ -222,9 +227,9 @@ class Usher:
         return with_unplaced(problem, segments, Placement(name, gpus))
 
 
-def _rank(problem: Problem, trial: _Trial) -> tuple[float, ...]:
+def _rank(trial: _Trial) -> tuple[float, ...]:
     goodput = round(trial.goodput_rps, 6)
-    return (goodput, -trial.cost) if problem.fleet.is_elastic else (goodput,)
+    return goodput, -trial.cost
 
 
 def _manageable(options: Sequence[Sequence[_Option]]) -> list[list[_Option]]:
@@ -232,13 +237,23 @@ def _manageable(options: Sequence[Sequence[_Option]]) -> list[list[_Option]]:
     if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
         return [list(choice) for choice in options]
     kept = [[one for one in choice if not any(_dominates(other, one) for other in choice)] for choice in options]
-    most = max(1, int(_MOST_CONFIGURATIONS ** (1.0 / len(options)) / 2))
-    return [sorted(choice, key=lambda one: one.replicas * sum(one.mean()))[:most] for choice in kept]
+    if math.prod(len(choice) for choice in kept) <= _MOST_CONFIGURATIONS:
+        return kept
+    most = max(2, int(_MOST_CONFIGURATIONS ** (1.0 / len(options)) / 2))
+    return [_fewer(sorted(choice, key=lambda one: one.replicas * sum(one.mean())), most) for choice in kept]
+
+
+def _fewer(options: Sequence[_Option], most: int) -> list[_Option]:
+    """Return at most so many of the options: the first that serve everything, and some of those that serve less."""
+    whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
+    partial = [one for one in options if one not in whole]
+    room = max(most - len(whole), min(len(partial), most // 2))
+    return whole[: most - room] + partial[:: max(1, math.ceil(len(partial) / max(1, room)))][:room]
 
 
 def _dominates(better: _Option, worse: _Option) -> bool:
-    ours = (better.replicas, *better.mean(), -better.goodput_rps * better.replicas)
-    theirs = (worse.replicas, *worse.mean(), -worse.goodput_rps * worse.replicas)
+    ours = (better.replicas, *better.mean(), -better.served_rps)
+    theirs = (worse.replicas, *worse.mean(), -worse.served_rps)
     return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
 
 

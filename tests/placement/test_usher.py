@@ -113,3 +113,19 @@ def test_without_compute_requirements_it_says_what_to_profile() -> None:
 def test_the_program_needs_to_know_how_many_devices_there_are() -> None:
     with pytest.raises(InputError, match="milp maximises the goodput of a fixed fleet"):
         Milp().place(thesis(WITHIN_A_GROUP, 400.0, 200.0, None))
+
+
+def test_a_fixed_fleet_with_devices_to_spare_is_used_as_an_elastic_one_is() -> None:
+    # §6.2.1: two efficientnet_b7 of batch 8 rather than four of batch 4, which serve as much on two GPUs more
+    vision = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
+    elastic, _ = solved(Usher(), thesis(vision, 500.0, 200.0, None))
+    fixed, deployment = solved(Usher(), thesis(vision, 500.0, 200.0, 6))
+    assert replicas(fixed) == replicas(elastic)
+    assert replicas(fixed).count(("efficientnet_b7", 8)) == 2
+    assert deployment.predicted.goodput_rps == pytest.approx(2500.0)
+
+
+def test_what_serves_everything_is_not_left_out_where_there_are_too_many_configurations() -> None:
+    models = "alexnet densenet121 efficientnet_b7 mobilenet_v2"
+    _, deployment = solved(Usher(creq="wao"), thesis(models, 20_000.0, 400.0, 400))
+    assert deployment.predicted.goodput_rps == pytest.approx(80_000.0)
