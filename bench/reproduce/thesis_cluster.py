@@ -1,0 +1,247 @@
+"""The cluster of Elvinger's thesis (ETH, 2024, chapters 4 to 6), simulated on the V100 profiles that it prints."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.published_profiles import PublishedEstimator, v100
+from bench.reproduce.shared_v100 import SharedV100
+from gpuprof.demand import Demand, Slo
+from gpuprof.deployment import DeployedModel, DeploymentMap, Replica
+from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.placement.contract import evidence
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.igniter import Igniter
+from gpuprof.placement.milp import Milp
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Options as PlanOptions
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.usher import Usher
+from gpuprof.share import Share
+from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded, Times
+from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.network import THESIS
+
+#: MAX_WAIT_TIME of the router (§4.3.3).
+TIMEOUT_MS = 100.0
+#: 4000 requests at 500/s (§6.2.1), 2400 at 300/s (§6.2.2).
+SECONDS = 8.0
+#: Runs with other arrivals, of which the mean is taken; the thesis made one.
+SEEDS = 5
+#: The policies that hold their workers to a share by MPS (§6.1.3); the others share all SMs.
+BY_MPS = ("usher", "wao-usher", "igniter")
+POLICIES: Mapping[str, Policy] = {
+    "usher": Usher(),
+    "wao-usher": Usher(creq="wao"),
+    "ao-milp": Milp(),
+    "wsm-milp": Milp(creq="wsm"),
+    "igniter": Igniter(),
+}
+#: Bytes of a request: 3 × 224 × 224 float32, and 512 token numbers of 64 bits (§6.1.2).
+_IMAGE_BYTES, _TEXT_BYTES = 602_112.0, 4_096.0
+_LANGUAGE = ("bert", "bloom_560", "gpt2", "t5", "xlnet")
+_SOLVER_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A workload: each model at the same rate and SLO.
+
+    Attributes
+    ----------
+    models : tuple of str
+    rate_rps : float
+        Target rate of each model, which the policies plan for.
+    slo_ms : float
+    arrived : float
+        Part of the target that the clients reached: they sleep between requests, and sending takes time too.
+    """
+
+    models: tuple[str, ...]
+    rate_rps: float
+    slo_ms: float
+    arrived: float = 1.0
+
+    def problem(self, estimator: PublishedEstimator | SharedV100, gpus: int | None, budget: float) -> Problem:
+        """Return it on so many V100; None: as many as needed."""
+        demands = tuple(Demand(model, self.rate_rps, Slo(self.slo_ms)) for model in self.models)
+        options = PlanOptions(latency_budget=budget, time_limit_s=_SOLVER_S)
+        return Problem(demands, Fleet((FleetEntry(v100(), gpus),)), estimator, BatchQueue(), options)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A policy's map, and whether it passed the independent check."""
+
+    policy: str
+    deployment: DeploymentMap
+    sound: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that hold something."""
+        return sum(len(node.gpus) for node in self.deployment.nodes)
+
+    def replicas(self, model: str) -> list[Replica]:
+        """Return the replicas of a model."""
+        return [replica for _, _, _, replica in self.deployment.places() if replica.model == model]
+
+    def batch(self, model: str) -> int | None:
+        """Return the batch size of a model's replicas, None where it has none or several."""
+        sizes = {replica.batch for replica in self.replicas(model)}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def plan(policy: str, experiment: Experiment, gpus: int | None) -> Plan:
+    """Return what a policy decides: by batch latency below the SLO, iGniter below half of it.
+
+    iGniter plans for as many GPUs as needed, and the first ``gpus`` of them are used (§5.1.5).
+    """
+    igniter = policy == "igniter"
+    estimator = SharedV100() if igniter else PublishedEstimator()
+    given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
+    deployment = to_map(given, POLICIES[policy].place(given))
+    sound = not check(deployment, evidence(given))
+    return Plan(policy, deployment if gpus is None else first_gpus(deployment, gpus), sound)
+
+
+def first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:
+    """Return the map without all GPUs after the first ``count``."""
+    nodes = []
+    for node in deployment.nodes:
+        kept = node.gpus[: max(0, count)]
+        count -= len(kept)
+        if kept:
+            nodes.append(node.model_copy(update={"gpus": kept}))
+    return deployment.model_copy(update={"nodes": tuple(nodes)})
+
+
+def goodput(made: Plan, experiment: Experiment) -> dict[str, float]:
+    """Return the simulated goodput of each model in requests/s, the mean over `SEEDS` runs."""
+    runs = [_run(made, experiment, seed) for seed in range(SEEDS)]
+    return {model: sum(run[model] for run in runs) / SEEDS for model in experiment.models}
+
+
+def arrived_rps(experiment: Experiment) -> dict[str, float]:
+    """Return the requests/s of each model that arrive, the mean over the same runs: what an ideal cluster answers."""
+    counts = {m: sum(len(_arrivals(experiment, m, seed)) for seed in range(SEEDS)) for m in experiment.models}
+    return {model: count / SECONDS / SEEDS for model, count in counts.items()}
+
+
+def _arrivals(experiment: Experiment, model: str, seed: int) -> Times:
+    """Draw a model's requests: exponential gaps (§4.3.1, listing 4.4)."""
+    mean = experiment.rate_rps * experiment.arrived
+    random = np.random.default_rng([seed, experiment.models.index(model)])
+    times = Gamma(mean).stream(random).take(int(mean * SECONDS + 10.0 * (mean * SECONDS) ** 0.5 + 10.0))
+    return times[times < SECONDS * 1e9]
+
+
+def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
+    served = as_served(made)
+    arrivals: dict[str, Arriving] = {}
+    for model in experiment.models:
+        streams = [name for name in served.models if name.split("@")[0] == model]
+        batches = [replica.batch for replica in made.replicas(model)]
+        parts = in_turn(_arrivals(experiment, model, seed), batches)
+        arrivals |= {name: Recorded(part, SECONDS) for name, part in zip(streams, parts, strict=True)}
+    in_time = dict.fromkeys(experiment.models, 0.0)
+    if arrivals:
+        legs = {replica.model: (_leg_ms(replica), 0.0) for _, _, _, replica in served.places()}
+        options = Options(SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS)
+        for outcome in simulate(served, arrivals, options).models:
+            in_time[outcome.model.split("@")[0]] += outcome.goodput_rps
+    return in_time
+
+
+def _leg_ms(replica: Replica) -> float:
+    """Return how long a full batch is on its way from the router to its node (§4.6.2)."""
+    language = replica.model.split("@")[0] in _LANGUAGE
+    return THESIS.ms(replica.batch * (_TEXT_BYTES if language else _IMAGE_BYTES))
+
+
+def in_turn(times: Times, batches: Sequence[int]) -> list[Times]:
+    """Split a model's requests over its replicas as the thesis's router does (§4.3.3, listing 4.3).
+
+    It builds one batch at a time, for one replica: when that is full or its first request has waited `TIMEOUT_MS`, it
+    goes, and the next batch is the next replica's.
+
+    Parameters
+    ----------
+    times : ndarray of int64, ascending
+        Nanoseconds.
+    batches : sequence of int
+        Batch size of each replica.
+
+    Returns
+    -------
+    list of ndarray, one for each replica
+    """
+    parts: list[list[int]] = [[] for _ in batches]
+    replica, held, since = 0, 0, 0
+    for time in times.tolist() if batches else ():
+        if held and time - since >= TIMEOUT_MS * 1e6:
+            replica, held = (replica + 1) % len(batches), 0
+        if not held:
+            since = time
+        parts[replica].append(time)
+        held += 1
+        if held == batches[replica]:
+            replica, held = (replica + 1) % len(batches), 0
+    return [np.array(part, np.int64) for part in parts]
+
+
+def as_served(made: Plan) -> DeploymentMap:
+    """Return the map with the times that its replicas take under their shares, each as a model of its own.
+
+    As a model of its own a replica gets just the requests that the thesis's router sends it.
+    """
+    v100s = SharedV100()
+    counts: defaultdict[str, int] = defaultdict(int)
+    models: dict[str, DeployedModel] = {}
+
+    def own(replica: Replica) -> Replica:
+        name = f"{replica.model}@{counts[replica.model]}"
+        counts[replica.model] += 1
+        models[name] = made.deployment.models[replica.model]
+        share = replica.sm_share_pct if made.policy in BY_MPS else 100.0
+        times = tuple(v100s.latency_ms(replica.model, size, share) for size in range(1, replica.batch + 1))
+        return replica.model_copy(update={"model": name, "batch_latency_ms": times})
+
+    nodes = []
+    for node in made.deployment.nodes:
+        gpus = []
+        for gpu in node.gpus:
+            parts = tuple(p.model_copy(update={"replicas": tuple(own(r) for r in p.replicas)}) for p in gpu.partitions)
+            gpus.append(gpu.model_copy(update={"partitions": parts}))
+        nodes.append(node.model_copy(update={"gpus": tuple(gpus)}))
+    return made.deployment.model_copy(update={"nodes": tuple(nodes), "models": models})
+
+
+def placed(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:
+    """Return a map that the thesis prints: model → batch size on each GPU, without shares by MPS."""
+    given = experiment.problem(PublishedEstimator(), len(gpus), 1.0)
+    counts = Counter(model for gpu in gpus for model in gpu)
+    drawn = tuple(
+        PlacedGpu(
+            v100().name,
+            (
+                PlacedPartition(
+                    tuple(_replica(model, batch, counts[model], experiment) for model, batch in gpu.items())
+                ),
+            ),
+        )
+        for gpu in gpus
+    )
+    return Plan("printed", to_map(given, Placement("printed", drawn)), sound=True)
+
+
+def _replica(model: str, batch: int, count: int, experiment: Experiment) -> PlacedReplica:
+    return PlacedReplica(model, batch, 1, Share(), experiment.rate_rps / count)
