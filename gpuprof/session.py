@@ -1,14 +1,18 @@
-"""Opens an ONNX Runtime session with the one set of options that profiling and serving share.
+"""Opens a model in ONNX Runtime with the one set of options that profiling and serving share.
 
-What was profiled is what is served only if both run the same session; whoever needs one opens it here.
+What was profiled is what is served only if both run the same session; whoever needs one opens it here. Where ONNX
+Runtime has no provider for a GPU, PyTorch stands in (`gpuprof.torch_session`), under a provider's name of its own.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.runtimes import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -21,8 +25,10 @@ SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allo
 _FATAL_ONLY = 4
 
 
-def session_settings(threads: int, provider: str = "CPUExecutionProvider") -> dict[str, object]:
+def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
     """Return everything that decides how a session runs, for the provenance of a measurement."""
+    if provider in TORCH_PROVIDERS:
+        return {"provider": provider, "intra_op_threads": threads, "execution_mode": "eager, fixed values folded"}
     return {
         "provider": provider,
         "intra_op_threads": threads,
@@ -38,10 +44,11 @@ def open_session(
     path: Path,
     *,
     threads: int,
-    provider: str = "CPUExecutionProvider",
+    provider: str = ORT_CPU,
     profile_prefix: str | None = None,
     optimized_path: Path | None = None,
-) -> onnxruntime.InferenceSession:
+    ranges: Any = None,
+) -> Any:
     """Open ``path`` with ``threads`` threads of which the caller's is one.
 
     Parameters
@@ -51,12 +58,19 @@ def open_session(
     threads : int
         Threads within an operator.
     provider : str
-        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session.
+        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session. Or one
+        of `gpuprof.runtimes.TORCH_PROVIDERS`.
     profile_prefix : str or None
         Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
-
     optimized_path : Path or None
         Where the graph is written that the runtime made of the model and executes.
+    ranges : callable, optional
+        Opens a range of a profiler around each operator; PyTorch only, ONNX Runtime marks its own.
+
+    Returns
+    -------
+    onnxruntime.InferenceSession
+        Or a `gpuprof.torch_session.TorchSession`, which has the part of it that gpuprof uses.
 
     Raises
     ------
@@ -66,6 +80,8 @@ def open_session(
     UnavailableError
         When the runtime or the provider is not installed.
     """
+    if provider in TORCH_PROVIDERS:
+        return _torch_session(path, threads, provider, ranges)
     try:
         import onnxruntime as ort
     except ImportError:
@@ -91,15 +107,46 @@ def open_session(
 
 
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """Return the exceptions that ONNX Runtime raises for a model that it cannot load or run."""
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
-
+    """Return the exceptions that a runtime raises for a model that it cannot load or run."""
+    try:
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    except ImportError:
+        return (InputError, RuntimeError, ValueError)
     own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    return (*own, RuntimeError, ValueError)
+    return (*own, InputError, RuntimeError, ValueError)
+
+
+def gpu_provider() -> str | None:
+    """Return what runs models on a GPU here: ONNX Runtime where it can, else PyTorch, else None."""
+    if importlib.util.find_spec("onnxruntime") is not None:
+        import onnxruntime as ort
+
+        if ORT_CUDA in ort.get_available_providers():
+            return ORT_CUDA
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return TORCH_CUDA
+    return None
+
+
+def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
+    """Return the name and version of the runtime behind a provider."""
+    if provider in TORCH_PROVIDERS:
+        return "torch", importlib.metadata.version("torch")
+    for distribution in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return "onnxruntime", importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "onnxruntime", "unknown"
 
 
 def translated(error: Exception, path: Path) -> InputError:
-    """Return what ONNX Runtime says of ``path`` as one line."""
+    """Return what a runtime says of ``path`` as one line."""
+    if isinstance(error, InputError):
+        return error
     kind = type(error).__name__
     detail = " ".join(str(error).split("\n")[0].split())
     detail = detail.removeprefix("[ONNXRuntimeError] : ").split(" : ", 2)[-1]
@@ -131,4 +178,12 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
 
 
 def _providers(provider: str) -> list[str]:
-    return [provider] if provider == "CPUExecutionProvider" else [provider, "CPUExecutionProvider"]
+    return [provider] if provider == ORT_CPU else [provider, ORT_CPU]
+
+
+def _torch_session(path: Path, threads: int, provider: str, ranges: Any) -> Any:
+    try:
+        from gpuprof.torch_session import TorchSession
+    except ImportError:
+        raise UnavailableError("torch is not installed", "pip install torch") from None
+    return TorchSession(path, threads, provider, ranges)

@@ -121,10 +121,6 @@ def profile(
     named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
     measuring, why = choose(collector, here.kind)
     if per_op:
-        if here.kind != "cpu":
-            raise InputError(
-                f"--per-op measures on the CPU, not on {here.name}", "--device cpu; on a GPU kernels are tied to nodes"
-            )
         if beside or processes != "1":
             raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
         plans = [PerOp(KernelDb.create(db), here, measuring, part, force) for part in shares]

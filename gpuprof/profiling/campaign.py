@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import platform
 import shlex
@@ -22,7 +23,7 @@ from gpuprof.profiling.ceilings import SOURCE, measure_ceilings
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.collector import Collected, Collector
 from gpuprof.profiling.job import DEFAULT_LIMITS, Job, Limits, Request
-from gpuprof.profiling.measurement import CPU_PROVIDER
+from gpuprof.runtimes import ORT_CPU
 from gpuprof.share import Share
 
 _LOAD_S = 600.0
@@ -217,9 +218,11 @@ class Campaign:
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
         """Let the runtime load each model once, so that a bad one is found before an hour of measuring."""
+        if importlib.util.find_spec("onnxruntime") is None:  # PyTorch stands in; it checks what it opens
+            return
         jobs = {job.path: job for cell in cells for job in (cell.job, *cell.beside)}
         for path, job in jobs.items():
-            task = {"kind": "check", "model": str(path), "provider": CPU_PROVIDER, "slice": None}
+            task = {"kind": "check", "model": str(path), "provider": ORT_CPU, "slice": None}
             with Child(task, job.graph.name) as child:
                 child.expect("done", _LOAD_S)
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from gpuprof.device import Device
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.profiling.children import Child
-from gpuprof.profiling.measurement import CPU_PROVIDER, shared_group, slices_of
+from gpuprof.profiling.measurement import shared_group, slices_of
+from gpuprof.runtimes import ORT_CPU
 from gpuprof.share import Share
 
 _MATRIX = 1024
@@ -65,7 +66,7 @@ def _least_s(directory: Path, share: Share, op_type: str, shapes: list[tuple[int
             "input_shapes": {f"x{i}": shape for i, shape in enumerate(shapes)},
             "output_shape": shapes[0],
             "threads": part.threads,
-            "provider": CPU_PROVIDER,
+            "provider": ORT_CPU,
             "slice": asdict(part),
             "group": group,
             "time_s": _TIME_S,

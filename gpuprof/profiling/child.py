@@ -8,6 +8,7 @@ that crashes, hangs or eats the memory takes nothing with it, and so that memory
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import select
@@ -25,6 +26,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.profiling.pauses import after_pauses
 from gpuprof.profiling.runner import outputs_differ
 from gpuprof.profiling.statistics import median_is_known
+from gpuprof.runtimes import TORCH_PROVIDERS
 from gpuprof.session import open_session, runtime_errors, translated
 
 _WARM_UP_RUNS = 3
@@ -58,8 +60,8 @@ def main() -> int:
 def _latency(task: dict[str, Any], speech: TextIO) -> None:
     """Time batches back to back."""
     import numpy as np
-    import onnxruntime  # noqa: F401 - loaded before the baseline, as an idle server has it loaded
 
+    _load_runtime(task["provider"])  # before the baseline, as an idle server has it loaded
     feeds = dict(np.load(task["inputs"]))
     path = Path(task["model"])
     baseline = _resident_bytes(reset_peak=True)
@@ -82,6 +84,10 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
         memory_held_bytes=held,
         paused_ns=after_pauses(lambda fresh: _runner(session, dict(fresh), path)(), feeds, usual) if alone else [],
     )
+
+
+def _load_runtime(provider: str) -> None:
+    importlib.import_module("torch" if provider in TORCH_PROVIDERS else "onnxruntime")
 
 
 def _nodes(task: dict[str, Any], speech: TextIO) -> None:
@@ -135,6 +141,34 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
             _say(speech, "op", error=str(error))
 
 
+def _kernels(task: dict[str, Any], speech: TextIO) -> None:
+    """Run one small model after another under torch.profiler, as they come in on stdin; runs are in ranges."""
+    import numpy as np
+    from torch import profiler
+
+    kinds = profiler.supported_activities()  # type: ignore[no-untyped-call]
+    _say(speech, "ready")
+    for line in sys.stdin:
+        asked = json.loads(line)
+        path = Path(asked["model"])
+        try:
+            session = open_session(path, threads=task["threads"], provider=task["provider"])
+            run = _runner(session, dict(np.load(asked["inputs"])), path)
+            _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
+
+            def marked(run: Callable[[], object] = run) -> None:
+                with profiler.record_function(task["range"]):
+                    run()
+
+            with profiler.profile(activities=kinds) as recording:
+                repeats = _repeat(marked, task)
+            trace = path.with_suffix(".trace.json")
+            recording.export_chrome_trace(str(trace))
+            _say(speech, "op", trace=str(trace), repeats=repeats)
+        except GpuprofError as error:
+            _say(speech, "op", error=str(error))
+
+
 def _check(task: dict[str, Any], speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it."""
     open_session(Path(task["model"]), threads=1, provider=task["provider"])
@@ -166,6 +200,7 @@ def _peak(task: dict[str, Any], speech: TextIO) -> None:
 
 _TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
     "check": _check,
+    "kernels": _kernels,
     "latency": _latency,
     "nodes": _nodes,
     "ops": _ops,

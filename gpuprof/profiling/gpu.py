@@ -34,11 +34,12 @@ from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu, ncu_version
 from gpuprof.profiling.nsys_report import read_nsys
 from gpuprof.profiling.nsys_tool import exported, find_nsys, nsys_version, record
 from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
-from gpuprof.profiling.ort import OrtCollector, colocation_rows
-from gpuprof.profiling.runner import ORT_CUDA, gpu_provider_missing, outputs_differ
+from gpuprof.profiling.ort import colocation_rows
+from gpuprof.profiling.runner import gpu_provider_missing, outputs_differ
 from gpuprof.profiling.timeline import Timeline
 from gpuprof.profiling.tool_process import run_tool
-from gpuprof.session import session_settings
+from gpuprof.runtimes import ORT_CUDA
+from gpuprof.session import gpu_provider, runtime_version, session_settings
 
 _WARM_UP, _REPEATS, _COUNTED_REPEATS = 3, 5, 1
 _TOOL_S = 900.0
@@ -53,15 +54,17 @@ class GpuCollector:
         What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
     counters : bool
         Whether ncu counts.
-    provider : str
-        Execution provider of ONNX Runtime that models run in.
     """
 
     name = "nvml"
     kinds: tuple[str, ...] = ("gpu",)
     timeline: str | None = None
     counters = False
-    provider = ORT_CUDA
+
+    @cached_property
+    def provider(self) -> str:
+        """What runs the models: ONNX Runtime's provider for GPUs, or PyTorch where there is none."""
+        return gpu_provider() or ORT_CUDA
 
     def available(self) -> str | None:
         """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
@@ -82,8 +85,8 @@ class GpuCollector:
         return ", ".join(found) or "nvml"
 
     def runtime(self) -> tuple[str, str]:
-        """Return ``("onnxruntime", version)``."""
-        return OrtCollector().runtime()
+        """Return name and version of what runs the models."""
+        return runtime_version(self.provider)
 
     def collect(self, request: Request) -> Collected:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""

@@ -17,6 +17,7 @@ from gpuprof.profiling.job import Request
 from gpuprof.profiling.node_times import GroupTime
 from gpuprof.profiling.op_rows import op_row
 from gpuprof.profiling.timeline import column
+from gpuprof.runtimes import NODE_RANGE
 
 _KERNEL_REPEATS = 3  # runs of the model whose kernels are kept one by one
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))
@@ -80,12 +81,15 @@ def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...
 
 def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
     """Return a row for each op of the model, with the time of its kernels in one run; empty when none could be tied."""
-    owners = _owners(request)
-    ranges = column(kernels, "range") if len(owners) != 1 else pd.Series([next(iter(owners))] * len(kernels))
-    timed = kernels.assign(op=ranges.to_numpy())[["op", "repeat", "duration_ns"]] if len(kernels) else None
-    if timed is None or not timed["op"].isin(list(owners)).any():
+    ops = request.job.graph.ops
+    if not len(kernels) or not ops:
         return ()
-    sums = timed[timed["op"].isin(list(owners))].groupby(["op", "repeat"])["duration_ns"].sum()
+    names = {within: op.name for within, op in _owners(request).items()}
+    owned = pd.Series([ops[0].name] * len(kernels)) if len(ops) == 1 else column(kernels, "range").map(names)
+    timed = kernels.assign(op=owned.to_numpy())[["op", "repeat", "duration_ns"]].dropna(subset=["op"])
+    if not len(timed):
+        return ()
+    sums = timed.groupby(["op", "repeat"])["duration_ns"].sum()
     times = {str(op): [float(value) for value in part.tolist()] for op, part in sums.groupby("op")}
     return tuple(
         op_row(request, position, op, _timed(position, times.get(op.name)), len(times.get(op.name, ())), None)
@@ -134,12 +138,13 @@ def _common(request: Request) -> dict[str, Any]:
 
 
 def _owners(request: Request) -> dict[str, Op]:
-    """Return the ops by the range that is around their launches: their name."""
-    return {op.name: op for op in request.job.graph.ops}
+    """Return the ops by the range that is around their launches: their name, or that which PyTorch runs them in."""
+    ops = request.job.graph.ops
+    return {op.name: op for op in ops} | {f"{NODE_RANGE}{op.outputs[0].name}": op for op in ops if op.outputs}
 
 
 def _tie(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
-    if len(owners) == 1:  # a model of one op: whatever it launches is that op's
+    if len({op.name for op in owners.values()}) == 1:  # a model of one op: whatever it launches is that op's
         within = next(iter(owners))
     op = owners.get(within) if isinstance(within, str) else None
     if op is None:

@@ -18,6 +18,7 @@ import pandas as pd
 from gpuprof.errors import InputError
 from gpuprof.profiling.attribution import innermost
 from gpuprof.profiling.timeline import D2H, H2D, OUTSIDE, RUN_RANGE, Timeline, empty_copies, empty_ranges
+from gpuprof.runtimes import NODE_RANGE
 
 ESTIMATED = "occupancy is torch.profiler's estimate from the launch, not a counter"
 _MAX_BYTES = 2 * 2**30
@@ -33,6 +34,9 @@ Event = Mapping[str, Any]
 def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     """Return the timeline of a trace by ``torch.profiler``, plain or compressed with gzip.
 
+    The ranges of kernels are the nodes of an ONNX model where it was run by `gpuprof.torch_session`, else PyTorch's
+    operators.
+
     Raises
     ------
     InputError
@@ -46,13 +50,15 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
         raise InputError(f"{path} has no kernel", "record with activities CPU and CUDA, on a GPU")
     launches = [event for kind in _LAUNCHES for event in kinds.get(kind, [])]
     annotations = _ranges([event for kind in _ANNOTATIONS for event in kinds.get(kind, [])])
-    operators = _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
+    is_node = [str(name).startswith(NODE_RANGE) for name in annotations["name"]]
+    nodes = annotations[np.array(is_node, dtype=bool)].reset_index(drop=True)
+    operators = nodes if len(nodes) else _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
     launched = _launched(launches)
     kernels = _kernels(kernels_found)
     return Timeline(
         kernels=_tied(kernels, launched, operators, annotations) if len(kernels) else kernels,
         copies=_copies(kinds.get("gpu_memcpy", []), launched, operators, annotations),
-        ranges=pd.concat([annotations, operators], ignore_index=True),
+        ranges=annotations if len(nodes) else pd.concat([annotations, operators], ignore_index=True),
         tool="torch.profiler",
         version=str(document.get("schemaVersion", "unknown")),
         gpus={int(gpu["id"]): str(gpu["name"]) for gpu in document.get("deviceProperties", []) if "name" in gpu},

@@ -17,10 +17,10 @@ from gpuprof.errors import InputError
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.job import DEFAULT_LIMITS, Job, Limits
 from gpuprof.profiling.statistics import LatencyStats, summarize
+from gpuprof.runtimes import ORT_CPU
 from gpuprof.share import Share
 
 _LOAD_S = 600.0
-CPU_PROVIDER = "CPUExecutionProvider"
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def _start(
         "model": str(job.path),
         "inputs": str(inputs),
         "threads": part.threads,
-        "provider": seat.provider if seat else CPU_PROVIDER,
+        "provider": seat.provider if seat else ORT_CPU,
         "slice": None if seat else asdict(part),
         "group": group,
         "limits": asdict(limits),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import tempfile
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.fusion import read_executed
 from gpuprof.profiling.job import Job, Request
 from gpuprof.profiling.measurement import (
-    CPU_PROVIDER,
     Timing,
     label,
     measure,
@@ -26,7 +24,8 @@ from gpuprof.profiling.measurement import (
 from gpuprof.profiling.node_times import NodeTimes, node_times
 from gpuprof.profiling.op_rows import kernel_rows, op_rows
 from gpuprof.profiling.ort_trace import read_trace
-from gpuprof.session import session_settings
+from gpuprof.runtimes import ORT_CPU
+from gpuprof.session import runtime_version, session_settings
 
 _LOAD_S = 600.0
 _NODE_PASS = {"time_s": 1.5, "min_repeats": 5, "max_repeats": 50}
@@ -50,12 +49,7 @@ class OrtCollector:
 
     def runtime(self) -> tuple[str, str]:
         """Return ``("onnxruntime", version)``."""
-        for distribution in ("onnxruntime", "onnxruntime-gpu"):
-            try:
-                return "onnxruntime", importlib.metadata.version(distribution)
-            except importlib.metadata.PackageNotFoundError:
-                continue
-        return "onnxruntime", "unknown"
+        return runtime_version()
 
     def collect(self, request: Request) -> Collected:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
@@ -85,7 +79,7 @@ class OrtCollector:
                 "model": str(job.path),
                 "inputs": str(directory / "inputs.npz"),
                 "threads": part.threads,
-                "provider": CPU_PROVIDER,
+                "provider": ORT_CPU,
                 "slice": asdict(part),
                 "group": group,
                 "profile_prefix": str(directory / "profile"),

@@ -10,7 +10,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,27 +17,22 @@ from statistics import fmean, median
 from typing import Any
 
 from gpuprof.device import Device
-from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.campaign import machine
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.collector import Collector
-from gpuprof.profiling.measurement import CPU_PROVIDER, save_arrays, shared_group, slices_of
+from gpuprof.profiling.measurement import save_arrays
 from gpuprof.profiling.op_model import OpSource, distinct_ops, write_op_model
 from gpuprof.profiling.op_rows import op_facts
-from gpuprof.profiling.ort_trace import NodeEvent, read_trace
+from gpuprof.profiling.op_stand import Observation, op_stand
 from gpuprof.profiling.planning import NamedModel
-from gpuprof.session import session_settings
 from gpuprof.share import Share
 
-_EFFORT = {"time_s": 0.15, "min_repeats": 7, "max_repeats": 200}
-_SKIPPED_REPEATS = 2
 _LOAD_S = 300.0
 _KEEP_EVERY_S = 3.0
-#: Nodes that change the layout for a lone op; within a model they are rare.
-_LAYOUT = {"ReorderInput", "ReorderOutput"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +76,7 @@ class PerOp:
         self.collector = collector
         self.share = share
         self.force = force
+        self._stand = op_stand(device, share)
 
     def pending(self, models: Iterable[NamedModel], batches: Sequence[int]) -> tuple[list[OpSource], list[OpOutcome]]:
         """Return the distinct ops that are to be measured, and what is known of the others."""
@@ -105,10 +100,11 @@ class PerOp:
         """
         harvest = self._fresh()
         try:
-            for source, reply, trace in self._measure(sources):
-                row, kernels = self._rows(harvest.run_id, source, reply, trace)
+            for source, reply in self._measure(sources):
+                seen = self._stand.observe(harvest.run_id, source, reply)
+                row = self._row(harvest.run_id, source, seen)
                 harvest.ops.append(row)
-                harvest.kernels += kernels
+                harvest.kernels += seen.kernels
                 yield OpOutcome(asdict(row), True)
                 if time.monotonic() - harvest.since > _KEEP_EVERY_S:
                     self._keep(harvest)
@@ -116,34 +112,18 @@ class PerOp:
         finally:
             self._keep(harvest)
 
-    def _measure(
-        self, sources: Sequence[OpSource]
-    ) -> Iterator[tuple[OpSource, Mapping[str, object], tuple[NodeEvent, ...]]]:
-        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, shared_group("ops") as group:
+    def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._stand.seat() as (task, environment):
             left = list(sources)
             while left:
-                with ExitStack() as stack:
-                    child = self._child(stack, group)
+                with Child(task, "ops", environment=environment) as child:
+                    child.expect("ready", _LOAD_S)
                     while left:
                         source = left.pop(0)
                         reply, alive = self._ask(child, source, Path(name))
-                        yield source, reply, _events(reply)
+                        yield source, reply
                         if not alive:
                             break
-
-    def _child(self, stack: ExitStack, group: str) -> Child:
-        part = slices_of([self.share])[0]
-        task = {
-            "kind": "ops",
-            "threads": part.threads,
-            "provider": CPU_PROVIDER,
-            "slice": asdict(part),
-            "group": group,
-            **_EFFORT,
-        }
-        child = stack.enter_context(Child(task, "ops"))
-        child.expect("ready", _LOAD_S)
-        return child
 
     def _ask(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
         """Return the child's answer, and whether it is alive."""
@@ -158,47 +138,27 @@ class PerOp:
         except UnavailableError as error:
             return {"error": str(error)}, False
 
-    def _rows(
-        self, run_id: str, source: OpSource, reply: Mapping[str, object], trace: tuple[NodeEvent, ...]
-    ) -> tuple[OpRow, list[KernelRow]]:
-        op = source.op
-        sums = _sums(trace)
+    def _row(self, run_id: str, source: OpSource, seen: Observation) -> OpRow:
         row = OpRow(
             run_id=run_id,
             model=PER_OP,
             device=self.device.name,
             batch=source.batch,
             position=0,
-            name=f"{source.model}:{op.name}",
+            name=f"{source.model}:{source.op.name}",
             sm_share_pct=self.share.sm_pct,
             mig_profile=self.share.mig,
-            **op_facts(op),
-            note=_note(reply, trace),
+            **op_facts(source.op),
+            note=seen.note,
         )
-        if sums:
-            row = replace(
-                row,
-                duration_mean_ns=round(fmean(sums)),
-                duration_p50_ns=round(median(sums)),
-                duration_min_ns=min(sums),
-                repeats=len(sums),
-            )
-        return row, [self._kernel(run_id, source, event, n) for n, event in enumerate(_last_repeat(trace))]
-
-    def _kernel(self, run_id: str, source: OpSource, event: NodeEvent, position: int) -> KernelRow:
-        return KernelRow(
-            run_id=run_id,
-            model=PER_OP,
-            device=self.device.name,
-            batch=source.batch,
-            name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
-            position=position,
-            sm_share_pct=self.share.sm_pct,
-            mig_profile=self.share.mig,
-            op_signature=source.op.signature,
-            op_type=source.op.op_type,
-            op_name=f"{source.model}:{source.op.name}",
-            duration_ns=event.duration_ns,
+        if not seen.times_ns:
+            return row
+        return replace(
+            row,
+            duration_mean_ns=round(fmean(seen.times_ns)),
+            duration_p50_ns=round(median(seen.times_ns)),
+            duration_min_ns=min(seen.times_ns),
+            repeats=len(seen.times_ns),
         )
 
     def _fresh(self) -> _Harvest:
@@ -209,7 +169,6 @@ class PerOp:
         if not harvest.ops:
             return
         runtime, runtime_version = self.collector.runtime()
-        threads = slices_of([self.share])[0].threads
         run = RunRow(
             run_id=harvest.run_id,
             started_at=harvest.started_at,
@@ -222,9 +181,9 @@ class PerOp:
             duration_s=time.monotonic() - harvest.since,
             runtime=runtime,
             runtime_version=runtime_version,
-            provider=CPU_PROVIDER,
+            provider=self._stand.provider,
             collector_version=self.collector.version(),
-            settings=json.dumps({**session_settings(threads), "effort": _EFFORT}, sort_keys=True),
+            settings=json.dumps(self._stand.settings(), sort_keys=True),
             **machine(),
         )
         self.database.append(Run(run, ops=harvest.ops, kernels=harvest.kernels))
@@ -246,39 +205,3 @@ class PerOp:
         rows = self.database.read("ops", where={"model": PER_OP, "device": self.device.name}).to_pylist()
         same = [row for row in rows if row["run_id"] in runs and abs(row["sm_share_pct"] - self.share.sm_pct) < 1e-6]
         return {row["signature"]: row for row in sorted(same, key=lambda row: str(row["run_id"]))}
-
-
-def _events(reply: Mapping[str, object]) -> tuple[NodeEvent, ...]:
-    profile = reply.get("profile")
-    if not isinstance(profile, str):
-        return ()
-    try:
-        return read_trace(Path(profile))
-    except InputError:  # a whole profile without a node: the runtime has dropped the op
-        return ()
-    finally:
-        Path(profile).unlink(missing_ok=True)
-
-
-def _sums(trace: Sequence[NodeEvent]) -> list[int]:
-    """Return the op's time in each run of its model, warm-up left out."""
-    times: dict[int, int] = {}
-    for event in trace:
-        if event.op_type not in _LAYOUT:
-            times[event.repeat] = times.get(event.repeat, 0) + event.duration_ns
-    kept = sorted(times)[_SKIPPED_REPEATS:] or sorted(times)
-    return [times[repeat] for repeat in kept]
-
-
-def _last_repeat(trace: Sequence[NodeEvent]) -> list[NodeEvent]:
-    last = max((event.repeat for event in trace), default=0)
-    return [event for event in trace if event.repeat == last]
-
-
-def _note(reply: Mapping[str, object], trace: Sequence[NodeEvent]) -> str | None:
-    if error := reply.get("error"):
-        return f"not measured: {error}"
-    if not trace:
-        return "not executed: the runtime drops it"
-    layout = sum(event.duration_ns for event in _last_repeat(trace) if event.op_type in _LAYOUT)
-    return f"changes of layout, {layout} ns, left out" if layout else None

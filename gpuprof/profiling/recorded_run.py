@@ -34,7 +34,8 @@ def _do(task: dict[str, Any]) -> None:
     import numpy as np
 
     feeds = dict(np.load(task["inputs"]))
-    run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"])
+    ranges = _torch_ranges() if task.get("kineto") else _nvtx()
+    run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"], ranges)
     for _ in range(task["warm_up"]):
         run()
     with _kineto(task.get("kineto")) as marked:
@@ -46,7 +47,7 @@ def _do(task: dict[str, Any]) -> None:
 def _runs(run: Run, repeats: int, marked: Any) -> dict[str, Any]:
     outputs: Any = {}
     for _ in range(repeats):
-        with marked():
+        with marked(RUN_RANGE):
             outputs = run()
     return dict(outputs)
 
@@ -66,20 +67,29 @@ def _kineto(trace: str | None) -> Iterator[Any]:
     if torch.cuda.is_available():
         wanted.append(profiler.ProfilerActivity.CUDA)
     with profiler.profile(activities=wanted) as recording:
-        yield lambda: profiler.record_function(RUN_RANGE)
+        yield profiler.record_function
     recording.export_chrome_trace(trace)
 
 
+def _torch_ranges() -> Any:
+    """Return what opens a range of torch.profiler by its name; nothing where it is not installed."""
+    try:
+        from torch import profiler
+    except ImportError:
+        return None
+    return profiler.record_function
+
+
 def _nvtx() -> Any:
-    """Return what opens an NVTX range; nothing where the tool that would record it is not around."""
+    """Return what opens an NVTX range by its name; nothing where the tool that would record it is not around."""
     try:
         import nvtx
     except ImportError:
         if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
             raise UnavailableError("nvtx is not installed", "pip install nvtx: it marks the runs") from None
-        return lambda: nullcontext()
+        return lambda name: nullcontext()
 
-    return lambda: nvtx.annotate(RUN_RANGE)
+    return nvtx.annotate
 
 
 if __name__ == "__main__":

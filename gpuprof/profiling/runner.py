@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError
-from gpuprof.session import open_session, runtime_errors, translated
-
-ORT_CPU, ORT_CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+from gpuprof.runtimes import ORT_CUDA
+from gpuprof.session import gpu_provider, open_session, runtime_errors, translated
 
 #: Runs one batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
 
 
-def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) -> Run:
+def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, ranges: Any = None) -> Run:
     """Return a function that runs ``path`` once with ``feeds`` and returns when the outputs are on the host.
+
+    ``ranges`` opens a profiler's range around each operator, where the runtime does not mark its own.
 
     Raises
     ------
@@ -26,7 +27,7 @@ def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) 
     UnavailableError
         When the runtime or the provider is not installed.
     """
-    session = open_session(path, threads=threads, provider=provider)
+    session = open_session(path, threads=threads, provider=provider, ranges=ranges)
     wanted = {node.name: feeds[node.name] for node in session.get_inputs() if node.name in feeds}
     names = [node.name for node in session.get_outputs()]
     errors = runtime_errors()
@@ -41,13 +42,11 @@ def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int) 
 
 
 def gpu_provider_missing() -> str | None:
-    """Return None when ONNX Runtime can use a GPU here, else why not, in one line."""
-    if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed: pip install 'gpuprof[gpu]'"
-    import onnxruntime as ort
-
-    if ORT_CUDA in ort.get_available_providers():
+    """Return None when ONNX Runtime or PyTorch can use a GPU here, else why not, in one line."""
+    if gpu_provider() is not None:
         return None
+    if importlib.util.find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed, nor a PyTorch that sees the GPU: pip install 'gpuprof[gpu]'"
     return f"this onnxruntime has no {ORT_CUDA}: pip install onnxruntime-gpu in place of onnxruntime"
 
 

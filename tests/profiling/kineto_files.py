@@ -28,6 +28,20 @@ def trace(runs: int = 2) -> dict[str, Any]:
     return {"schemaVersion": 1, "deviceProperties": [gpu], "traceEvents": events}
 
 
+def trace_of_nodes(outputs: list[str], runs: int = 9) -> dict[str, Any]:
+    """Runs in PyTorch of a model whose nodes, named by their first outputs, launch one kernel each."""
+    events: list[dict[str, Any]] = []
+    for run in range(runs):
+        origin = 1000 * (run + 1)
+        events.append(_event("user_annotation", "gpuprof-run", origin, 900))
+        for place, output in enumerate(outputs):
+            called = origin + 10 + 100 * place
+            events.append(_event("user_annotation", f"gpuprof-node:{output}", called, 90))
+            events.append(_event("cpu_op", "aten::addmm", called + 5, 50))
+            events += _launch(f"kernel_{output}", called + 10, called + 30, 100 * run + place + 1)
+    return {"schemaVersion": 1, "deviceProperties": [], "traceEvents": events}
+
+
 def write(path: Path, document: object) -> Path:
     path.write_text(json.dumps(document))
     return path

@@ -14,7 +14,7 @@ from gpuprof.profiling import gpu, ncu_tool, nsys_tool
 from gpuprof.profiling.gpu import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.nvml import NvmlFigures
-from gpuprof.profiling.runner import ORT_CPU
+from gpuprof.runtimes import ORT_CPU
 from gpuprof.share import Share
 from tests.profiling.fake_nvml import FakeNvml
 from tests.profiling.fake_tools import write_program

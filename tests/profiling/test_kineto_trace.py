@@ -8,7 +8,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.profiling.kineto_trace import ESTIMATED, read_kineto
-from tests.profiling.kineto_files import EPOCH_US, trace, write
+from tests.profiling.kineto_files import EPOCH_US, trace, trace_of_nodes, write
 
 
 def test_kernels_carry_their_launch_their_operator_and_their_run(tmp_path: Path) -> None:
@@ -63,3 +63,9 @@ def test_a_trace_without_kernels_is_an_error_where_some_were_expected(tmp_path: 
 def test_json_of_another_tool_is_refused(tmp_path: Path, document: object) -> None:
     with pytest.raises(InputError, match=r"not a trace of torch\.profiler"):
         read_kineto(write(tmp_path / "t.json", document))
+
+
+def test_nodes_of_an_onnx_model_are_the_ranges_where_pytorch_ran_it(tmp_path: Path) -> None:
+    timeline = read_kineto(write(tmp_path / "t.json", trace_of_nodes(["a", "b"], runs=2)))
+    assert timeline.kernels["range"].tolist() == ["gpuprof-node:a", "gpuprof-node:b"] * 2
+    assert timeline.repeats == 2

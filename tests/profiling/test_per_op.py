@@ -12,7 +12,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
-from gpuprof.profiling import per_op
+from gpuprof.profiling import op_stand
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.ort import OrtCollector
 from gpuprof.profiling.per_op import OpOutcome, PerOp
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(per_op, "_EFFORT", {"time_s": 0.01, "min_repeats": 4, "max_repeats": 20})
+    monkeypatch.setattr(op_stand, "EFFORT", {"time_s": 0.01, "min_repeats": 4, "max_repeats": 20})
 
 
 def _plan(path: Path, share: float = 100.0) -> PerOp:
@@ -93,7 +93,7 @@ def test_an_op_that_takes_the_process_with_it_is_remembered_and_the_rest_goes_on
 KILLED = """
 import sys
 from pathlib import Path
-from gpuprof.profiling import per_op
+from gpuprof.profiling import op_stand, per_op
 from gpuprof.profiling.planning import NamedModel
 from tests.profiling.test_per_op import _plan
 per_op._KEEP_EVERY_S = 0.0

@@ -11,7 +11,8 @@ from gpuprof.inputs import random_inputs
 from gpuprof.onnx_graph import load_graph
 from gpuprof.profiling import recorded_run
 from gpuprof.profiling.kineto_trace import read_kineto
-from gpuprof.profiling.runner import ORT_CPU, open_run, outputs_differ
+from gpuprof.profiling.runner import open_run, outputs_differ
+from gpuprof.runtimes import ORT_CPU
 from tests.profiling.models import write_mlp
 
 
