@@ -20,7 +20,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # of arrays that go into every call, the counting would take four times as long as the work.
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
 
-_COMPILED = ("compiled", "heap", "histogram", "kernel", "state")
+_COMPILED = ("choice", "compiled", "failing", "heap", "histogram", "kernel", "ranking", "slowdown", "state")
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 

@@ -6,10 +6,9 @@ Which replica takes a request and when a batch starts is decided by the very fun
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from gpuprof.batching import batch_size_now
-from gpuprof.routing import finish_ms, is_hopeless, next_living, nth_smallest
+from gpuprof.routing import goes_alone, is_hopeless
+from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (
     ARRIVAL,
@@ -24,16 +23,14 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
+from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import WINDOWS, Cluster, State, Tally
 
-_batch_size_now, _is_hopeless = jit(batch_size_now), jit(is_hopeless)
-# They take sequences, and here get arrays.
-_finish_ms: Callable[..., float] = jit(finish_ms)
-_next_living: Callable[..., int] = jit(next_living)
-_nth_smallest: Callable[..., int] = jit(nth_smallest)
+_batch_size_now, _is_hopeless, _goes_alone = jit(batch_size_now), jit(is_hopeless), jit(goes_alone)
 
-#: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free.
-TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES = 0, 1, 2, 3, 4
+#: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free,
+#: the table of slowdowns lacks one.
+TIME_UP, EMPTY, NEEDS_ARRIVALS, NEEDS_FACTORS, NEEDS_PLACES, NEEDS_SLOWDOWN = 0, 1, 2, 3, 4, 5
 
 _ROUTER, _NETWORK, _BATCHING, _QUEUE, _SERVICE, REFUSED, FULL, FAILED = range(8)
 _MS = 1e-6  # of them, a nanosecond
@@ -64,6 +61,8 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
             replica = dispatch(cluster, state, ident, now)
         if replica >= 0 and state.factor_position[replica] >= last:
             return NEEDS_FACTORS
+        if state.slowdown.missing[0] >= 0:
+            return NEEDS_SLOWDOWN
     return EMPTY
 
 
@@ -118,8 +117,7 @@ def _end_of_leg(cluster: Cluster, state: State, tally: Tally, model: int, now: i
 @jit
 def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, now: int) -> int:
     """Send a request to a replica's queue; return the replica, -1 when none took it."""
-    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
-    replica, finish = _choose(cluster, state, model, first, last, now)
+    replica, finish = choose(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
@@ -139,95 +137,111 @@ def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, n
 
 
 @jit
-def _choose(cluster: Cluster, state: State, model: int, first: int, last: int, now: int) -> tuple[int, float]:
-    """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
-    if last == first:
-        return -1, 0.0
-    if last - first == 1:
-        only = cluster.choice[first]
-        if state.alive[only] == 0:
-            return -1, 0.0
-        return only, _finish(cluster, state, only, now) if cluster.settings[2] > 0 else 0.0
-    if cluster.settings[1] > 0:
-        for position in range(first, last):
-            state.finish_ms[position - first] = state.alive[cluster.choice[position]]
-        turn = _next_living(state.finish_ms[: last - first], state.turn[model])
-        state.turn[model] = turn
-        chosen = cluster.choice[first + turn]
-        finish = _finish(cluster, state, chosen, now)
-        return (chosen, finish) if state.alive[chosen] > 0 else (-1, 0.0)
-    for position in range(first, last):
-        state.finish_ms[position - first] = _finish(cluster, state, cluster.choice[position], now)
-    state.turn[model] += 1
-    turn = _nth_smallest(state.finish_ms[: last - first], state.turn[model])
-    chosen = cluster.choice[first + turn]
-    return (chosen, state.finish_ms[turn]) if state.alive[chosen] > 0 else (-1, 0.0)
-
-
-@jit
-def _finish(cluster: Cluster, state: State, replica: int, now: int) -> float:
-    """Return the ms until a request that joined this replica now would be answered."""
-    first = cluster.first_process[replica]
-    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
-    for i in range(count):
-        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
-    waiting = state.waiting[replica]
-    waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
-    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    return _finish_ms(waiting, waited, state.busy_ms[:count], latency, cluster.max_wait_ms[replica])
-
-
-@jit
 def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> int:
     """Start as many batches as the rule allows, and see that the rule is asked again in time; return the replica."""
+    processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
-        oldest = state.joined[state.queue_head[replica]]
-        waited = (now - oldest) * _MS
-        if now - oldest >= cluster.max_wait[replica]:
-            waited = max(waited, cluster.max_wait_ms[replica])  # they are the same limit, one of them rounded
-        size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, cluster.max_wait_ms[replica])
+        size = _size_now(cluster, state, replica, now)
         if size == 0:
-            if state.armed[replica] == 0:
-                state.armed[replica] = 1
-                push(state.calendar, oldest + cluster.max_wait[replica], code_of(TIMER, replica))
             break
-        _start(cluster, state, replica, size, now)
+        slowdown = factor_now(state.slowdown, replica, state.free_processes[replica] < processes, now)
+        if slowdown < 0.0:
+            break  # it is asked for, and then this is called again
+        _start(cluster, state, replica, size, slowdown, now)
+    rank_again(cluster, state, replica, now)
     return replica
 
 
 @jit
-def _start(cluster: Cluster, state: State, replica: int, size: int, now: int) -> None:
-    """Give the ``size`` oldest requests to the first free process."""
+def _size_now(cluster: Cluster, state: State, replica: int, now: int) -> int:
+    """Return how many requests go now; when none do, set the timer."""
+    head = state.queue_head[replica]
+    if state.lonely[replica] > 0 and _goes_alone(state.losses[head]):
+        return 1
+    oldest = state.joined[head]
+    waited = (now - oldest) * _MS
+    if now - oldest >= cluster.max_wait[replica]:
+        waited = max(waited, cluster.max_wait_ms[replica])  # they are the same limit, one of them rounded
+    size = _batch_size_now(state.waiting[replica], cluster.batch[replica], waited, cluster.max_wait_ms[replica])
+    if size == 0 and state.armed[replica] == 0:
+        state.armed[replica] = 1
+        push(state.calendar, oldest + cluster.max_wait[replica], code_of(TIMER, replica))
+    return size
+
+
+@jit
+def _start(cluster: Cluster, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
+    """Give up to ``size`` of the oldest requests to the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
         process += 1
+    size = _take(state, replica, process, size)
     mean = cluster.latency_ms[replica, size - 1] * 1e6
     position = state.factor_position[replica]
-    factor = 1.0
+    factor = slowdown
     if cluster.cv[replica] > 0.0:
-        factor = state.factors[replica, position % state.factors.shape[1]]
+        factor *= state.factors[replica, position % state.factors.shape[1]]
         state.factor_position[replica] = position + 1
     if now > state.freed_at[process]:
         factor *= cluster.pause_factor[replica]  # it was at rest, and its caches are cold
     done = now + int(mean * factor + 0.5)
-    _take(state, replica, process, size)
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process] = now, done
     state.expected_at[process] = now + int(mean + 0.5)
+    if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
+        state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1
     push(state.calendar, done, code_of(COMPLETION, process))
 
 
 @jit
-def _take(state: State, replica: int, process: int, size: int) -> None:
-    """Move a batch from the queue to its process."""
+def _take(state: State, replica: int, process: int, size: int) -> int:
+    """Move a batch from the queue to its process, and return how many it holds; some are left that go alone."""
     place = state.queue_head[replica]
     state.flight[process] = place
+    if state.lonely[replica] > 0:
+        return _take_around(state, replica, size)
     for _ in range(size - 1):
         place = state.next[place]
     state.queue_head[replica] = state.next[place]
     state.next[place] = -1
     state.waiting[replica] -= size
+    return size
+
+
+@jit
+def _take_around(state: State, replica: int, size: int) -> int:
+    """Take the head of the queue and, unless it goes alone, others that do not; return how many."""
+    last = state.queue_head[replica]
+    place, kept, taken = state.next[last], -1, 1
+    if _goes_alone(state.losses[last]):
+        state.lonely[replica] -= 1
+        size = 1
+    while taken < size and place >= 0:
+        following = state.next[place]
+        if _goes_alone(state.losses[place]):
+            kept = _keep(state, replica, kept, place)
+        else:
+            state.next[last] = place
+            last = place
+            taken += 1
+        place = following
+    state.next[last] = -1
+    _keep(state, replica, kept, place)
+    if place < 0:
+        state.queue_tail[replica] = kept
+    state.waiting[replica] -= taken
+    return taken
+
+
+@jit
+def _keep(state: State, replica: int, before: int, place: int) -> int:
+    """Let a request follow the one before it in the queue, or lead it; return it."""
+    if before < 0:
+        state.queue_head[replica] = place
+    else:
+        state.next[before] = place
+    return place
 
 
 @jit
@@ -241,19 +255,20 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
         tally.replica_busy[replica] += min(now, end) - started
         tally.replica_batches[replica] += 1
     state.done_at[process] = -1
-    state.freed_at[process] = now
+    state.freed_at[process] = state.expected_at[process] = now
     place = state.flight[process]
     while place >= 0:
         following = state.next[place]
         if state.arrived[place] >= begin:
             record(cluster, state, tally, process, place, now)
-        state.next[place] = state.free[0]
-        state.free[0] = place
+        _leave(state, place)
         place = following
     state.flight[process] = -1
     if state.free_processes[replica] == 0:
         state.idle_since[replica] = now
     state.free_processes[replica] += 1
+    if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
+        state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
     return dispatch(cluster, state, replica, now)
 
 
@@ -303,6 +318,13 @@ def give_up(state: State, tally: Tally, model: int, place: int, cause: int) -> N
     """Count a request that gets no answer, and free its place."""
     if state.arrived[place] >= tally.span[0]:
         tally.missed[model, cause] += 1
+    _leave(state, place)
+
+
+@jit
+def _leave(state: State, place: int) -> None:
+    """Give the place of a request back."""
+    state.losses[place] = 0
     state.next[place] = state.free[0]
     state.free[0] = place
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from gpuprof.simulator.heap import Calendar
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
+from gpuprof.simulator.ranking import Ranking, new_ranking
+from gpuprof.simulator.slowdown import Slowdown, no_slowdown
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -52,11 +54,14 @@ class State(NamedTuple):
     """Where the simulation stands.
 
     Requests in the system are places of a pool, chained by ``next``; ``free[0]`` starts the chain of empty places.
+    ``losses`` (N,) counts how often a request was lost with a device that failed, ``lonely`` (R,) how many in a queue
+    were lost so often that they go alone; ``orphans`` (M,) starts the chain of those that nobody lives to serve, and
+    ``behind`` (R,) is the last of those that were put before a queue's head, -1: none.
     ``router_until[0]`` is when the router has done all that it was given. ``alive`` (R,): 1 takes requests, 0 takes
-    none any more. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
-    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free
-    (since ``freed_at``);
-    ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
+    none any more; ``takes`` (R,) is the same in the order of ``choice``, and ``living`` (M,) how many of a model's
+    replicas do. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
+    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free (since
+    ``freed_at``); ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
     """
 
     calendar: Calendar
@@ -70,7 +75,15 @@ class State(NamedTuple):
     queue_tail: Ints
     waiting: Ints
     armed: Ints
+    losses: NDArray[np.int8]
+    lonely: Ints
+    behind: Ints
+    orphans: Ints
     alive: Ints
+    takes: Ints
+    living: Ints
+    ranking: Ranking
+    slowdown: Slowdown
     idle_since: Ints
     free_processes: Ints
     done_at: Ints
@@ -118,7 +131,7 @@ class Tally(NamedTuple):
 
 
 def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
-    """Return the state of an empty cluster at time 0 with room for ``places`` requests in the system."""
+    """Return the state of an empty cluster at time 0 with room for ``places`` requests; nobody lives in it yet."""
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
     # At most one event stands for each process, for each replica's timer, and two for each model.
     events = processes + replicas + 2 * models + 1
@@ -134,7 +147,15 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         queue_tail=np.full(replicas, -1),
         waiting=np.zeros(replicas, np.int64),
         armed=np.zeros(replicas, np.int64),
-        alive=np.ones(replicas, np.int64),
+        losses=np.zeros(places, np.int8),
+        lonely=np.zeros(replicas, np.int64),
+        behind=np.full(replicas, -1),
+        orphans=np.full(models, -1),
+        alive=np.zeros(replicas, np.int64),
+        takes=np.zeros(replicas, np.int64),
+        living=np.zeros(models, np.int64),
+        ranking=new_ranking(cluster.choice_start, cluster.choice),
+        slowdown=no_slowdown(replicas),
         idle_since=np.zeros(replicas, np.int64),
         free_processes=np.diff(cluster.first_process),
         done_at=np.full(processes, -1),

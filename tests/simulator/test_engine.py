@@ -217,7 +217,7 @@ _replicas = st.builds(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    replicas=st.lists(_replicas, min_size=1, max_size=4),
+    replicas=st.lists(_replicas, min_size=1, max_size=9),
     gaps=st.lists(st.integers(0, 8), min_size=1, max_size=40),
     rule=st.sampled_from(["fastest", "round-robin"]),
 )

@@ -1,0 +1,82 @@
+"""Changes of the cluster while it is simulated: replicas fail, come back, begin and end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.simulator import failing
+from gpuprof.simulator.arrivals import NS_PER_S
+from gpuprof.simulator.choice import set_alive
+from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push
+from gpuprof.simulator.state import Cluster, State, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """At ``time`` these replicas begin to take requests or cease to; those that fail do not finish what they have."""
+
+    time: int
+    alive: int
+    replicas: tuple[int, ...]
+    fails: bool = False
+
+
+def changes_of(options: Options, places: tuple[Place, ...]) -> list[Change]:
+    """Return what the options ask for, by time; at one instant failures come before what comes back."""
+    changes = []
+    for failure in options.failures:
+        hit = tuple(
+            position
+            for position, place in enumerate(places)
+            if place.node.name == failure.node and failure.gpu in (None, place.gpu.index)
+        )
+        changes.append(Change(round(failure.at_s * NS_PER_S), 0, hit, fails=True))
+        if failure.lasts_s is not None:
+            changes.append(Change(round((failure.at_s + failure.lasts_s) * NS_PER_S), 1, hit))
+    for switch in options.switches:
+        time = round(switch.at_s * NS_PER_S)
+        changes += [Change(time, 1, switch.begin), Change(time, 0, switch.end)]
+    return sorted(changes, key=lambda change: (change.time, not change.fails))
+
+
+def apply(change: Change, cluster: Cluster, state: State, tally: Tally) -> list[int]:
+    """Make the change, and return the replicas that have taken over requests and are to go on with them.
+
+    All replicas of the change are down before the first request of any of them is given to another.
+    """
+    for replica in change.replicas:
+        set_alive(cluster, state, replica, change.alive, change.time)
+        if change.alive:
+            state.idle_since[replica] = max(change.time, int(state.idle_since[replica]))
+    homeless = np.empty(len(state.next), np.int64)
+    if change.fails:
+        _forget_completions(state.calendar, cluster, frozenset(change.replicas))
+        for replica in change.replicas:
+            found = failing.lose(cluster, state, tally, replica, homeless)
+            failing.adopt(cluster, state, int(cluster.replica_model[replica]), homeless[:found], change.time)
+    elif change.alive:
+        for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
+            found = failing.take_orphans(state, model, homeless)
+            failing.adopt(cluster, state, model, homeless[:found], change.time)
+    return [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
+
+
+def end(state: State, tally: Tally) -> None:
+    """Count what still waits for a replica that never came."""
+    homeless = np.empty(len(state.next), np.int64)
+    for model in range(len(state.orphans)):
+        failing.give_up_orphans(state, tally, model, homeless)
+
+
+def _forget_completions(calendar: Calendar, cluster: Cluster, replicas: frozenset[int]) -> None:
+    """Take the ends of batches that will not end from the calendar."""
+    size = int(calendar.size[0])
+    events = list(zip(calendar.times[:size].tolist(), calendar.codes[:size].tolist(), strict=True))
+    calendar.size[0] = 0
+    for time, code in events:
+        ends = priority_of(code) == COMPLETION and int(cluster.process_replica[ident_of(code)]) in replicas
+        if not ends:
+            push(calendar, time, code)

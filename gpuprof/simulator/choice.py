@@ -1,0 +1,125 @@
+"""Which replica takes a request: the rules of `gpuprof.routing`, compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpuprof.routing import finish_ms, next_living, nth_smallest
+from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.ranking import (
+    LONGEST_MS,
+    all_settle_first,
+    another_within,
+    rank,
+    settled_tie,
+    slack_ns,
+    soonest_falling,
+)
+from gpuprof.simulator.state import Cluster, State
+
+# They take sequences, and here get arrays.
+_finish_ms: Callable[..., float] = jit(finish_ms)
+_next_living: Callable[..., int] = jit(next_living)
+_nth_smallest: Callable[..., int] = jit(nth_smallest)
+
+_MS = 1e-6  # of them, a nanosecond
+_NS = 1e6  # in a millisecond
+
+
+@jit
+def choose(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+    """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
+    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
+    living = state.living[model]
+    if living == 0:
+        return -1, 0.0
+    if last - first == 1:
+        only = cluster.choice[first]
+        return only, finish_of(cluster, state, only, now) if cluster.settings[2] > 0 else 0.0
+    if cluster.settings[1] > 0:
+        position = _next_living(state.takes[first:last], state.turn[model])
+        state.turn[model] = position
+        replica = cluster.choice[first + position]
+        return replica, finish_of(cluster, state, replica, now)
+    if living > 1:
+        state.turn[model] += 1
+    if state.ranking.leaves[model] > 0:
+        return _fastest(cluster, state, model, now)
+    return ask_all(cluster, state, model, now)
+
+
+@jit
+def ask_all(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+    """Return the fastest replica of a model and its ms, as the rule itself finds it."""
+    first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
+    for position in range(first, last):
+        state.finish_ms[position - first] = finish_of(cluster, state, cluster.choice[position], now)
+    chosen = _nth_smallest(state.finish_ms[: last - first], state.turn[model])
+    return cluster.choice[first + chosen], state.finish_ms[chosen]
+
+
+@jit
+def _fastest(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+    """Return what `ask_all` returns, by the tree of the model."""
+    ranking, first = state.ranking, cluster.choice_start[model]
+    while not all_settle_first(ranking, model, now):
+        position = soonest_falling(ranking, model)
+        replica = cluster.choice[first + position]
+        finish = finish_of(cluster, state, replica, now)
+        if finish > LONGEST_MS:
+            return ask_all(cluster, state, model, now)
+        bound, slack = ranking.falling[ranking.root[model] + ranking.leaves[model] + position] - now, slack_ns(finish)
+        if finish == ranking.floor[replica] or bound < finish * _NS - slack:
+            rank(ranking, model, replica, now, finish, ranking.floor[replica])  # settled, or known better now
+            continue
+        least = ranking.settled[ranking.root[model] + 1]
+        if finish == least or another_within(ranking, model, position, now + finish * _NS + slack):
+            return ask_all(cluster, state, model, now)  # too close to be told apart by bounds
+        if finish < least:
+            return replica, finish
+        break
+    position = settled_tie(ranking, model, state.turn[model])
+    return cluster.choice[first + position], ranking.settled[ranking.root[model] + 1]
+
+
+@jit
+def finish_of(cluster: Cluster, state: State, replica: int, now: int) -> float:
+    """Return the ms until a request that joined this replica now would be answered."""
+    first = cluster.first_process[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+    waiting = state.waiting[replica]
+    waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
+    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    return _finish_ms(waiting, waited, state.busy_ms[:count], latency, cluster.max_wait_ms[replica])
+
+
+@jit
+def _floor_of(cluster: Cluster, state: State, replica: int) -> float:
+    """Return what `finish_of` falls to when nothing changes: all processes are free, and the oldest has waited."""
+    count = cluster.first_process[replica + 1] - cluster.first_process[replica]
+    for i in range(count):
+        state.busy_ms[i] = 0.0
+    wait_ms = cluster.max_wait_ms[replica]
+    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], latency, wait_ms)
+
+
+@jit
+def rank_again(cluster: Cluster, state: State, replica: int, now: int) -> None:
+    """Tell the tree of its model, if there is one, that something of a replica has changed."""
+    model = cluster.replica_model[replica]
+    if state.ranking.leaves[model] > 0:
+        floor = _floor_of(cluster, state, replica)
+        rank(state.ranking, model, replica, now, finish_of(cluster, state, replica, now), floor)
+
+
+@jit
+def set_alive(cluster: Cluster, state: State, replica: int, alive: int, now: int) -> None:
+    """Say that a replica takes requests from now on, or takes none."""
+    model = cluster.replica_model[replica]
+    state.living[model] += alive - state.alive[replica]
+    state.alive[replica] = alive
+    state.takes[cluster.choice_start[model] + state.ranking.position[replica]] = alive
+    rank_again(cluster, state, replica, now)

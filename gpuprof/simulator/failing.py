@@ -1,0 +1,125 @@
+"""What becomes of the requests of replicas that fail, as the serving runtime does it (`gpuprof.serving.served_model`).
+
+What a failed replica was running and what it held in its queue goes to the living replicas of its model, each request
+to the one that the routing rule chooses, before what waits there already and in the order it was accepted in. When none
+lives, the requests wait until one does; new ones are turned away meanwhile. A request that was lost too often goes
+alone, and in the end is given up (`gpuprof.routing`).
+"""
+
+from __future__ import annotations
+
+from gpuprof.routing import goes_alone, is_given_up
+from gpuprof.simulator.choice import choose, rank_again
+from gpuprof.simulator.compiled import jit
+from gpuprof.simulator.kernel import FAILED, dispatch, give_up
+from gpuprof.simulator.state import Cluster, Ints, State, Tally
+
+_is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)
+
+
+@jit
+def lose(cluster: Cluster, state: State, tally: Tally, replica: int, homeless: Ints) -> int:
+    """Empty a replica that has failed; put its requests into ``homeless`` and return how many there are.
+
+    What ran comes first, process by process, then what waited.
+    """
+    found, model = 0, cluster.replica_model[replica]
+    for process in range(cluster.first_process[replica], cluster.first_process[replica + 1]):
+        place = state.flight[process]
+        while place >= 0:
+            following = state.next[place]
+            state.losses[place] += 1
+            if _is_given_up(state.losses[place]):
+                give_up(state, tally, model, place, FAILED)
+            else:
+                homeless[found] = place
+                found += 1
+            place = following
+        state.flight[process], state.done_at[process], state.expected_at[process] = -1, -1, 0
+    place = state.queue_head[replica] if state.waiting[replica] > 0 else -1
+    while place >= 0:
+        homeless[found] = place
+        found += 1
+        place = state.next[place]
+    state.queue_head[replica] = -1
+    state.waiting[replica] = state.lonely[replica] = 0
+    count = cluster.first_process[replica + 1] - cluster.first_process[replica]
+    if state.free_processes[replica] < count:
+        state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
+    state.free_processes[replica] = count
+    return found
+
+
+@jit
+def adopt(cluster: Cluster, state: State, model: int, homeless: Ints, now: int) -> None:
+    """Give requests of a model to its living replicas; without one they wait as orphans. Nothing starts yet."""
+    last = -1
+    for place in homeless:
+        replica, _ = choose(cluster, state, model, now)
+        if replica >= 0:
+            _take_over(cluster, state, replica, place, now)
+            continue
+        state.next[place] = -1
+        if last >= 0:
+            state.next[last] = place
+        else:
+            _append_orphan(state, model, place)
+        last = place
+
+
+@jit
+def _take_over(cluster: Cluster, state: State, replica: int, place: int, now: int) -> None:
+    """Put a request before what waits at a replica, behind those that were put there so at this instant."""
+    before = state.behind[replica]
+    following = state.queue_head[replica] if before < 0 else state.next[before]
+    if state.waiting[replica] == 0:
+        following = -1
+    state.next[place] = following
+    if before < 0:
+        state.queue_head[replica] = place
+    else:
+        state.next[before] = place
+    if following < 0:
+        state.queue_tail[replica] = place
+    state.behind[replica] = place
+    state.waiting[replica] += 1
+    if _goes_alone(state.losses[place]):
+        state.lonely[replica] += 1
+    rank_again(cluster, state, replica, now)
+
+
+@jit
+def _append_orphan(state: State, model: int, place: int) -> None:
+    last = state.orphans[model]
+    if last < 0:
+        state.orphans[model] = place
+        return
+    while state.next[last] >= 0:
+        last = state.next[last]
+    state.next[last] = place
+
+
+@jit
+def take_orphans(state: State, model: int, homeless: Ints) -> int:
+    """Put the orphans of a model into ``homeless``, and return how many there were."""
+    found, place = 0, state.orphans[model]
+    while place >= 0:
+        homeless[found] = place
+        found += 1
+        place = state.next[place]
+    state.orphans[model] = -1
+    return found
+
+
+@jit
+def go_on(cluster: Cluster, state: State, replica: int, now: int) -> int:
+    """Start what a replica can start, now that it has taken over all that it was given; return the replica."""
+    state.behind[replica] = -1
+    return dispatch(cluster, state, replica, now)
+
+
+@jit
+def give_up_orphans(state: State, tally: Tally, model: int, homeless: Ints) -> None:
+    """Count the orphans of a model that nobody came to serve as failed."""
+    for i in range(take_orphans(state, model, homeless)):
+        give_up(state, tally, model, homeless[i], FAILED)

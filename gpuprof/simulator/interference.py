@@ -1,0 +1,131 @@
+"""Interference by what really runs beside: asks for each combination once, when it first comes up.
+
+The times in a map are those beside *all* neighbours. Whoever knows better (an estimator, by a function that is passed
+in) says how long a batch takes beside some of them, as a multiple of the map's time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.errors import InputError
+from gpuprof.simulator.cluster import Place
+from gpuprof.simulator.slowdown import Ints, Slowdown, new_slowdown, with_factor
+
+#: A replica, and what runs beside it in its partition → time of its batches over the map's.
+Interference = Callable[[Place, Sequence[Place]], float]
+_MOST = 2**52
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """Equal replicas of a partition: how many there are, and what a running one of them weighs in the combination."""
+
+    example: Place
+    count: int
+    weight: int
+
+
+class Neighbours:
+    """Knows who stands beside whom, and asks.
+
+    Parameters
+    ----------
+    places : sequence of Place
+    ask : Interference
+    """
+
+    def __init__(self, places: Sequence[Place], ask: Interference) -> None:
+        self._places, self._ask = places, ask
+        self._partitions = _grouped(places)
+        self._patterns: dict[Hashable, tuple[int, tuple[_Kind, ...]]] = {}
+        self._pattern_of: list[tuple[int, tuple[_Kind, ...]]] = [self._pattern(group) for group in self._partitions]
+
+    def table(self) -> Slowdown:
+        """Return an empty table of slowdowns for the replicas.
+
+        Raises
+        ------
+        InputError
+            When more replicas share a partition than combinations can be counted for.
+        """
+        count = len(self._places)
+        partition, weight, base = (np.zeros(count, np.int64) for _ in range(3))
+        for number, (group, (first, kinds)) in enumerate(zip(self._partitions, self._pattern_of, strict=True)):
+            span = _combinations(kinds)
+            order = [_kind_of(kind.example) for kind in kinds]
+            for position in group:
+                kind = order.index(_kind_of(self._places[position]))
+                partition[position], weight[position] = number, kinds[kind].weight
+                base[position] = first + kind * span if len(group) > 1 else -1
+        return new_slowdown(partition, weight, base)
+
+    def fill(self, table: Slowdown) -> Slowdown:
+        """Return the table with the combination that was missing.
+
+        Raises
+        ------
+        InputError
+            When the answer is no positive number; and what the function raises.
+        """
+        replica, beside = int(table.missing[0]), int(table.missing[1])
+        place, (_, kinds) = self._places[replica], self._pattern_of[int(table.partition[replica])]
+        running = []
+        for kind in reversed(kinds):
+            number, beside = divmod(beside, kind.weight)
+            running += [kind.example] * number
+        factor = self._ask(place, running)
+        if not 0.0 < factor < 1e6:
+            raise InputError(f"a slowdown must be above 0 and below a million but {place.name} has {factor:g}")
+        return with_factor(table, int(table.base[replica] + table.missing[1]), factor)
+
+    def _pattern(self, group: Ints) -> tuple[int, tuple[_Kind, ...]]:
+        places = [self._places[i] for i in group]
+        counts = Counter(_kind_of(place) for place in places)
+        key = tuple(sorted(((kind, n) for kind, n in counts.items()), key=repr))
+        if key not in self._patterns:
+            examples = {_kind_of(place): place for place in places}
+            kinds, weight = [], 1
+            for kind, n in key:
+                kinds.append(_Kind(examples[kind], n, weight))
+                weight *= n + 1
+            ends = [first + len(known) * _combinations(known) for first, known in self._patterns.values()]
+            self._patterns[key] = (max(ends, default=0), tuple(kinds))
+        first, kinds_of = self._patterns[key]
+        if first + len(kinds_of) * _combinations(kinds_of) > _MOST:
+            raise InputError(f"{places[0].name} holds too many different replicas to count who runs beside whom")
+        return first, kinds_of
+
+
+def _combinations(kinds: Sequence[_Kind]) -> int:
+    return kinds[-1].weight * (kinds[-1].count + 1)
+
+
+def _kind_of(place: Place) -> tuple[Hashable, ...]:
+    replica, mig = place.replica, place.partition.mig
+    return (
+        place.gpu.device,
+        None if mig is None else mig.profile,
+        replica.model,
+        replica.batch,
+        replica.sm_share_pct,
+        replica.processes,
+        replica.batch_latency_ms or (replica.predicted.latency_ms,),
+    )
+
+
+def _grouped(places: Sequence[Place]) -> list[Ints]:
+    """Return the positions of the replicas of each partition."""
+    groups: dict[Hashable, list[int]] = {}
+    for position, place in enumerate(places):
+        groups.setdefault((place.node.name, place.gpu.index, _instance(place)), []).append(position)
+    return [np.array(group) for group in groups.values()]
+
+
+def _instance(place: Place) -> Hashable:
+    mig = place.partition.mig
+    return None if mig is None else (mig.profile, mig.start)

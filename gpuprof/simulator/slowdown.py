@@ -1,0 +1,108 @@
+"""How much slower a batch is for what runs beside it: a table that is filled as combinations come up.
+
+Replicas of one partition disturb one another. A batch is slowed by the replicas that run a batch at the instant it
+starts; that holds until it ends, so that a neighbour who comes later and one who leaves early balance. A replica runs
+when any of its processes does. Combinations are counted by kinds of replicas, so that equal GPUs share one table.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.simulator.compiled import jit
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+_SPREAD = 0x9E3779B97F4A7C15 >> 1  # 2**63 over the golden ratio: neighbouring keys land far apart
+_FIRST_SLOTS = 1024
+
+
+class Slowdown(NamedTuple):
+    """Who disturbs whom, and the table.
+
+    ``partition`` (R,): where a replica stands. ``weight`` (R,): what it adds to ``running`` (partitions,) while it
+    runs; ``base`` (R,): what its combinations begin at, -1 where nothing is to be asked. ``keys`` and ``factors``
+    (slots,): the table, by open addressing, -1 an empty slot; ``missing`` (3,): the replica and the combination that
+    it has not got, -1: none, and when a batch would have started.
+    """
+
+    partition: Ints
+    weight: Ints
+    base: Ints
+    running: Ints
+    keys: Ints
+    factors: Floats
+    missing: Ints
+
+
+def no_slowdown(replicas: int) -> Slowdown:
+    """Return a table for replicas that nobody disturbs beyond what their batch times hold already."""
+    zeros = np.zeros(replicas, np.int64)
+    return _slowdown(zeros, zeros, np.full(replicas, -1), 1)
+
+
+def new_slowdown(partition: Ints, weight: Ints, base: Ints) -> Slowdown:
+    """Return an empty table."""
+    return _slowdown(partition, weight, base, int(partition.max()) + 1)
+
+
+def _slowdown(partition: Ints, weight: Ints, base: Ints, partitions: int) -> Slowdown:
+    return Slowdown(
+        partition=partition,
+        weight=weight,
+        base=base,
+        running=np.zeros(partitions, np.int64),
+        keys=np.full(_FIRST_SLOTS, -1),
+        factors=np.ones(_FIRST_SLOTS),
+        missing=np.array([-1, -1, 0]),
+    )
+
+
+@jit
+def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
+    """Return the slowdown of a batch that starts now; negative, and noted as missing, when the table has it not.
+
+    ``runs``: whether another process of the replica runs, which is no neighbour.
+    """
+    if table.base[replica] < 0:
+        return 1.0
+    beside = table.running[table.partition[replica]] - (table.weight[replica] if runs else 0)
+    key = table.base[replica] + beside
+    slot = slot_of(table.keys, key)
+    if table.keys[slot] == key:
+        known: float = table.factors[slot]
+        return known
+    table.missing[0], table.missing[1], table.missing[2] = replica, beside, now
+    return -1.0
+
+
+@jit
+def slot_of(keys: Ints, key: int) -> int:
+    """Return where a key stands, or the empty slot where it belongs."""
+    mask = len(keys) - 1
+    slot = ((key * _SPREAD) >> 20) & mask
+    while keys[slot] != key and keys[slot] >= 0:
+        slot = (slot + 1) & mask
+    return slot
+
+
+def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
+    """Return the table with another combination; a larger one when it was half full."""
+    used = int(np.count_nonzero(table.keys >= 0))
+    if 2 * (used + 1) > len(table.keys):
+        larger = table._replace(keys=np.full(2 * len(table.keys), -1), factors=np.ones(2 * len(table.keys)))
+        for old in np.flatnonzero(table.keys >= 0):
+            _put(larger, int(table.keys[old]), float(table.factors[old]))
+        table = larger
+    _put(table, key, factor)
+    table.missing[0] = -1
+    return table
+
+
+def _put(table: Slowdown, key: int, factor: float) -> None:
+    slot = slot_of(table.keys, key)
+    table.keys[slot], table.factors[slot] = key, factor

@@ -1,0 +1,118 @@
+"""The replica that the tree finds is the one that the routing rule chooses by looking at all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gpuprof.deployment import Replica
+from gpuprof.routing import FastestFirst, ReplicaLoad, expected_finish_ms
+from gpuprof.simulator.choice import choose, rank_again, set_alive
+from gpuprof.simulator.cluster import Options, build_cluster, places_of
+from gpuprof.simulator.ranking import LEAST
+from gpuprof.simulator.state import Cluster, State, new_state
+from tests.simulator.maps import deployed, replica
+
+MS = 1_000_000
+
+
+class Play:
+    """A model whose replicas are changed at random, in the simulator's arrays and as the router would see them."""
+
+    def __init__(self, replicas: Sequence[Replica], random: np.random.Generator) -> None:
+        self.replicas, self.random = replicas, random
+        deployment = deployed([[one] for one in replicas])
+        self.cluster: Cluster = build_cluster(deployment, places_of(deployment), Options(1.0))
+        self.state: State = new_state(self.cluster, 64, 64, 64)
+        self.now = 10 * MS
+        self.alive = [True] * len(replicas)
+        self.rule = FastestFirst()
+        for i in range(len(replicas)):
+            set_alive(self.cluster, self.state, i, 1, self.now)
+
+    def change(self, i: int) -> None:
+        """Let something happen to a replica; round times, so that equals come up."""
+        state, random, one = self.state, self.random, self.replicas[i]
+        first = int(self.cluster.first_process[i])
+        kind = random.integers(0, 12)
+        if kind == 0:
+            self.alive[i] = not self.alive[i] or sum(self.alive) == 1
+            set_alive(self.cluster, state, i, int(self.alive[i]), self.now)
+        elif kind < 6:
+            state.waiting[i] = random.integers(0, 3 * one.batch + 1)
+            state.queue_head[i] = i
+            state.joined[i] = self.now - int(random.integers(0, 4)) * MS // 2
+        else:
+            process = first + int(random.integers(0, one.processes))
+            state.expected_at[process] = self.now + int(random.integers(-2, 9)) * MS // 2 + int(random.integers(0, 2))
+        rank_again(self.cluster, state, i, self.now)
+
+    def loads(self) -> list[ReplicaLoad]:
+        return [self.load(i) for i, alive in enumerate(self.alive) if alive]
+
+    def load(self, i: int) -> ReplicaLoad:
+        one, first = self.replicas[i], int(self.cluster.first_process[i])
+        waiting = int(self.state.waiting[i])
+        waited = (self.now - int(self.state.joined[i])) * 1e-6 if waiting else 0.0
+        ends = self.state.expected_at[first : first + one.processes].tolist()
+        assert one.batch_latency_ms is not None
+        busy = tuple(max(0, end - self.now) * 1e-6 for end in ends)
+        return ReplicaLoad(waiting, waited, busy, one.batch_latency_ms, one.max_wait_ms)
+
+    def compare(self) -> None:
+        loads = self.loads()
+        living = [i for i, alive in enumerate(self.alive) if alive]
+        found, finish = choose(self.cluster, self.state, 0, self.now)
+        assert found == living[self.rule.choose(loads)]
+        assert finish == expected_finish_ms(self.load(found))
+
+
+KINDS = {
+    "one by one": [replica("m", [4.0])],
+    "batches": [replica("m", [4.0, 5.0, 5.5, 7.0], max_wait_ms=2.0)],
+    "several processes": [replica("m", [4.0, 5.0], processes=3, max_wait_ms=1.0)],
+    "mixed": [
+        replica("m", [4.0], processes=2),
+        replica("m", [3.0, 3.5, 4.0], max_wait_ms=1.5),
+        replica("m", [4.0, 4.0]),
+    ],
+}
+
+
+@pytest.mark.parametrize("kinds", list(KINDS))
+@pytest.mark.parametrize("count", [2, LEAST, LEAST + 7])
+def test_the_tree_finds_what_the_rule_chooses(kinds: str, count: int) -> None:
+    replicas = [KINDS[kinds][i % len(KINDS[kinds])] for i in range(count)]
+    play = Play(replicas, np.random.default_rng(count))
+    for _ in range(600):
+        play.change(int(play.random.integers(0, count)))
+        if play.random.random() < 0.5:
+            play.now += int(play.random.choice([1, 999, MS // 2, 3 * MS]))
+        play.compare()
+
+
+def test_equals_take_turns_among_those_that_are_idle() -> None:
+    play = Play([replica("m", [4.0])] * (LEAST + 3), np.random.default_rng(0))
+    play.state.waiting[1] = 2
+    play.state.queue_head[1] = 0
+    rank_again(play.cluster, play.state, 1, play.now)
+    chosen = [choose(play.cluster, play.state, 0, play.now)[0] for _ in range(16)]
+    assert sorted(set(chosen)) == [0, 2, 3, 4, 5, 6, 7, 8]
+    assert all(chosen.count(i) == 2 for i in set(chosen))
+
+
+def test_times_beyond_all_bounds_are_compared_by_the_rule_itself() -> None:
+    play = Play([replica("m", [1e13 + i]) for i in range(LEAST)], np.random.default_rng(0))
+    play.state.expected_at[:] = play.now + 5 * MS
+    for i in range(LEAST):
+        rank_again(play.cluster, play.state, i, play.now)
+    play.compare()
+
+
+def test_nobody_is_chosen_where_nobody_lives() -> None:
+    play = Play([replica("m", [4.0])] * LEAST, np.random.default_rng(0))
+    for i in range(LEAST):
+        set_alive(play.cluster, play.state, i, 0, play.now)
+    assert choose(play.cluster, play.state, 0, play.now)[0] == -1
