@@ -127,10 +127,9 @@ def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Tripl
     found = []
     for profile in basic_profiles(device):
         share = Share(100.0, profile.name)
-        made = [segments.make(demand, device, work) for work in segments.workloads(demand.model, device, share)]
-        meeting = [segment for segment in made if segment is not None]
-        if meeting:
-            found.append(_Triplet(max(meeting, key=lambda one: one.capacity_rps), profile.compute_slices))
+        best = segments.largest(demand, device, segments.workloads(demand.model, device, share))
+        if best is not None:
+            found.append(_Triplet(best, profile.compute_slices))
     return tuple(found)
 
 

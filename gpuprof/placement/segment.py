@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from gpuprof.demand import Demand
+from gpuprof.demand import Demand, Slo
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
@@ -99,10 +99,12 @@ class Segments:
         self._estimates: dict[tuple[object, ...], Estimate] = {}
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
+        self._limits: dict[tuple[BatchServer, Slo, float], float] = {}
+        self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
 
     def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
         """Return the estimator's answer, asked once for each question."""
-        key = (device.name, workload, tuple(sorted(beside)))
+        key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key not in self._estimates:
             self._estimates[key] = self.problem.estimator.estimate(
                 workload.model, device, workload.batch, workload.share, key[2], workload.processes
@@ -121,17 +123,24 @@ class Segments:
 
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica: its times for 1, 2, … ``batch`` requests."""
-        sizes = (Workload(workload.model, n, workload.share, workload.processes) for n in range(1, workload.batch + 1))
+        estimate = self.estimate(device, workload, beside)
         return BatchServer(
-            latency_ms=tuple(self.latency_ms(device, size, beside) for size in sizes),
+            latency_ms=self._latencies_ms(device, workload, beside),
             batch=workload.batch,
             max_wait_ms=0.0,
             processes=workload.processes,
-            latency_cv=self.estimate(device, workload, beside).latency_cv,
-            pause_factor=self.estimate(device, workload, beside).pause_factor,
-            pause_cv=self.estimate(device, workload, beside).pause_cv,
+            latency_cv=estimate.latency_cv,
+            pause_factor=estimate.pause_factor,
+            pause_cv=estimate.pause_cv,
             overhead_ms=self.problem.options.overhead_ms,
         )
+
+    def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
+        """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
+        kept = [] if beside else self._alone_ms.setdefault(_series(device, workload), [])
+        for n in range(len(kept) + 1, workload.batch + 1):
+            kept.append(self.latency_ms(device, replace(workload, batch=n), beside))
+        return tuple(kept[: workload.batch])
 
     def meets(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
@@ -166,7 +175,7 @@ class Segments:
         key = (demand.model, device.name)
         if key not in self._best:
             shares = self.problem.estimator.shares(demand.model, device)
-            found = [self._best_of(demand, device, share) for share in shares]
+            found = [self.best_of(demand, device, share) for share in shares]
             self._best[key] = tuple(segment for segment in found if segment is not None)
         return self._best[key]
 
@@ -182,6 +191,18 @@ class Segments:
             )
             self._segments[key] = tuple(segment for segment in made if segment is not None)
         return self._segments[key]
+
+    def largest(self, demand: Demand, device: Device, workloads: Iterable[Workload]) -> Segment | None:
+        """Return the segment of largest capacity of these, the first of equal ones; None when nothing meets the SLO."""
+        found: tuple[float, int, Segment] | None = None
+        ceilings = [(self._ceiling_rps(device, one), -position, one) for position, one in enumerate(workloads)]
+        for ceiling, position, workload in sorted(ceilings, key=lambda item: item[:2], reverse=True):
+            if found is not None and ceiling < found[0]:
+                break  # even batches that are always full could not reach it
+            segment = self.make(demand, device, workload)
+            if segment is not None and (found is None or (segment.capacity_rps, position) > found[:2]):
+                found = (segment.capacity_rps, position, segment)
+        return None if found is None else found[2]
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
         """Yield what may run under ``share``: fewest processes first, then smallest batch."""
@@ -213,8 +234,19 @@ class Segments:
             fraction=device.fraction(workload.share),
             memory_bytes=memory,
             latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
-            tail_ms=self._tail_ms(demand, device, workload, capacity),
+            tail_ms=self.tail_ms(demand, device, workload, capacity),
         )
+
+    def tail_ms(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> float:
+        """Return the planned time at the demand's percentile, with a latency budget the time of one batch."""
+        if self.problem.options.latency_budget is not None:
+            return self.latency_ms(device, workload, beside)
+        server = self.server(device, workload, beside)
+        if rate_rps >= server.capacity_rps:
+            return math.inf
+        return self.problem.queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
         """Return the memory of all processes of a workload; on its upper end when planning with confidence."""
@@ -223,8 +255,8 @@ class Segments:
         one = planned_ms(estimate.memory_bytes, self.problem.options.confidence)
         return math.ceil(one) * estimate.workload.processes
 
-    def _best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
-        """Return the segment of largest capacity, None when nothing meets the SLO.
+    def best_of(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
         Once a segment serves all that is asked for, larger batches are looked at only while they shorten its tail.
         """
@@ -260,6 +292,12 @@ class Segments:
         if self.problem.options.latency_budget is not None:
             return wanted if self.meets(demand, device, workload, 0.0) else 0.0
         server = self.server(device, workload)
+        key = (server, demand.slo, wanted)  # equal models under equal SLOs are many
+        if key not in self._limits:
+            self._limits[key] = self._limit_rps(demand, server, ceiling, wanted)
+        return self._limits[key]
+
+    def _limit_rps(self, demand: Demand, server: BatchServer, ceiling: float, wanted: float) -> float:
         if self._in_time(demand, server, wanted):
             return wanted
         low, high = ceiling * LONELY, wanted
@@ -273,12 +311,6 @@ class Segments:
                 high = middle
         return low
 
-    def _tail_ms(self, demand: Demand, device: Device, workload: Workload, rate_rps: float) -> float:
-        if self.problem.options.latency_budget is not None:
-            return self.latency_ms(device, workload)
-        sojourn = self.problem.queueing.sojourn(Arrivals(rate_rps), self.server(device, workload))
-        return sojourn.percentile(demand.slo.percentile)
-
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         if rate_rps >= server.capacity_rps:
             return False
@@ -291,3 +323,8 @@ def _better(segment: Segment, best: Segment) -> bool:
     if segment.capacity_rps == best.capacity_rps:
         return segment.tail_ms < best.tail_ms * SHORTER
     return segment.capacity_rps > best.capacity_rps
+
+
+def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:
+    """Return what the batch sizes of one workload have in common."""
+    return device.name, workload.model, workload.share, workload.processes
