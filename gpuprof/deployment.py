@@ -217,7 +217,7 @@ class DeploymentMap(_Part):
             told = self.merges.get(replica.model)
             if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
                 raise ValueError(
-                    f"a replica of {replica.model} serves models that the map's merges do not say it holds"
+                    f"a replica of {replica.model} serves other models than the map's merges say"
                 )
             if told is not None and not replica.merged:
                 raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")

@@ -35,7 +35,7 @@ def check(
 
     chosen = chosen_format(as_json, as_csv)
     deployment = read_map(map_file)
-    evidence = map_evidence(deployment, db, against)
+    evidence = map_evidence(deployment, db, against, map_file.absolute().parent)
     if evidence.estimator is None:
         say("gpuprof: there is no kernel database: the times written in the map are believed")
     broken = broken_rules(deployment, evidence)

@@ -113,7 +113,7 @@ def _streams(deployment: DeploymentMap | None, path: Path | None, rates: list[st
     if unknown := [model for model in given if model not in deployment.models]:
         raise unknown_name("model", unknown[0], list(deployment.models))
     assert path is not None
-    placed = {replica.model for _, _, _, replica in deployment.places()}
+    placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
     return [
         Stream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, path.absolute().parent))
         for name, asked in deployment.models.items()

@@ -49,8 +49,13 @@ def place(
     ] = None,
     previous: Annotated[
         Path | None,
-        typer.Option("--from", metavar="MAP", help="Map that runs now: of equally good maps, move the fewest replicas."),
+        typer.Option(
+            "--from", metavar="MAP", help="Map that runs now: of equally good maps, move the fewest replicas."
+        ),
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Let models that share a device and weights run as one graph where it pays.")
+    ] = False,
     best_effort: Annotated[bool, typer.Option(help="Write the map even when some demands cannot be met.")] = False,
     confidence: Annotated[
         float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
@@ -89,6 +94,13 @@ def place(
     running = None if previous is None else read_map(previous)
     problem = build_problem(slo_file, gpus, fleet, db, options, overhead_ms)
     deployment = plan(replace(problem, previous=running), made, created)
+    if merge and (best_effort or not deployment.unplaced):
+        from gpuprof.cli.merge_step import merge_replicas
+
+        outcome = merge_replicas(problem, deployment, output)
+        deployment = outcome.deployment
+        for line in outcome.said:
+            say(f"gpuprof: {line}")
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
@@ -139,10 +151,11 @@ def _rows(deployment: DeploymentMap) -> Iterator[dict[str, object]]:
             "rate_rps": replica.rate_rps,
             "latency_ms": predicted.latency_ms,
             "p99_ms": predicted.p99_ms,
-            "slo_ms": deployment.models[replica.model].slo_ms,
+            "slo_ms": min(deployment.models[model].slo_ms for model in replica.rates()),
             "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
             "goodput_rps": predicted.goodput_rps,
             "source": predicted.source,
+            **({"merged": list(replica.rates())} if replica.merged else {}),
         }
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpuprof.demand import Demand
     from gpuprof.deployment import DeploymentMap
     from gpuprof.device import Device
+    from gpuprof.estimate import Estimator
     from gpuprof.fleet import Fleet
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.placement.feasibility import Evidence
@@ -111,12 +112,13 @@ def problem_evidence(problem: Problem) -> Evidence:
     )
 
 
-def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None) -> Evidence:
-    """Return what a map from a file is checked against; without a database, its own times."""
+def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None, base: Path = Path()) -> Evidence:
+    """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
     from gpuprof.cli.devices import open_database, resolve_device
     from gpuprof.demand import read_demands
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.merged_estimate import MergedEstimator, merged_works
     from gpuprof.placement.feasibility import Evidence
 
     database = open_database(db, needed=False)
@@ -129,11 +131,12 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
             continue  # the check names it
     demands = None if against is None else read_demands(against)
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
-    estimator = None
+    estimator: Estimator | None = None
     if database is not None:
         measured = DatabaseEstimator(database)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
         estimator = DatabaseEstimator(database, known)
+        estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
     return Evidence(
         devices=found,
         queueing=BatchQueue(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ def build_merged(plan: Plan) -> tuple[ModelProto, MergedModel]:
     """Return the merged model of a plan and its description, which stands in its metadata too.
 
     Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have
-    one called ``<model>_batch``; it may be 0, which is how a model is absent from a call.
+    one called ``m<number>_<model>_batch``; it may be 0, which is how a model is absent from a call.
 
     Raises
     ------
@@ -332,7 +333,7 @@ class _Builder:
     def _info(self, model: int, name: str, merged: str) -> onnx.ValueInfoProto:
         source = self.plan.sources[model]
         value = source.values[name]
-        return helper.make_tensor_value_info(merged, elem_type(value.dtype), [_dim(source, d) for d in value.dims])
+        return helper.make_tensor_value_info(merged, elem_type(value.dtype), [_dim(model, source, d) for d in value.dims])
 
     def _output(self, model: int, name: str) -> onnx.ValueInfoProto:
         source = self.plan.sources[model]
@@ -370,12 +371,13 @@ class _Builder:
         return MergedModel(tuple(members))
 
 
-def _dim(source: Source, size: Size) -> int | str | None:
+def _dim(model: int, source: Source, size: Size) -> int | str | None:
     if not size.per_batch:
         return size.fixed
+    name = re.sub(r"\W", "_", f"m{model}_{source.name}")  # readers of shapes take identifiers only
     if size == Size(0, 1):
-        return f"{source.name}_batch"
-    return f"{source.name}_{size.per_batch}_batch_{size.fixed}"
+        return f"{name}_batch"
+    return f"{name}_{size.per_batch}_batch_{size.fixed}"
 
 
 def _plain(source: Source, name: str) -> tuple[int | None, ...]:

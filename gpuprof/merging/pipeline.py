@@ -100,7 +100,7 @@ def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -
     InputError
         As `gpuprof.merging.source.read_source`, and when ``dims`` names a dimension that no model has.
     """
-    names = _names(paths)
+    names = source_names(paths)
     opsets = [_opset(path) for path in paths]
     newest = max(opsets)
     target = newest if newest >= OLDEST_OPSET else _RAISED_OPSET
@@ -121,7 +121,7 @@ def read_weights(paths: Sequence[Path]) -> list[Source]:
     InputError
         As `gpuprof.merging.source.read_source`.
     """
-    sources = [read_source(path, name, any_length=True) for path, name in zip(paths, _names(paths), strict=True)]
+    sources = [read_source(path, name, any_length=True) for path, name in zip(paths, source_names(paths), strict=True)]
     for source in sources:
         normalise(source)
     return sources
@@ -178,7 +178,8 @@ def _opset(path: Path) -> int:
     return max((o.version for o in read_onnx(path).model.opset_import if o.domain in ("", "ai.onnx")), default=1)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def source_names(paths: Sequence[Path]) -> list[str]:
+    """Return what models are called when they are merged: the files' stems, numbered where two are the same."""
     found: list[str] = []
     for path in paths:
         name, count = path.stem, 1

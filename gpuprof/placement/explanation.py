@@ -65,7 +65,7 @@ def alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tup
     chosen: Counter[tuple[str, float, str | None]] = Counter(
         (gpu.device, replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
         for _, gpu, partition, replica in deployment.places()
-        if replica.model == model
+        if model in replica.rates()
     )
     found = []
     for entry in problem.fleet.entries:

@@ -102,8 +102,14 @@ def _names(deployment: DeploymentMap) -> Iterator[Violation]:
         if count > 1:
             yield Violation("geometry", where, f"{count} devices have this index")
     for node, gpu, _, replica in deployment.places():
-        if replica.model not in deployment.models:
-            yield Violation("rate", f"{node.name} gpu {gpu.index}", f"{replica.model!r} is not among the map's models")
+        where = f"{node.name} gpu {gpu.index}"
+        for model in replica.rates():
+            if model not in deployment.models:
+                yield Violation("rate", where, f"{model!r} is not among the map's models")
+        if replica.merged and abs(math.fsum(replica.rates().values()) - replica.rate_rps) > _TOLERANCE * (
+            1.0 + replica.rate_rps
+        ):
+            yield Violation("rate", where, f"{replica.model} gets {replica.rate_rps:g} requests/s, its models do not")
 
 
 def _devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -193,8 +199,9 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
     planned: defaultdict[str, float] = defaultdict(float)
     replicas: Counter[str] = Counter()
     for *_, replica in deployment.places():
-        planned[replica.model] += replica.rate_rps
-        replicas[replica.model] += 1
+        for model, rate_rps in replica.rates().items():
+            planned[model] += rate_rps
+            replicas[model] += 1
     named: defaultdict[str, float] = defaultdict(float)
     for unplaced in deployment.unplaced:
         named[unplaced.model] += unplaced.rate_rps
@@ -216,12 +223,13 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     asked = {demand.model: demand for demand in _demands(deployment, evidence)}
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
     for node, gpu, partition, replica in deployment.places():
-        demand = asked.get(replica.model)
-        if demand is None:
+        demands = [asked[model] for model in replica.rates() if model in asked]
+        if not demands:
             continue
         where, device = f"{node.name} gpu {gpu.index}", evidence.devices[gpu.device]
         if evidence.latency_budget is not None:
-            yield from _within_budget(where, partition, replica, demand, device, evidence)
+            tightest = min(demands, key=lambda demand: demand.slo.latency_ms)
+            yield from _within_budget(where, partition, replica, tightest, device, evidence)
             continue
         server = _server(partition, replica, device, evidence)
         if isinstance(server, str):
@@ -230,7 +238,8 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
         else:
             sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
-            streams.setdefault(replica.model, []).append((replica.rate_rps, sojourn))
+            for demand in demands:
+                streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
     for model, parts in streams.items():
         yield from _percentile(asked[model], parts)
 

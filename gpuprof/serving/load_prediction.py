@@ -33,19 +33,24 @@ def predict(
     said = asked.predicted
     if said is not None and abs(rate_rps - asked.rate_rps) <= _UNCHANGED * asked.rate_rps and scv == 1.0:
         return LoadPrediction(said.goodput_rps, said.p50_ms, said.p95_ms, said.p99_ms)
-    replicas = [replica for _, _, _, replica in deployment.places() if replica.model == model]
-    planned_rps = sum(replica.rate_rps for replica in replicas)
+    replicas = [replica for _, _, _, replica in deployment.places() if model in replica.rates()]
+    planned_rps = sum(replica.rates()[model] for replica in replicas)
     if not planned_rps or any(replica.batch_latency_ms is None for replica in replicas):
         return LoadPrediction()
-    weights = [replica.rate_rps / planned_rps for replica in replicas]
+    weights = [replica.rates()[model] / planned_rps for replica in replicas]
     laws = [
-        queue.sojourn(Arrivals(rate_rps * weight, scv), _server(replica))
+        queue.sojourn(Arrivals(rate_rps * weight + _others_rps(replica, model), scv), _server(replica))
         for replica, weight in zip(replicas, weights, strict=True)
     ]
     return LoadPrediction(
         rate_rps * sum(w * law.fraction_within(asked.slo_ms) for w, law in zip(weights, laws, strict=True)),
         *(_mixed_percentile(laws, weights, percent) for percent in (50.0, 95.0, 99.0)),
     )
+
+
+def _others_rps(replica: Replica, model: str) -> float:
+    """Return the rate of the other models of a merged replica, which wait in the same queue."""
+    return sum(rate for name, rate in replica.rates().items() if name != model)
 
 
 def _server(replica: Replica) -> BatchServer:

@@ -1,0 +1,167 @@
+"""``place --merge``: from a map to one in which models that share a device and weights are one graph."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import GpuprofError, InputError
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.device import Device
+    from gpuprof.merging.proposal import MergeProposal, Proposals
+    from gpuprof.placement.merged import Merging, Spot
+    from gpuprof.placement.problem import Problem
+
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOutcome:
+    """A map with its merges, and a line for people on each of them and on each model that was left alone."""
+
+    deployment: DeploymentMap
+    said: tuple[str, ...]
+
+
+def merge_replicas(problem: Problem, deployment: DeploymentMap, output: Path) -> MergeOutcome:
+    """Merge what shares a device and weights in a map that is to be written to ``output``, wherever it pays.
+
+    The merged files are written beside ``output``. What breaks an SLO, saves nothing or cannot be merged is left as
+    it is, with the reason.
+
+    Raises
+    ------
+    InputError
+        When the files cannot be written there.
+    """
+    from gpuprof.placement.merged import Merging, shared_spots
+
+    merging, said = Merging(problem, deployment), list[str]()
+    for spot, models in shared_spots(deployment):
+        said += _at_spot(merging, spot, models, output)
+    if not said:
+        said = ["nothing to merge: no two models share a device"]
+    return MergeOutcome(merging.deployment, tuple(said))
+
+
+def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path) -> Iterator[str]:
+    gpu = merging.deployment.nodes[spot.node].gpus[spot.gpu]
+    replicas = gpu.partitions[spot.partition].replicas
+    batches = {model: max(r.batch for r in replicas if r.model == model) for model in models}
+    files = {}
+    for model in models:
+        path = merging.deployment.models[model].path
+        if path is None or not Path(path).is_file():
+            yield f"{model} is not merged: its ONNX file is not there"
+        else:
+            files[model] = Path(path)
+    proposals, refused = _propose(files, batches, merging.problem.device(gpu.device))
+    yield from (f"{model} is not merged: {reason}" for model, reason in refused)
+    for members, proposal in proposals:
+        reason = _place(merging, spot, members, proposal, output)
+        names = " and ".join(members)
+        if reason:
+            yield f"{names} are not merged: {reason}"
+            continue
+        report = proposal.report
+        saved = report.weight_bytes_before - report.weight_bytes_after
+        count = sum(len(row.operators) for row in report.merged)
+        yield f"{names} are merged: {count} operators, {saved / 2**20:.1f} MiB of weights less, for each process"
+
+
+_Proposed = tuple[list[tuple[tuple[str, ...], "MergeProposal"]], list[tuple[str, str]]]
+
+
+def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device) -> _Proposed:
+    """Return the merges worth trying, with their models, and why each other model is in none."""
+    from gpuprof.merging.gain import rates_of
+    from gpuprof.merging.pipeline import MergeOptions, source_names
+    from gpuprof.merging.proposal import propose_merges
+
+    left, refused = dict(files), list[tuple[str, str]]()
+    while len(left) > 1:
+        named = dict(zip(source_names(list(left.values())), left, strict=True))
+        options = MergeOptions(rates=rates_of(device), batches={name: batches[model] for name, model in named.items()})
+        try:
+            proposals = propose_merges(list(left.values()), options)
+        except InputError:
+            wrong = list(_unreadable(left))
+            if not wrong:
+                raise
+        else:
+            wrong = [(named[name], reason) for name, reason in _unbatched(proposals)]
+            if not wrong:
+                refused += [(named[name], reason) for name, reason in proposals.left_out]
+                return [(tuple(named[name] for name in one.models), one) for one in proposals.merges], refused
+        refused += wrong
+        left = {model: path for model, path in left.items() if model not in dict(wrong)}
+    return [], refused + [(model, "no other model here can be merged with it") for model in left]
+
+
+def _unreadable(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+    from gpuprof.merging.pipeline import read_sources
+
+    for model, path in files.items():
+        try:
+            read_sources([path])
+        except InputError as error:
+            yield model, error.message
+
+
+def _unbatched(proposals: Proposals) -> Iterator[tuple[str, str]]:
+    """Yield the models whose batch is fixed: a call holds a request of each or none, which no queue can promise."""
+    for proposal in proposals.merges:
+        for member in proposal.merged.described.members:
+            if member.fixed_batch is not None:
+                yield member.name, f"its batch is fixed at {member.fixed_batch}, and requests could not share a call"
+
+
+def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: MergeProposal, output: Path) -> str | None:
+    """Write a merged file and put it into the map; return why not, and leave no file, where that cannot be."""
+    from gpuprof.deployment import Merge
+    from gpuprof.placement.merged import MergeOffer
+
+    name = _name(members, merging.deployment)
+    file = output.parent / f"{output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
+    try:
+        report = proposal.write(file)
+    except InputError:
+        raise
+    except GpuprofError as error:
+        return error.message
+    merge = Merge(
+        path=file.name,
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        members=dict(zip(members, proposal.models, strict=True)),
+        saved_weight_bytes=max(0, report.weight_bytes_before - report.weight_bytes_after),
+    )
+    before = merging.deployment
+    reason = merging.accept(spot, MergeOffer(name, merge, file)) or _broken(merging)
+    if reason:
+        merging.deployment = before
+        for path in (file, file.with_name(f"{file.name}.data")):
+            path.unlink(missing_ok=True)
+    return reason
+
+
+def _broken(merging: Merging) -> str | None:
+    """Return the first rule that the map with its merges breaks."""
+    from gpuprof.cli.planning import problem_evidence
+    from gpuprof.placement.feasibility import check
+
+    broken = check(merging.deployment, problem_evidence(merging.problem))
+    return str(broken[0]) if broken else None
+
+
+def _name(members: Sequence[str], deployment: DeploymentMap) -> str:
+    """Return what the map calls a merge: its models, or a number where that is too long or taken."""
+    taken, name, count = {*deployment.models, *deployment.merges}, "+".join(members), 0
+    while name in taken or len(name) > _LONGEST_NAME:
+        name, count = f"merged-{count}", count + 1
+    return name

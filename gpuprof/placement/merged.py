@@ -1,0 +1,261 @@
+"""Puts merged models into a map: where the replicas of several models stand, one that serves all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuprof.deployment import (
+    DeploymentMap,
+    MapPrediction,
+    Merge,
+    MergedRate,
+    ModelPrediction,
+    Partition,
+    Replica,
+    ReplicaPrediction,
+    share_of,
+)
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.merged_estimate import MergedEstimator, MergedWork
+from gpuprof.placement.objective import measure
+from gpuprof.placement.predict import Stream, percentile_over
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.share import Share
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A partition of a map: positions of its node, its device and itself."""
+
+    node: int
+    gpu: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class MergeOffer:
+    """A merged file that could take the place of several replicas.
+
+    Attributes
+    ----------
+    name : str
+        Of the merge in the map.
+    merge : Merge
+    file : Path
+        Where the file is now.
+    """
+
+    name: str
+    merge: Merge
+    file: Path
+
+
+def shared_spots(deployment: DeploymentMap) -> Iterator[tuple[Spot, tuple[str, ...]]]:
+    """Yield every partition in which replicas of several models stand that are not merged yet, with the models."""
+    for n, node in enumerate(deployment.nodes):
+        for g, gpu in enumerate(node.gpus):
+            for p, partition in enumerate(gpu.partitions):
+                models = tuple(dict.fromkeys(r.model for r in partition.replicas if not r.merged))
+                if len(models) > 1:
+                    yield Spot(n, g, p), models
+
+
+class Merging:
+    """Replaces replicas by merged ones, one after another, wherever the SLOs allow it.
+
+    Parameters
+    ----------
+    problem : Problem
+        That the map answers.
+    deployment : DeploymentMap
+    """
+
+    def __init__(self, problem: Problem, deployment: DeploymentMap) -> None:
+        self.deployment = deployment
+        self._problem = problem
+        self._works: dict[str, MergedWork] = {}
+
+    @property
+    def problem(self) -> Problem:
+        """The problem with an estimator that knows the merges made so far: what the map is to be checked against."""
+        return replace(self._problem, estimator=MergedEstimator(self._problem.estimator, self._works))
+
+    def accept(self, spot: Spot, offer: MergeOffer) -> str | None:
+        """Merge the replicas of an offer that stand at a spot; return why not, and change nothing, or None.
+
+        The merged replica has the shares of those that it replaces and one queue for all their requests. Its largest
+        batch is the one with which most requests are answered in time.
+        """
+        partition = self._partition(spot)
+        chosen = _chosen(partition, offer)
+        others = [replica for replica in partition.replicas if not any(replica is one for one in chosen)]
+        rates = {replica.model: replica.rate_rps for replica in chosen}
+        before = dict(self._works)
+        self._works[offer.name] = MergedWork(rates, offer.merge.saved_weight_bytes, offer.file)
+        try:
+            found = self._best(spot, offer.name, chosen, others)
+        except InputError as error:
+            found = error.message
+        if isinstance(found, str):
+            self._works = before
+            return found
+        self.deployment = self._with(spot, offer, (*others, found))
+        return None
+
+    def _partition(self, spot: Spot) -> Partition:
+        return self.deployment.nodes[spot.node].gpus[spot.gpu].partitions[spot.partition]
+
+    def _best(self, spot: Spot, name: str, chosen: Sequence[Replica], others: Sequence[Replica]) -> Replica | str:
+        """Return the merged replica with the most requests in time, or why none keeps the SLOs."""
+        found: list[Replica] = []
+        reasons: list[str] = []
+        most = sum(replica.batch for replica in chosen)
+        for batch in sorted({2**power for power in range(most.bit_length())} | {most}):
+            made = self._replica(spot, Workload(name, batch, *_part(self._partition(spot), chosen)), chosen, others)
+            (reasons if isinstance(made, str) else found).append(made)  # type: ignore[arg-type]
+        if not found:
+            return reasons[-1]
+        return max(found, key=lambda one: (one.predicted.goodput_rps, -(one.predicted.p99_ms or 0.0), -one.batch))
+
+    def _replica(
+        self, spot: Spot, workload: Workload, chosen: Sequence[Replica], others: Sequence[Replica]
+    ) -> Replica | str:
+        """Return the merged replica with one batch size, or how it breaks an SLO."""
+        problem, partition = self.problem, self._partition(spot)
+        device = problem.device(self.deployment.nodes[spot.node].gpus[spot.gpu].device)
+        beside = [Workload(r.model, r.batch, share_of(partition, r), r.processes) for r in others]
+        careful = Segments(problem).server(device, workload, beside)
+        if broken := self._broken(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
+            return broken
+        means = Segments(replace(problem, options=replace(problem.options, confidence=None)))
+        server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
+        memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
+        rate = sum(replica.rate_rps for replica in chosen)
+        prediction = ReplicaPrediction(
+            latency_ms=estimate.latency_ms.value,
+            latency_cv=estimate.latency_cv,
+            pause_factor=estimate.pause_factor,
+            pause_cv=estimate.pause_cv,
+            throughput_rps=estimate.throughput_rps.value,
+            goodput_rps=rate,
+            utilization=rate / estimate.throughput_rps.value,
+            source=estimate.latency_ms.source,
+        )
+        merged = Replica(
+            model=workload.model,
+            batch=workload.batch,
+            processes=workload.processes,
+            sm_share_pct=workload.share.sm_pct,
+            memory_limit_bytes=memory,
+            rate_rps=rate,
+            batch_latency_ms=server.latency_ms if problem.options.latency_budget is None else None,
+            predicted=prediction,
+            merged=tuple(MergedRate(model=r.model, rate_rps=r.rate_rps, goodput_rps=r.rate_rps) for r in chosen),
+        )
+        return merged if problem.options.latency_budget is not None else self._queued(merged, server)
+
+    def _broken(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
+        """Return which objective the server would break, nothing where it keeps all."""
+        options, rate = self._problem.options, sum(replica.rate_rps for replica in chosen)
+        if rate >= most_rps or (options.latency_budget is None and rate >= server.capacity_rps):
+            return f"one replica for all would serve at most {most_rps:.4g} of {rate:.4g} requests/s"
+        law = None if options.latency_budget else self._law(rate, server)
+        for replica in chosen:
+            slo = self._problem.demand(replica.model).slo
+            if law is None:
+                took, allowed, what = server.latency_ms[-1], (options.latency_budget or 1.0) * slo.latency_ms, "a batch"
+            else:
+                took, allowed, what = law.percentile(slo.percentile), slo.latency_ms, f"p{slo.percentile:g}"
+            if not took <= allowed:
+                return f"{what} of the merged replica would be {took:.4g} ms, {replica.model} allows {allowed:.4g} ms"
+        return ""
+
+    def _law(self, rate_rps: float, server: BatchServer) -> Sojourn:
+        return self._problem.queueing.sojourn(Arrivals(rate_rps), server)
+
+    def _queued(self, replica: Replica, server: BatchServer) -> Replica:
+        """Return the replica with what queueing makes of it."""
+        law = self._law(replica.rate_rps, server)
+        merged = tuple(
+            one.model_copy(update={"goodput_rps": one.rate_rps * law.fraction_within(self._slo_ms(one.model))})
+            for one in replica.merged
+        )
+        said = {f"p{percent}_ms": law.percentile(percent) for percent in (50, 95, 99)}
+        said |= {"goodput_rps": sum(one.goodput_rps for one in merged), "utilization": law.utilization}
+        prediction = replica.predicted.model_copy(update=said)
+        return replica.model_copy(update={"merged": merged, "predicted": prediction})
+
+    def _slo_ms(self, model: str) -> float:
+        return self._problem.demand(model).slo.latency_ms
+
+    def _with(self, spot: Spot, offer: MergeOffer, replicas: Sequence[Replica]) -> DeploymentMap:
+        """Return the map with these replicas at the spot, and everything that is predicted of it anew."""
+        nodes = list(self.deployment.nodes)
+        gpus = list(nodes[spot.node].gpus)
+        partitions = list(gpus[spot.gpu].partitions)
+        partitions[spot.partition] = partitions[spot.partition].model_copy(update={"replicas": tuple(replicas)})
+        gpus[spot.gpu] = gpus[spot.gpu].model_copy(update={"partitions": tuple(partitions)})
+        nodes[spot.node] = nodes[spot.node].model_copy(update={"gpus": tuple(gpus)})
+        merges = self.deployment.merges | {offer.name: offer.merge}
+        drawn = self.deployment.model_copy(update={"nodes": tuple(nodes), "merges": merges})
+        models = {
+            name: model.model_copy(update={"predicted": self._model(drawn, name)})
+            if name in offer.merge.members
+            else model
+            for name, model in drawn.models.items()
+        }
+        return drawn.model_copy(update={"models": models, "predicted": self._figures(drawn)})
+
+    def _figures(self, drawn: DeploymentMap) -> MapPrediction:
+        figures = measure(drawn, {entry.device.name: entry.device for entry in self._problem.fleet.entries})
+        return drawn.predicted.model_copy(
+            update={"goodput_rps": figures.goodput_rps, "internal_slack": figures.internal_slack}
+        )
+
+    def _model(self, drawn: DeploymentMap, name: str) -> ModelPrediction:
+        """Return what is predicted of a model over all replicas that serve it, by their own figures."""
+        serving = [replica for *_, replica in drawn.places() if name in replica.rates()]
+        streams = [
+            Stream(replica.rates()[name], self._law(replica.rate_rps, self._server(replica)))
+            for replica in serving
+            if replica.batch_latency_ms is not None
+        ]
+        return ModelPrediction(
+            goodput_rps=sum(replica.goodputs()[name] for replica in serving),
+            p50_ms=percentile_over(streams, 50.0),
+            p95_ms=percentile_over(streams, 95.0),
+            p99_ms=percentile_over(streams, 99.0),
+        )
+
+    def _server(self, replica: Replica) -> BatchServer:
+        return BatchServer(
+            latency_ms=replica.batch_latency_ms or (),
+            batch=replica.batch,
+            max_wait_ms=replica.max_wait_ms,
+            processes=replica.processes,
+            latency_cv=replica.predicted.latency_cv,
+            pause_factor=replica.predicted.pause_factor,
+            pause_cv=replica.predicted.pause_cv,
+            overhead_ms=self._problem.options.overhead_ms,
+        )
+
+
+def _chosen(partition: Partition, offer: MergeOffer) -> list[Replica]:
+    """Return one replica of each model of the offer."""
+    found: dict[str, Replica] = {}
+    for replica in partition.replicas:
+        if replica.model in offer.merge.members and not replica.merged:
+            found.setdefault(replica.model, replica)
+    return list(found.values())
+
+
+def _part(partition: Partition, chosen: Sequence[Replica]) -> tuple[Share, int]:
+    """Return the share that the replicas have together, and as many processes as the one with most has."""
+    mig = None if partition.mig is None else partition.mig.profile
+    total = min(100.0, sum(replica.sm_share_pct for replica in chosen))
+    return Share(total, mig), max(replica.processes for replica in chosen)
