@@ -101,6 +101,27 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
         shutil.rmtree(directory, ignore_errors=True)
 
 
+@contextmanager
+def adopted_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
+    """Give the daemon that a process which has gone started for ``visible``, and stop it in the end; None: it is gone.
+
+    Parameters
+    ----------
+    visible : str
+        UUID of the GPU or MIG instance.
+    pipe, log : str
+        Its directories, as `MpsDaemon` has them.
+    """
+    environment = {PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
+    lives = shutil.which(control) is not None and _answers(control, environment)
+    try:
+        yield MpsDaemon(pipe, log, ours=True) if lives else None
+    finally:
+        if lives:
+            _told(control, environment, "quit")
+        shutil.rmtree(Path(pipe).parent, ignore_errors=True)
+
+
 def _own(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaemon]:
     pipe, log = directory / "pipe", directory / "log"
     pipe.mkdir()

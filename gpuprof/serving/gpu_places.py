@@ -5,11 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpuprof.catalogue import device_of_driver
-from gpuprof.deployment import Gpu, MigPlace
 from gpuprof.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import Gpu, MigPlace
 
 _DOCTOR = "see gpuprof doctor"
 
@@ -88,6 +89,8 @@ def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
 
 
 def _gpu(nvml: Any, index: int) -> LocalGpu:
+    from gpuprof.catalogue import device_of_driver
+
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     known = device_of_driver(_text(nvml.nvmlDeviceGetName(handle)))
     name = _text(nvml.nvmlDeviceGetName(handle)) if known is None else known.name

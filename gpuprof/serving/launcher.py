@@ -1,22 +1,19 @@
-"""Starts worker processes on this machine."""
+"""What a worker is told to be, and how its process is started."""
 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from gpuprof.serving.arena import Arena
+from gpuprof.serving.door import DoorKey
 from gpuprof.serving.mps import GpuShare
 
-_PATIENCE_S = 5.0
 #: What of an order the worker is not told: it is started with it.
-_KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv")
+_KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +43,8 @@ class WorkerOrder:
         Whether that needs MPS.
     latency_ms, latency_cv : tuple of float, float
         Predicted times of a batch of 1, 2, … and their variation: what a simulated worker takes.
+    node : str
+        The machine that keeps it, by its name in the map.
     """
 
     model: str
@@ -62,91 +61,63 @@ class WorkerOrder:
     with_mps: bool = False
     latency_ms: tuple[float, ...] = ()
     latency_cv: float = 0.0
+    node: str = ""
 
     def to_message(self) -> dict[str, object]:
-        """Return the order as JSON for the wire."""
+        """Return what the worker is told, as JSON for the wire."""
         return {name: getattr(self, name) for name in self.__slots__ if name not in _KEPT}
 
+    def to_machine(self) -> dict[str, Any]:
+        """Return the whole order as JSON for the wire."""
+        return asdict(self)
 
-class WorkerProcess(Protocol):
-    """A worker that was started."""
-
-    pid: int
-
-    def kill(self) -> None:
-        """End it at once; no error when it has ended."""
-        ...
-
-    def reap(self) -> None:
-        """Wait for its end."""
-        ...
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> WorkerOrder:
+        """Return the order that `to_machine` described."""
+        gpu = message["gpu"]
+        known: dict[str, Any] = {**message, "gpu": None if gpu is None else GpuShare(**gpu)}
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known)
 
 
-class Launcher(Protocol):
-    """Starts workers."""
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """The arena as processes inherit it: file descriptor and size."""
 
-    def launch(self, order: WorkerOrder) -> tuple[WorkerProcess, socket.socket]:
-        """Start a worker and return it with the router's end of its socket.
-
-        Raises
-        ------
-        OSError
-            When no process can be started.
-        """
-        ...
+    fd: int
+    size: int
 
 
-class LocalProcess:
-    """A worker that is a child of this process."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
-
-    def kill(self) -> None:
-        """End it at once."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
-
-    def reap(self) -> None:
-        """Wait for its end, which is helped along after a while, and collect its exit status."""
-        try:
-            self._process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
-class LocalLauncher:
-    """Starts workers as children of this process, with the arena mapped.
+def start_worker(number: str, order: WorkerOrder, key: DoorKey, memory: SharedMemory | None) -> subprocess.Popen[bytes]:
+    """Start a worker in a fresh interpreter.
 
     Parameters
     ----------
-    arena : Arena
+    number : str
+        Under which the router waits for it.
+    order : WorkerOrder
+    key : DoorKey
+        Where it finds the router.
+    memory : SharedMemory or None
+        What it shares with the router; None: its tensors travel with the messages.
+
+    Raises
+    ------
+    OSError
+        When no process can be started.
     """
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def launch(self, order: WorkerOrder) -> tuple[WorkerProcess, socket.socket]:
-        """Start a worker in a fresh interpreter."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "gpuprof.serving.worker", str(theirs.fileno())]
-        command += [str(self._arena.fd), str(self._arena.capacity)]
-        # NumPy's own threads would come on top of ONNX Runtime's.
-        threads = {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        try:
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), self._arena.fd),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, **threads, **order.environment},
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        ours.setblocking(False)
-        return LocalProcess(process), ours
+    command = [sys.executable, "-m", "gpuprof.serving.worker", number]
+    command += [] if memory is None else [str(memory.fd), str(memory.size)]
+    # NumPy's own threads would come on top of ONNX Runtime's.
+    threads = {"OMP_NUM_THREADS": str(order.threads), "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        command,
+        pass_fds=() if memory is None else (memory.fd,),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, **threads, **order.environment},
+    )
+    assert process.stdin is not None
+    with process.stdin as pipe:  # not among its arguments, which everybody can read
+        pipe.write(key.to_json().encode())
+    return process

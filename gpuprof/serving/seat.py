@@ -1,4 +1,4 @@
-"""The place of one worker: it is filled again when its worker dies, refuses or hangs."""
+"""The router's view of one worker, which its machine replaces when it dies, and the router has killed when it hangs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,11 @@ from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.worker_link import BatchAnswer, Link, LinkEvents, SentBatch
 
-_FIRST_BACKOFF_S = 0.05
-_MAX_BACKOFF_S = 10.0
-#: A worker that lived for so long is started again without delay.
-_LONG_LIFE_S = 30.0
 _DEPTH = 2  # batches that a worker may have: one it runs, one at hand
 
 
 class Seat:
-    """Keeps one worker running.
+    """Gives one worker its batches and watches it.
 
     Parameters
     ----------
@@ -40,11 +36,8 @@ class Seat:
         self._connect = connect
         self._hang_s = hang_s
         self._link: Link | None = None
-        self._loop = asyncio.get_running_loop()
-        self._started = 0.0
         self._busy_until = 0.0
         self._last_done = 0.0
-        self._failures = 0
         self._stopping = False
         self._refusal: GpuprofError | None = None
         self._was_ready = asyncio.Event()
@@ -71,7 +64,8 @@ class Seat:
         GpuprofError
             What the worker found wrong with the model or its share.
         """
-        self._begin()
+        self._link = self._connect(LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost))
+        await self._link.start(self.order)
         await self._was_ready.wait()
         if self._refusal is not None:
             raise self._refusal
@@ -81,14 +75,8 @@ class Seat:
     async def stop(self) -> None:
         """End the worker and wait for its end."""
         self._stopping = True
-        link = self._link
-        if link is None:
-            return
-        link.close()
-        while link.is_alive:
-            await asyncio.sleep(0.005)
-        if link.ended is not None:
-            await link.ended
+        if self._link is not None:
+            await self._link.end()
 
     @property
     def pid(self) -> int | None:
@@ -143,19 +131,6 @@ class Seat:
         elif not link.sent:
             link.ping(now)
 
-    def _begin(self) -> None:
-        self._started = time.monotonic()
-        events = LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost)
-        self._link = self._connect(events)
-        self._starting = asyncio.ensure_future(self._launch(self._link))
-
-    async def _launch(self, link: Link) -> None:
-        try:
-            await link.start(self.order)
-        except OSError as error:
-            LOGGER.error("cannot start a worker", extra={"worker": self.name, "error": str(error)})
-            self._lost([])
-
     def _ready(self, spec: ModelSpec) -> None:
         LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
         self._was_ready.set()
@@ -178,19 +153,11 @@ class Seat:
         self._on_done(batch, answer)
 
     def _lost(self, batches: list[SentBatch]) -> None:
-        lived_s = time.monotonic() - self._started
         if not self._was_ready.is_set():
             if self._refusal is None:
                 self._refusal = UnavailableError(f"the worker {self.name} ended while it loaded {self.order.path}")
             self._was_ready.set()
         elif not self._stopping:
-            self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
-            delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
             self.restarts += 1
-            LOGGER.warning("worker died, starts again", extra={"worker": self.name, "in_s": delay})
-            self._loop.call_later(delay, self._restart)
+            LOGGER.warning("worker died, starts again", extra={"worker": self.name})
         self._on_lost(batches)
-
-    def _restart(self) -> None:
-        if not self._stopping:
-            self._begin()

@@ -40,9 +40,8 @@ class SimulatedLink:
         self._numbers = 0
         self.sent: dict[int, SentBatch] = {}
         self.spec: ModelSpec | None = None
-        self.is_ready = self.is_alive = False
+        self.is_ready = False
         self.pid: int | None = None
-        self.ended: asyncio.Future[None] | None = None
 
     async def start(self, order: WorkerOrder) -> None:
         """Find out what the model takes; ready at once."""
@@ -50,7 +49,7 @@ class SimulatedLink:
         self._loop = asyncio.get_running_loop()
         self._random = random.Random(zlib.crc32(order.group.encode()))
         self.spec = simulated_spec(order)
-        self.is_alive = self.is_ready = True
+        self.is_ready = True
         self._events.ready(self.spec)
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
@@ -72,16 +71,15 @@ class SimulatedLink:
         return 0.0
 
     def kill(self) -> None:
-        """End it as a worker dies."""
-        self.close()
+        """Do nothing: what is simulated does not hang."""
 
-    def close(self) -> None:
+    async def end(self) -> None:
         """End it; batches on their way are lost."""
-        if not self.is_alive:
+        if not self.is_ready:
             return
         for timer in self._timers.values():
             timer.cancel()
-        self.is_alive = self.is_ready = False
+        self.is_ready = False
         lost, self.sent = list(self.sent.values()), {}
         self._loop.call_soon(self._events.lost, lost)
 

@@ -1,4 +1,4 @@
-"""Messages between the router and a worker: a small JSON head and the bytes of the tensors that travel inline.
+"""Messages between the router, machines and workers: a small JSON head, and bytes of tensors that travel inline.
 
 A frame is four unsigned 32-bit integers (kind, length of the head, length of the payload, 0), the head, the payload.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,9 +16,11 @@ from typing import Any
 import orjson
 
 _PREFIX = struct.Struct("<IIII")
-_CHUNK = 1 << 18
+_CHUNK = 1 << 17
 #: No frame is larger: whoever announces more is not speaking this protocol.
 MAX_FRAME_BYTES = (1 << 31) - 1
+#: Nor, as long as nobody knows who sends it, than this.
+MAX_GREETING_BYTES = 1 << 16
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,7 +34,16 @@ class Kind(IntEnum):
     DONE = 4  # worker: the batch's outputs
     FAILED = 5  # worker: the model raised an error on the batch
     PING = 6  # router: are you there?
-    PONG = 7  # worker: yes
+    PONG = 7  # worker, machine: yes
+    CHALLENGE = 8  # door: prove that you know the secret; head: a number that is used once
+    HELLO = 9  # machine, worker: who it is, and the proof
+    WELCOME = 10  # router to machine: what a machine process before it left behind; null: nothing
+    POST = 11  # router to machine: keep a worker; head: its id, its order, and one that may live already
+    DISMISS = 12  # router to machine: keep a worker no longer
+    KILL = 13  # router to machine: end the process of a worker; head: id, process id
+    ENDED = 14  # machine: a worker's process has ended; head: id, process id
+    DISMISSED = 15  # machine: nothing is left of a worker that was dismissed
+    LEGACY = 16  # machine: what is to be handed on to the next, should this process end
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +62,67 @@ def encode(kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> list[Buf
     return [_PREFIX.pack(kind, len(text), size, 0) + text, *payload]
 
 
-class FrameReader:
-    """Cuts a stream of bytes into frames."""
+class FrameBuffer:
+    """Where bytes of a stream are received, and cut into frames.
 
-    def __init__(self) -> None:
-        self._pending = bytearray()
-        self._needed = _PREFIX.size
+    A frame that is larger than the buffer gets memory of its own, into which the rest of it is received: the tensors
+    that it carries are not copied again.
 
-    def feed(self, data: Buffer) -> list[Frame]:
-        """Take ``data`` in and return the frames that are now whole.
+    Parameters
+    ----------
+    limit : int
+        Bytes that a frame may have; can be raised later.
+    """
+
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self.limit = limit
+        self._buffer = bytearray(_CHUNK)
+        self._large: bytearray | None = None
+        self._filled = 0
+
+    def room(self) -> memoryview:
+        """Return where the next bytes go."""
+        return memoryview(self._buffer if self._large is None else self._large)[self._filled :]
+
+    def take(self, count: int) -> list[Frame]:
+        """Return the frames that are whole now that ``count`` bytes more have been received.
 
         Raises
         ------
         ValueError
             When the bytes are no frame.
         """
-        if self._pending:
-            self._pending += data
-            if len(self._pending) < self._needed:
+        self._filled += count
+        if self._large is not None:
+            if self._filled < len(self._large):
                 return []
-            data = bytes(self._pending)
-        view = memoryview(data)
+            large, self._large, self._filled = self._large, None, 0
+            return [_decode(memoryview(large))]
+        view = memoryview(self._buffer)[: self._filled]
         frames = []
         start = 0
-        while (end := _end_of_frame(view, start)) is not None:
-            frames.append(_decode(view[start:end]))
+        while (end := self._end_of_frame(view, start)) is not None:
+            frames.append(_decode(memoryview(bytes(view[start:end]))))
             start = end
-        self._pending = bytearray(view[start:])
-        self._needed = _size_of_frame(self._pending)
+        if start < self._filled:
+            self._keep(bytes(view[start:]))
+        else:
+            self._filled = 0
         return frames
+
+    def _keep(self, rest: bytes) -> None:
+        """Put the beginning of a frame where the rest of it will follow."""
+        size = _size_of_frame(rest, self.limit)
+        if size > len(self._buffer):
+            self._large = bytearray(size)
+        target = self._buffer if self._large is None else self._large
+        self._filled = len(rest)
+        target[: self._filled] = rest
+
+    def _end_of_frame(self, view: memoryview, start: int) -> int | None:
+        rest = view[start:]
+        size = _size_of_frame(rest, self.limit)
+        return start + size if _PREFIX.size <= len(rest) and size <= len(rest) else None
 
 
 class BlockingStream:
@@ -86,24 +130,20 @@ class BlockingStream:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._buffer = bytearray(_CHUNK)
-        self._filled = 0
+        self._buffer = FrameBuffer()
+        self._frames: deque[Frame] = deque()
 
     def receive(self) -> Frame | None:
-        """Wait for the next frame; None when the router has gone.
-
-        The payload is valid until the next call.
-        """
-        while True:
-            view = memoryview(self._buffer)[: self._filled]
-            end = _end_of_frame(view, 0)
-            if end is not None:
-                frame = _decode(memoryview(bytes(view[:end])))
-                self._filled -= end
-                self._buffer[: self._filled] = view[end:]
-                return frame
-            if not self._fill(max(_CHUNK, _size_of_frame(view))):
+        """Wait for the next frame; None when the router has gone."""
+        while not self._frames:
+            try:
+                count = self._socket.recv_into(self._buffer.room())
+            except OSError:
                 return None
+            if not count:
+                return None
+            self._frames.extend(self._buffer.take(count))
+        return self._frames.popleft()
 
     def send(self, kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Write one frame."""
@@ -114,33 +154,15 @@ class BlockingStream:
         for buffer in buffers:
             self._socket.sendall(buffer)
 
-    def _fill(self, wanted: int) -> bool:
-        if wanted > len(self._buffer):
-            grown = bytearray(wanted)
-            grown[: self._filled] = memoryview(self._buffer)[: self._filled]
-            self._buffer = grown
-        try:
-            count = self._socket.recv_into(memoryview(self._buffer)[self._filled :])
-        except ConnectionError:
-            return False
-        self._filled += count
-        return count > 0
 
-
-def _size_of_frame(view: Buffer) -> int:
+def _size_of_frame(view: Buffer, limit: int) -> int:
     """Return how many bytes the frame that ``view`` starts with has, as far as is known."""
     if len(view) < _PREFIX.size:
         return _PREFIX.size
     _, head, payload, zero = _PREFIX.unpack_from(view)
-    if zero or head + payload > MAX_FRAME_BYTES:
+    if zero or head + payload > limit:
         raise ValueError("a frame from the other side makes no sense")
     return _PREFIX.size + int(head) + int(payload)
-
-
-def _end_of_frame(view: memoryview, start: int) -> int | None:
-    rest = view[start:]
-    size = _size_of_frame(rest)
-    return start + size if _PREFIX.size <= len(rest) and size <= len(rest) else None
 
 
 def _decode(view: memoryview) -> Frame:

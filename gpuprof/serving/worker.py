@@ -1,15 +1,18 @@
 """A worker: one process that holds one copy of a model under its share and runs the batches it is sent.
 
-    python -m gpuprof.serving.worker SOCKET_FD ARENA_FD ARENA_BYTES
+    python -m gpuprof.serving.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
 
-The router starts it, sends what it is to serve, then batches; it ends when the router closes the socket.
+The machine process starts it. It goes to the router's door by itself, where it is known by its number, is told what it
+is to serve, then sent batches; it ends when the router closes the connection. Without an arena, which is shared only
+within one machine, tensors travel with the messages.
 """
 
 from __future__ import annotations
 
 import gc
+import json
+import os
 import signal
-import socket
 import sys
 import time
 from contextlib import ExitStack, suppress
@@ -20,19 +23,24 @@ from gpuprof.errors import GpuprofError
 from gpuprof.scheduling import compute_steadily
 from gpuprof.serving.arena import map_arena
 from gpuprof.serving.batch_io import BatchInputs, BatchOutputs, Part
+from gpuprof.serving.door import DoorKey, knock
+from gpuprof.serving.living_process import start_time
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.runtime import ModelError, Runtime, example_inputs, open_runtime
 from gpuprof.serving.wire import BlockingStream, Frame, Kind
 
-_PR_SET_PDEATHSIG = 1
-
 
 def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
-    _outlive_ctrl_c_but_not_the_router()
-    connection = socket.socket(fileno=int(arguments[0]))
-    stream = BlockingStream(connection)
-    arena = map_arena(int(arguments[1]), int(arguments[2]))
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
+        signal.signal(ignored, signal.SIG_IGN)
+    key = DoorKey(**json.loads(sys.stdin.read()))
+    arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else memoryview(b"")
+    said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": bool(arguments[1:])}
+    try:
+        stream = knock(key, arguments[0], said)
+    except OSError:  # the router has gone meanwhile, or no longer wants this worker
+        return 0
     order = stream.receive()
     if order is None:
         return 0
@@ -124,16 +132,6 @@ def _serve(stream: BlockingStream, batches: Batches) -> None:
             stream.send(Kind.DONE, head, payload)
         except ConnectionError:
             return
-
-
-def _outlive_ctrl_c_but_not_the_router() -> None:
-    """Leave Ctrl-C to the router, which drains; end with it even if it is killed and this process hangs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    import ctypes
-
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""The router's end of one worker process."""
+"""The router's end of one worker, whichever process it is at the moment."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.batch_io import INLINE, INLINE_BYTES, output_room
+from gpuprof.serving.frame_connection import FrameConnection
 from gpuprof.serving.inference import Inference, OutputTensor
-from gpuprof.serving.launcher import Launcher, WorkerOrder, WorkerProcess
+from gpuprof.serving.launcher import WorkerOrder
+from gpuprof.serving.machine_link import MachineLink
 from gpuprof.serving.metadata import ModelSpec
-from gpuprof.serving.wire import Buffer, Frame, FrameReader, Kind, encode
+from gpuprof.serving.wire import Buffer, Frame, Kind
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +58,6 @@ class Link(Protocol):
     sent: dict[int, SentBatch]
     spec: ModelSpec | None
     is_ready: bool
-    is_alive: bool
-    ended: asyncio.Future[None] | None
 
     @property
     def pid(self) -> int | None:
@@ -82,58 +81,51 @@ class Link(Protocol):
         ...
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the worker at once; another follows."""
         ...
 
-    def close(self) -> None:
-        """Let the worker end."""
+    async def end(self) -> None:
+        """Let the worker end, and return when nothing is left of it."""
         ...
 
 
-class WorkerLink(asyncio.Protocol):
-    """Starts a worker, sends it batches, hands on its answers, and says at once when it has gone.
+class WorkerLink:
+    """Has a machine keep a worker, sends it batches, hands on its answers, and says at once when it has gone.
 
     Parameters
     ----------
-    launcher : Launcher
+    machine : MachineLink
     arena : Arena
     events : LinkEvents
     """
 
-    def __init__(self, launcher: Launcher, arena: Arena, events: LinkEvents) -> None:
-        self._launcher = launcher
+    def __init__(self, machine: MachineLink, arena: Arena, events: LinkEvents) -> None:
+        self._machine = machine
         self._arena = arena
         self._events = events
-        self._reader = FrameReader()
-        self._transport: asyncio.Transport | None = None
-        self._process: WorkerProcess | None = None
+        self._number = ""
+        self._order: WorkerOrder | None = None
+        self._connection: FrameConnection | None = None
+        self._shares_memory = False
         self._numbers = 0
         self._pinged: float | None = None
         self._learned_row_bytes = 0.0
+        self._ending = False
+        self._came_last = -1
+        self.identity: list[int] | None = None
         self.sent: dict[int, SentBatch] = {}
         self.spec: ModelSpec | None = None
         self.is_ready = False
-        self.is_alive = False
-        self._closing = False
-        self.ended: asyncio.Future[None] | None = None
 
     async def start(self, order: WorkerOrder) -> None:
-        """Start the worker; it says by an event when it is ready.
-
-        Raises
-        ------
-        OSError
-            When no process can be started.
-        """
-        self._process, connection = self._launcher.launch(order)
-        self.is_alive = True
-        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=connection)
-        self._write(Kind.RUN, order.to_message())
+        """Have the worker kept; it says by an event when it is ready, each time anew when it was replaced."""
+        self._order = order
+        self._number = self._machine.post(order, self)
 
     @property
     def pid(self) -> int | None:
-        """The worker's process, None before it was started."""
-        return None if self._process is None else self._process.pid
+        """The worker's process, None while there is none."""
+        return None if self.identity is None else self.identity[0]
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
         """Send a batch."""
@@ -145,22 +137,26 @@ class WorkerLink(asyncio.Protocol):
         for inference in inferences:
             tensors = []
             for tensor in inference.inputs:
-                if isinstance(tensor.data, tuple):
-                    tensors.append((tensor.shape, *tensor.data))
-                else:
+                if not isinstance(tensor.data, tuple):
                     tensors.append((tensor.shape, INLINE, len(tensor.data)))
                     payload.append(tensor.data)
+                elif self._shares_memory:
+                    tensors.append((tensor.shape, *tensor.data))
+                else:
+                    tensors.append((tensor.shape, INLINE, tensor.data[1]))
+                    payload.append(self._arena.view(*tensor.data))
             slot = self._room(inference)
             place = None if slot is None else (slot.offset, slot.size)
             described.append((inference.rows, tensors, place, inference.wanted))
-        self._write(Kind.RUN, (batch.number, described), payload)
+        assert self._connection is not None
+        self._connection.send(Kind.RUN, (batch.number, described), payload)
         return batch
 
     def ping(self, now: float) -> None:
         """Ask for a sign of life, unless one is still awaited."""
-        if self._pinged is None:
+        if self._pinged is None and self._connection is not None:
             self._pinged = now
-            self._write(Kind.PING, None)
+            self._connection.send(Kind.PING, None)
 
     def silent_s(self, now: float) -> float:
         """Return for how long the worker has owed an answer."""
@@ -168,40 +164,63 @@ class WorkerLink(asyncio.Protocol):
         return now - min(owed) if owed else 0.0
 
     def kill(self) -> None:
-        """End the worker at once; `LinkEvents.lost` follows."""
-        if self._process is not None:
-            self._process.kill()
+        """End the worker at once; `LinkEvents.lost` follows, and another worker."""
+        if self.identity is not None:
+            self._machine.kill(self._number, self.identity[0])
+        if self._connection is not None and not self._shares_memory:
+            self._connection.abort()  # it may be out of reach; it has no memory of ours that it could still write to
 
-    def close(self) -> None:
-        """Let the worker end in its own time."""
-        self._closing = True
-        if self._transport is not None:
-            self._transport.close()
+    async def end(self) -> None:
+        """Let the worker end in its own time, and return when nothing is left of it."""
+        self._ending = True
+        gone = self._machine.dismiss(self._number)
+        if self._connection is not None:
+            self._connection.close()
+        await gone
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport."""
-        self._transport = cast(asyncio.Transport, transport)
+    # --- the door's and the machine's side
 
-    def data_received(self, data: bytes) -> None:
-        """Hand on the worker's messages."""
-        try:
-            for frame in self._reader.feed(data):
-                self._receive(frame)
-        except ValueError:  # it no longer speaks the protocol: as good as dead
-            self.kill()
+    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+        """Tell a worker what it is to serve."""
+        assert self._order is not None
+        if self._connection is not None:
+            self._connection.abort()
+            self.closed()
+        self._connection = connection
+        self._shares_memory = said["shares_memory"]
+        self.identity = said["process"]
+        self._came_last = said["process"][0]
+        connection.send(Kind.RUN, self._order.to_message())
 
-    def connection_lost(self, error: Exception | None) -> None:
+    def closed(self) -> None:
         """Tell what the worker still had."""
         # The system takes a dying process's memory away before its sockets: it can no longer write to the arena.
-        if not self._closing:
-            self.kill()
-        self.is_alive = self.is_ready = False
+        if not self._ending and self.identity is not None:
+            self._machine.kill(self._number, self.identity[0])
+        if self._connection is not None:
+            self._connection.drop()
+        self._connection = self.identity = self._pinged = None
+        self.is_ready = False
         sent, self.sent = list(self.sent.values()), {}
-        assert self._process is not None
-        self.ended = asyncio.get_running_loop().run_in_executor(None, self._process.reap)
         self._events.lost(sent)
 
-    def _receive(self, frame: Frame) -> None:
+    def died(self, pid: int) -> None:
+        """Tell of a process that ended before it came; of one that had come the connection tells."""
+        if pid != self._came_last:
+            self._events.lost([])
+
+    def strand(self) -> None:
+        """Give up a worker on a machine that is gone."""
+        if self._connection is not None:
+            self.closed()
+
+    def refused(self, kind: str, message: str, fix: str) -> None:
+        """Tell why the machine cannot start it."""
+        self._events.refused(kind, message, fix)
+        self._events.lost([])
+
+    def receive(self, frame: Frame) -> None:
+        """Hand on what the worker says."""
         self._pinged = None
         if frame.kind == Kind.DONE:
             number, gather_ns, infer_ns, scatter_ns, described = frame.head
@@ -249,9 +268,3 @@ class WorkerLink(asyncio.Protocol):
             if inference.output_slot is None:
                 size = sum(len(tensor.data) for tensor in tensors)
                 self._learned_row_bytes = max(self._learned_row_bytes, size / inference.rows)
-
-    def _write(self, kind: Kind, head: object, payload: list[Buffer] | None = None) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        buffers = encode(kind, head, payload or ())
-        self._transport.write(b"".join(buffers) if len(buffers) > 1 else buffers[0])

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from gpuprof.cgroup import remove_group
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import GpuprofError
-from gpuprof.mps import MpsDaemon, mps_daemon
 from gpuprof.routing import routing_rule
-from gpuprof.serving.launcher import Launcher, WorkerOrder
+from gpuprof.serving.launcher import WorkerOrder
+from gpuprof.serving.local_engine import Engine
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica, ReplicaPlan
@@ -56,23 +54,21 @@ class Workforce:
     ----------
     router : Router
         Gets the models when their workers are ready.
-    launcher : Launcher
+    engine : Engine
+        Has the machines that keep the workers.
     routing : str
         Name of the routing rule.
     hang_s, drain_s : float
         As `ServerSettings`.
     """
 
-    def __init__(self, router: Router, launcher: Launcher, routing: str, hang_s: float, drain_s: float) -> None:
+    def __init__(self, router: Router, engine: Engine, routing: str, hang_s: float, drain_s: float) -> None:
         self._router = router
-        self._launcher = launcher
+        self._engine = engine
         self._routing = routing
         self._hang_s = hang_s
         self._drain_s = drain_s
         self._staffed: list[_Staffed] = []
-        self._daemons: dict[str, MpsDaemon] = {}
-        self._running_daemons = ExitStack()
-        self._starts_a_daemon = asyncio.Lock()
         self._moving = asyncio.Lock()
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
         self._standbys: dict[str, _Staffed] = {}
@@ -131,7 +127,6 @@ class Workforce:
     async def stop(self) -> None:
         """End every worker and everything that held them."""
         await self._dismiss(list(self.seats))
-        await asyncio.to_thread(self._running_daemons.close)
 
     def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
         """Return what goes on, what is new, and what is no longer wanted."""
@@ -204,10 +199,9 @@ class Workforce:
         return ServedModel(name, deployment.models[name].slo_ms, routing_rule(self._routing), self._router.arena)
 
     async def _staff(self, model: ServedModel, planned: PlannedReplica) -> _Staffed:
-        orders = [await self._on_its_gpu(order) for order in planned.orders]
         seats = [
-            Seat(f"{planned.plan.name}.{number}", order, self._connector(order), self._hang_s)
-            for number, order in enumerate(orders)
+            Seat(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
+            for number, order in enumerate(planned.orders)
         ]
         self.seats += seats
         return _Staffed(planned, model, Replica(planned.plan, seats, model, ModelStatistics()))
@@ -252,28 +246,12 @@ class Workforce:
     async def _dismiss(self, seats: Sequence[Seat]) -> None:
         await asyncio.gather(*(seat.stop() for seat in seats))
         self.seats = [seat for seat in self.seats if seat not in seats]
-        for group in {seat.order.group for seat in seats if seat.order.quota_cores is not None}:
-            remove_group(group)
 
-    async def _on_its_gpu(self, order: WorkerOrder) -> WorkerOrder:
-        """Return the order with the environment that holds the worker to its part of a GPU."""
-        if order.gpu is None:
-            return order
-        daemon = await self._daemon(order.gpu.uuid) if order.with_mps else None
-        return replace(order, environment=order.gpu.environment(daemon))
-
-    async def _daemon(self, uuid: str) -> MpsDaemon:
-        """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""
-        async with self._starts_a_daemon:
-            if uuid not in self._daemons:
-                enter = self._running_daemons.enter_context
-                self._daemons[uuid] = await asyncio.to_thread(enter, mps_daemon(uuid))
-            return self._daemons[uuid]
-
-    def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
+    async def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
         if order.provider == SIMULATED_PROVIDER:
             return SimulatedLink
-        return lambda events: WorkerLink(self._launcher, self._router.arena, events)
+        machine = await self._engine.machine(order.node)
+        return lambda events: WorkerLink(machine, self._router.arena, events)
 
 
 def _widest(replicas: Iterable[Replica]) -> ModelSpec:

@@ -14,13 +14,11 @@ import pytest
 from gpuprof.deployment import Gpu, MigPlace, parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.mps import MpsDaemon
-from gpuprof.serving import serving_plan, workforce
-from gpuprof.serving.arena import Arena
+from gpuprof.serving import gpu_holder, serving_plan
+from gpuprof.serving.gpu_holder import GpuHolder
 from gpuprof.serving.gpu_places import LocalGpu, find_gpu, local_places
-from gpuprof.serving.launcher import LocalLauncher, WorkerOrder
+from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.mps import GpuShare, needs_mps
-from gpuprof.serving.router import Router
-from gpuprof.serving.workforce import Workforce
 from tests.serving.running import map_of, replica
 
 
@@ -39,6 +37,7 @@ def test_the_environment_binds_device_percentage_and_memory() -> None:
 def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     running: list[str] = []
     ended: list[str] = []
+    legacies: list[dict[str, Any]] = []
 
     @contextmanager
     def played(uuid: str) -> Iterator[MpsDaemon]:
@@ -46,20 +45,19 @@ def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pyte
         yield MpsDaemon(f"/pipes/{uuid}")
         ended.append(uuid)
 
-    monkeypatch.setattr(workforce, "mps_daemon", played)
+    monkeypatch.setattr(gpu_holder, "mps_daemon", played)
     orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
 
     async def bind() -> list[WorkerOrder]:
-        arena = Arena(1 << 20)
-        force = Workforce(Router(arena), LocalLauncher(arena), "fastest", hang_s=1.0, drain_s=1.0)
-        bound = await asyncio.gather(*(force._on_its_gpu(order) for order in orders))
-        await force.stop()
-        arena.close()
+        holder = GpuHolder(lambda: legacies.append(holder.legacy()))
+        bound = await asyncio.gather(*(holder.bound(order) for order in orders))
+        await holder.close()
         return bound
 
     pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
     assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
     assert sorted(running) == sorted(ended) == ["a", "b"]
+    assert legacies[-1] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
 
 
 def _order(uuid: str, with_mps: bool) -> WorkerOrder:

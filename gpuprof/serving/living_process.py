@@ -1,0 +1,66 @@
+"""A process that is watched, whether this one started it or took it over from another that has gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+
+class LivingProcess:
+    """Holds a process by a descriptor that stays its own even when its id is given to another.
+
+    Parameters
+    ----------
+    pid : int
+    child : Popen or None
+        It, where this process started it.
+
+    Raises
+    ------
+    OSError
+        When there is no such process.
+    """
+
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._child = child
+        self._descriptor = os.pidfd_open(pid)
+
+    @classmethod
+    def adopt(cls, pid: int, started: int) -> LivingProcess | None:
+        """Return the process with this id that started at that time; None when it has ended."""
+        try:
+            process = cls(pid)
+        except OSError:
+            return None
+        if start_time(pid) == started:
+            return process
+        process.release()
+        return None
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the process has ended."""
+        return self._descriptor
+
+    def kill(self) -> None:
+        """End it at once; no error when it has ended."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+
+    def release(self) -> None:
+        """Let go of it when it has ended, or is not the one that was meant."""
+        if self._child is not None:
+            self._child.wait()
+        os.close(self._descriptor)
+
+
+def start_time(pid: int) -> int:
+    """Return when a process started, in the kernel's clock ticks since it booted; -1 when there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return -1
+    return int(fields[19])
