@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuprof.deployment import DeploymentMap
+    from gpuprof.serving.adapt import AdaptSettings
     from gpuprof.serving.serving_plan import PlannedReplica
 
 DEFAULT_PORT = 8000
@@ -40,6 +41,14 @@ def serve(
     shadow: Annotated[
         bool, typer.Option("--shadow", help="Keep standbys with a larger share, for models whose p99 passes its SLO.")
     ] = False,
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Plan the map anew when rates or latencies leave what it was planned for.")
+    ] = False,
+    adapt_period: Annotated[float, typer.Option(help="Seconds over which --adapt measures.", min=0.1)] = 5.0,
+    adapt_output: Annotated[
+        Path | None, typer.Option(help="Where --adapt writes its maps; MAP.adapted.json unless given.")
+    ] = None,
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None,
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
@@ -73,6 +82,7 @@ def serve(
         hang_s=hang_s,
         drain_s=drain_s,
         shadow=shadow,
+        adapt=_adapting(deployment, map_file, adapt_output, db, node, adapt_period, simulate) if adapt else None,
     )
     started = time.monotonic()
 
@@ -83,3 +93,20 @@ def serve(
 
     run_server(deployment, plan, settings, ready, planned)
     say("drained")
+
+
+def _adapting(
+    deployment: DeploymentMap,
+    map_file: Path,
+    output: Path | None,
+    db: Path | None,
+    node: str | None,
+    period_s: float,
+    simulate: bool,
+) -> AdaptSettings:
+    from gpuprof.cli.adapting import MapReplanner, check_adaptable
+    from gpuprof.serving.adapt import AdaptSettings
+
+    check_adaptable(deployment, db, node)
+    replan = MapReplanner(map_file.absolute().parent, db, more_devices=simulate)
+    return AdaptSettings(replan, output or map_file.with_suffix(".adapted.json"), period_s=period_s)

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.scheduling import answer_quickly
+from gpuprof.serving.adapt import Adapter, AdaptSettings
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.local_engine import LocalEngine
+from gpuprof.serving.launcher import LocalLauncher
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.router import Router
 from gpuprof.serving.serving_plan import PlannedReplica
@@ -62,6 +63,8 @@ class ServerSettings:
         A connection on which nothing is asked for so long is closed.
     shadow : bool
         Whether the standbys of the plan take over from replicas whose model breaks its SLO.
+    adapt : AdaptSettings or None
+        When and how the map is planned anew; None: never.
     """
 
     host: str = "127.0.0.1"
@@ -75,6 +78,7 @@ class ServerSettings:
     stall_s: float = 30.0
     idle_s: float = 300.0
     shadow: bool = False
+    adapt: AdaptSettings | None = None
 
 
 class Server:
@@ -99,12 +103,13 @@ class Server:
         self._stop = asyncio.Event()
         self._arena = Arena(settings.buffer_bytes)
         self.router = Router(self._arena)
-        self._engine = LocalEngine(self._arena, settings.hang_s)
-        self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
+        launcher = LocalLauncher(self._arena)
+        self._workforce = Workforce(self.router, launcher, settings.routing, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings.max_body_bytes)
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcApi | None = None
         self._deciders: list[asyncio.Task[None]] = []
+        self._adapter: Adapter | None = None
 
     async def run(self, ready: Callable[[str, int], None]) -> None:
         """Serve until told to stop; ``ready`` is called with the address and the number of workers.
@@ -139,7 +144,6 @@ class Server:
             for connection in list(self._api.connections):
                 connection.close()
             await self._workforce.stop()
-            await self._engine.close()
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -172,7 +176,11 @@ class Server:
             loop.add_signal_handler(number, self._told_to_stop)
 
     def _told_to_stop(self) -> None:
-        if self._stop.is_set():  # told twice: at once; machines see it and end their workers
+        if self._stop.is_set():  # told twice: at once
+            for seat in self._workforce.seats:
+                if seat.pid is not None:
+                    with suppress(ProcessLookupError):
+                        os.kill(seat.pid, signal.SIGKILL)
             os._exit(130)
         self._stop.set()
 
@@ -192,6 +200,9 @@ class Server:
         """Start what changes the workers by itself."""
         if self._settings.shadow:
             self._decide(Shadows(self.router, self._workforce).watch())
+        if self._settings.adapt is not None:
+            self._adapter = Adapter(self.router, self._deployment, self._settings.adapt, self._apply)
+            self._decide(self._adapter.watch())
 
     def _decide(self, decider: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(decider)
@@ -205,7 +216,10 @@ class Server:
     async def _apply(self, path: Path) -> dict[str, Any]:
         """Move to the map at ``path``."""
         assert self._replan is not None
-        move = await self._workforce.move(*self._replan(path))
+        deployment, plan = self._replan(path)
+        move = await self._workforce.move(deployment, plan)
+        if self._adapter is not None:
+            self._adapter.follow(deployment)
         LOGGER.info("moved to another map", extra={"map": str(path), **asdict(move)})
         return asdict(move)
 
@@ -216,7 +230,6 @@ class Server:
             now = time.monotonic()
             for seat in self._workforce.seats:
                 seat.watch(now)
-            self._engine.watch(now)
             for connection in list(self._api.connections):
                 still_s = now - connection.touched
                 if connection.is_idle:

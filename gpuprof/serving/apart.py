@@ -1,0 +1,59 @@
+"""Runs a function in a process of its own, so that requests do not wait while it computes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from gpuprof.errors import GpuprofError, UnavailableError
+
+_Result = TypeVar("_Result")
+_NICE = 10
+
+
+async def run_apart(function: Callable[..., _Result], *arguments: object) -> _Result:
+    """Return what ``function``, which must be picklable as its arguments and its result are, returns for ``arguments``.
+
+    Raises
+    ------
+    GpuprofError
+        What the function raised; of any other error, and of a process that died, an `UnavailableError`.
+    """
+    context = get_context("spawn")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call, args=(theirs, function, arguments), daemon=True)
+    try:
+        await asyncio.to_thread(process.start)
+        theirs.close()
+        result, error = await asyncio.to_thread(ours.recv)
+    except EOFError:
+        raise UnavailableError("the process that was to compute ended meanwhile") from None
+    finally:
+        if process.pid is not None:
+            process.kill()
+            await asyncio.to_thread(process.join)
+    if error is not None:
+        raise error
+    answer: _Result = result
+    return answer
+
+
+def _call(pipe: Connection, function: Callable[..., Any], arguments: tuple[object, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    with suppress(OSError):
+        os.nice(_NICE)
+    answer: tuple[Any, GpuprofError | None]
+    try:
+        answer = function(*arguments), None
+    except GpuprofError as error:
+        answer = None, error
+    except Exception as error:  # whatever is wrong with it must not be the server's end
+        answer = None, UnavailableError(f"{type(error).__name__}: {error}")
+    with suppress(BrokenPipeError):
+        pipe.send(answer)
