@@ -22,7 +22,7 @@ from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.launcher import LocalLauncher
+from gpuprof.serving.local_engine import LocalEngine
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.router import Router
 from gpuprof.serving.serving_plan import PlannedReplica
@@ -103,8 +103,8 @@ class Server:
         self._stop = asyncio.Event()
         self._arena = Arena(settings.buffer_bytes)
         self.router = Router(self._arena)
-        launcher = LocalLauncher(self._arena)
-        self._workforce = Workforce(self.router, launcher, settings.routing, settings.hang_s, settings.drain_s)
+        self._engine = LocalEngine(self._arena, settings.hang_s)
+        self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings.max_body_bytes)
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcApi | None = None
@@ -144,6 +144,7 @@ class Server:
             for connection in list(self._api.connections):
                 connection.close()
             await self._workforce.stop()
+            await self._engine.close()
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -176,11 +177,7 @@ class Server:
             loop.add_signal_handler(number, self._told_to_stop)
 
     def _told_to_stop(self) -> None:
-        if self._stop.is_set():  # told twice: at once
-            for seat in self._workforce.seats:
-                if seat.pid is not None:
-                    with suppress(ProcessLookupError):
-                        os.kill(seat.pid, signal.SIGKILL)
+        if self._stop.is_set():  # told twice: at once; machines see it and end their workers
             os._exit(130)
         self._stop.set()
 
@@ -230,6 +227,7 @@ class Server:
             now = time.monotonic()
             for seat in self._workforce.seats:
                 seat.watch(now)
+            self._engine.watch(now)
             for connection in list(self._api.connections):
                 still_s = now - connection.touched
                 if connection.is_idle:
