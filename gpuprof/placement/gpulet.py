@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.demand import Demand
+from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
 from gpuprof.fleet import FleetEntry
@@ -33,65 +36,123 @@ class Gpulet:
 
     Follows the descriptions by iGniter (TPDS'22 §5.1, gpu-lets+) and ParvaGPU (SC'24 §II): a workload goes to the
     best-fitting free part; a GPU is split once, and the second workload gets all that is left of it; workloads are
-    placed by falling rate. Decided here: the first kind of device of the fleet with room is used; whether two
-    workloads bear each other is the estimator's to say, in place of the paper's linear model.
+    placed by falling rate. Decided here: the first kind of device of the fleet with room is used; of equally free
+    parts the one opened first; whether two workloads bear each other is the estimator's to say, in place of the
+    paper's linear model.
     """
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement."""
         segments = Segments(problem, capped=False)
-        gpus: list[_Gpu] = []
+        filling = _Filling(problem, segments)
         for demand in sorted(problem.by_priority(), key=lambda demand: (-demand.priority, -demand.rate_rps)):
-            _serve(problem, segments, demand, gpus)
-        placed = (PlacedGpu(gpu.entry.device.name, (PlacedPartition(tuple(gpu.replicas)),)) for gpu in gpus)
+            filling.serve(demand)
+        placed = (PlacedGpu(gpu.entry.device.name, (PlacedPartition(tuple(gpu.replicas)),)) for gpu in filling.gpus)
         return with_unplaced(problem, segments, Placement("gpulet", tuple(placed)))
 
 
-def _serve(problem: Problem, segments: Segments, demand: Demand, gpus: list[_Gpu]) -> None:
-    left, count = demand.rate_rps, 0
-    most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    while left > demand.rate_rps * 1e-9 and count < most:
-        served = _place_one(problem, segments, demand, left, gpus)
-        if not served:
-            return
-        left -= served
-        count += 1
+@dataclass(slots=True)
+class _Filling:
+    """The GPUs in use; those that are split and have a free part stand in ``_halves``, the fullest first."""
+
+    problem: Problem
+    segments: Segments
+    gpus: list[_Gpu] = field(default_factory=list)
+    _halves: dict[str, list[_Gpu]] = field(default_factory=dict)
+    _used: Counter[str] = field(default_factory=Counter)
+
+    def serve(self, demand: Demand) -> None:
+        """Place gpu-lets until the demand is served or nothing more fits."""
+        sizes = {e.device.name: _sizes(self.segments, demand, e) for e in self.problem.fleet.entries}
+        left, count = demand.rate_rps, 0
+        most = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
+        while left > demand.rate_rps * 1e-9 and count < most:
+            served = self._place_one(sizes, left)
+            if not served:
+                return
+            left -= served
+            count += 1
+
+    def _place_one(self, sizes: Mapping[str, Sequence[Segment]], left: float) -> float:
+        """Put one gpu-let for up to ``left`` requests/s somewhere; return what it serves, 0 when there is no room."""
+        for entry in self.problem.fleet.entries:
+            own = sizes[entry.device.name]
+            if not own:
+                continue
+            served = self._beside(entry, own, left) or self._fresh(entry, _ideal(own, left), left)
+            if served:
+                return served
+        return 0.0
+
+    def _beside(self, entry: FleetEntry, sizes: Sequence[Segment], left: float) -> float:
+        """Give the best-fitting free part to the workload; return what it serves there, 0 where nothing fits."""
+        halves = self._halves.get(entry.device.name, [])
+        least = _ideal(sizes, left).share.sm_pct
+        rests: dict[float, tuple[Segment, PlacedReplica] | None] = {}
+        for index in range(bisect_left(halves, least - 1e-9, key=_free), len(halves)):
+            gpu = halves[index]
+            if gpu.free_pct not in rests:
+                rest = next((one for one in sizes if abs(one.share.sm_pct - gpu.free_pct) < 1e-9), None)
+                rests[gpu.free_pct] = None if rest is None else (rest, _just_enough(self.segments, entry, rest, left))
+            chosen = rests[gpu.free_pct]
+            if chosen is not None and self._bears(gpu, chosen[1]):
+                gpu.replicas.append(chosen[1])
+                del halves[index]
+                return min(left, chosen[0].capacity_rps)
+        return 0.0
+
+    def _fresh(self, entry: FleetEntry, segment: Segment, left: float) -> float:
+        """Open a GPU for the segment if there is one left."""
+        name, gpu = entry.device.name, _Gpu(entry)
+        if entry.count is not None and self._used[name] >= entry.count:
+            return 0.0
+        replica = _just_enough(self.segments, entry, segment, left)
+        if not self._bears(gpu, replica):
+            return 0.0
+        gpu.replicas.append(replica)
+        gpu.free_pct -= segment.share.sm_pct
+        self.gpus.append(gpu)
+        self._used[name] += 1
+        if gpu.free_pct > 0.0:
+            insort(self._halves.setdefault(name, []), gpu, key=_free)
+        return min(left, segment.capacity_rps)
+
+    def _bears(self, gpu: _Gpu, replica: PlacedReplica) -> bool:
+        """Whether memory suffices and both workloads keep their SLOs beside each other."""
+        together = (*gpu.replicas, replica)
+        if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
+            return False
+        pairs = ((one, other) for one in together for other in together if one is not other)
+        return all(self._keeps(gpu.entry.device, one, other) for one, other in pairs)
+
+    def _keeps(self, device: Device, one: PlacedReplica, other: PlacedReplica) -> bool:
+        """Whether ``one`` keeps its SLO beside ``other``; what pairs do to each other is asked once and not kept."""
+        workload, beside = one.workload, (other.workload,)
+        estimate = self.problem.estimator.estimate(one.model, device, one.batch, one.share, beside, one.processes)
+        if estimate.latency_ms == self.segments.estimate(device, workload).latency_ms:
+            return True
+        demand = self.problem.demand(one.model)
+        if self.problem.options.latency_budget is not None:
+            return self.segments.within_budget(demand, estimate, one.rate_rps)
+        return self.segments.meets(demand, device, workload, one.rate_rps, beside)
 
 
-def _place_one(problem: Problem, segments: Segments, demand: Demand, left: float, gpus: list[_Gpu]) -> float:
-    """Put one gpu-let for up to ``left`` requests/s somewhere; return what it serves, 0 when there is no room."""
-    for entry in problem.fleet.entries:
-        sizes = _sizes(segments, demand, entry)
-        if not sizes:
-            continue
-        ideal = _ideal(sizes, left)
-        remnants = [gpu for gpu in gpus if gpu.entry is entry and ideal.share.sm_pct <= gpu.free_pct + 1e-9]
-        for gpu in sorted(remnants, key=lambda gpu: gpu.free_pct):
-            whole_rest = next((one for one in sizes if abs(one.share.sm_pct - gpu.free_pct) < 1e-9), None)
-            if whole_rest is not None and _add(segments, gpu, whole_rest, left):
-                return min(left, whole_rest.capacity_rps)
-        used = sum(gpu.entry is entry for gpu in gpus)
-        if entry.count is None or used < entry.count:
-            fresh = _Gpu(entry)
-            if _add(segments, fresh, ideal, left):
-                gpus.append(fresh)
-                return min(left, ideal.capacity_rps)
-    return 0.0
+def _free(gpu: _Gpu) -> float:
+    return gpu.free_pct
 
 
 def _sizes(segments: Segments, demand: Demand, entry: FleetEntry) -> list[Segment]:
     """Return the best segment of each size that meets the SLO at some rate, smallest first."""
     found = []
     for size in SIZES_PCT:
-        share = Share(size)
         try:
-            workloads = list(segments.workloads(demand.model, entry.device, share))
+            workloads = list(segments.workloads(demand.model, entry.device, Share(size)))
         except InputError:
             continue
-        made = [segments.make(demand, entry.device, workload) for workload in workloads if workload.processes == 1]
-        meeting = [segment for segment in made if segment is not None]
-        if meeting:
-            found.append(max(meeting, key=lambda one: (one.capacity_rps, -one.batch)))
+        single = sorted((one for one in workloads if one.processes == 1), key=lambda one: one.batch)
+        best = segments.largest(demand, entry.device, single)
+        if best is not None:
+            found.append(best)
     return found
 
 
@@ -102,23 +163,10 @@ def _ideal(sizes: Sequence[Segment], left: float) -> Segment:
     return min([efficient, *enough[:1]], key=lambda one: one.share.sm_pct)
 
 
-def _add(segments: Segments, gpu: _Gpu, segment: Segment, left: float) -> bool:
-    """Put a segment on a GPU with the smallest batch that serves its rate, if both workloads bear it."""
-    rate = min(left, segment.capacity_rps)
-    replica = _just_enough(segments, gpu, segment, rate)
-    together = (*gpu.replicas, replica)
-    if sum(one.memory_bytes or 0 for one in together) > gpu.entry.device.dram_bytes:
-        return False
-    if not segments.holds(gpu.entry.device, PlacedPartition(together)):
-        return False
-    gpu.replicas.append(replica)
-    gpu.free_pct -= segment.share.sm_pct
-    return True
-
-
-def _just_enough(segments: Segments, gpu: _Gpu, segment: Segment, rate_rps: float) -> PlacedReplica:
+def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, left: float) -> PlacedReplica:
     """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
-    demand, device = segments.problem.demand(segment.model), gpu.entry.device
+    rate_rps = min(left, segment.capacity_rps)
+    demand, device = segments.problem.demand(segment.model), entry.device
     for batch in segments.problem.estimator.batches(segment.model, device, segment.share):
         workload = Workload(segment.model, batch, segment.share)
         if batch < segment.batch and segments.meets(demand, device, workload, rate_rps):

@@ -117,7 +117,10 @@ class Segments:
 
     def throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
         """Return the planned requests per second of all processes when every batch is full."""
-        estimate = self.estimate(device, workload, beside)
+        return self._throughput_rps(self.estimate(device, workload, beside))
+
+    def _throughput_rps(self, estimate: Estimate) -> float:
+        workload = estimate.workload
         time = planned_ms(estimate.latency_ms, self.problem.options.confidence) - estimate.overlapped_ms
         return 1000.0 * workload.batch * workload.processes / time
 
@@ -146,11 +149,17 @@ class Segments:
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> bool:
         """Whether a replica serves ``rate_rps`` within the demand's SLO, with ``beside`` on the same device."""
-        budget = self.problem.options.latency_budget
-        if budget is not None:
-            in_time = self.latency_ms(device, workload, beside) < budget * demand.slo.latency_ms
-            return in_time and rate_rps <= self.throughput_rps(device, workload, beside) * (1.0 + 1e-9)
+        if self.problem.options.latency_budget is not None:
+            return self.within_budget(demand, self.estimate(device, workload, beside), rate_rps)
         return self._in_time(demand, self.server(device, workload, beside), rate_rps)
+
+    def within_budget(self, demand: Demand, estimate: Estimate, rate_rps: float) -> bool:
+        """Whether a replica that behaves so keeps the rule of the papers: a batch within its part of the SLO."""
+        options = self.problem.options
+        latency = planned_ms(estimate.latency_ms, options.confidence)
+        if not latency < (options.latency_budget or 1.0) * demand.slo.latency_ms:
+            return False
+        return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
         """Whether every replica of the partition keeps its SLO at its rate beside the others."""
