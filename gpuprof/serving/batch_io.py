@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -108,16 +109,22 @@ class BatchOutputs:
         """Return, for each request, a list of [position, shape, offset, bytes], and the bytes that travel inline."""
         described = []
         payload: list[Buffer] = []
-        row = 0
-        for part in parts:
+        for part, row in zip(parts, self.begins(parts), strict=True):
             own = []
             for position, output in zip(wanted, outputs, strict=True):
                 if part.wanted is None or position in part.wanted:
                     piece = output if len(parts) == 1 else output[row : row + part.rows]
                     own.append((position, list(piece.shape), self._bytes(piece, position)))
             described.append(self._write(own, part.slot, payload))
-            row += part.rows
         return described, payload
+
+    def begins(self, parts: Sequence[Part]) -> list[int]:
+        """Return the row at which the outputs of each request begin."""
+        return [0, *accumulate(part.rows for part in parts)][:-1]
+
+    def rows(self, parts: Sequence[Part], position: int) -> int:
+        """Return how many rows an output of the batch has."""
+        return sum(part.rows for part in parts)
 
     def _bytes(self, piece: Array, position: int) -> Buffer:
         import numpy as np

@@ -98,6 +98,8 @@ class Inference:
         How often it was sent to a worker.
     alone : bool
         It must not share a batch, because the last one that it was in failed.
+    guest : object
+        What it was before it entered the queue of a merged replica, which alone knows what that is.
     """
 
     rows: int
@@ -116,6 +118,7 @@ class Inference:
     sent: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
     kin: object = None
+    guest: object = None
 
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""

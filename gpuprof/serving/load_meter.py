@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 from gpuprof.serving.bounds import Observed
-from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
-from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.served_model import AnyReplica, ServedModel
 from gpuprof.serving.window import Counted
 
 
@@ -54,7 +53,7 @@ class LoadMeter:
         return took_ns / predicted_ns if predicted_ns > 0.0 else None
 
 
-def _batches(replica: Replica) -> dict[int, tuple[int, int]]:
+def _batches(replica: AnyReplica) -> dict[int, tuple[int, int]]:
     """Return, by rows, how many batches there were and the nanoseconds that they took in the worker."""
-    batches = replica.statistics.batches.items()
+    batches = replica.batches.items()
     return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in batches}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
@@ -13,8 +14,9 @@ from gpuprof.batching import batch_size_now, wait_limit_ms
 from gpuprof.routing import ReplicaLoad, goes_alone, is_given_up
 from gpuprof.serving.inference import Inference, RefusedError, bad_request
 from gpuprof.serving.latency_table import LatencyTable
+from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.seat import Seat
-from gpuprof.serving.statistics import ModelStatistics
+from gpuprof.serving.statistics import BatchStatistics, ModelStatistics
 from gpuprof.serving.worker_link import BatchAnswer, SentBatch
 
 _LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
@@ -107,6 +109,16 @@ class Replica:
         return any(seat.is_ready for seat in self.seats)
 
     @property
+    def specs(self) -> list[ModelSpec]:
+        """What the model takes and gives, as each worker that is there says."""
+        return [seat.spec for seat in self.seats if seat.spec is not None]
+
+    @property
+    def batches(self) -> dict[int, BatchStatistics]:
+        """What its batches took, by their rows."""
+        return self.statistics.batches
+
+    @property
     def in_flight(self) -> int:
         """Requests that are queued or with a worker."""
         return len(self._queue) + sum(seat.requests for seat in self.seats)
@@ -145,11 +157,7 @@ class Replica:
 
     def drop_cancelled(self) -> list[Inference]:
         """Remove and return requests whose client has gone."""
-        gone = [inference for inference in self._queue if inference.cancelled]
-        if gone:
-            self._queue = deque(inference for inference in self._queue if not inference.cancelled)
-            self.waiting_rows -= sum(inference.rows for inference in gone)
-        return gone
+        return self.remove(lambda inference: inference.cancelled)
 
     def empty(self) -> list[Inference]:
         """Remove and return everything that waits."""
@@ -157,6 +165,27 @@ class Replica:
         self._queue.clear()
         self.waiting_rows = 0
         return waiting
+
+    def waiting(self) -> Iterable[Inference]:
+        """Return the requests that wait, first that which is next."""
+        return self._queue
+
+    def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
+        """Remove and return the waiting requests for which ``which`` is true."""
+        gone = [inference for inference in self._queue if which(inference)]
+        if gone:
+            self._queue = deque(inference for inference in self._queue if not which(inference))
+            self.waiting_rows -= sum(inference.rows for inference in gone)
+        return gone
+
+    def statistics_of(self, inference: Inference) -> ModelStatistics:
+        """Return where a request is counted."""
+        return self.statistics
+
+    def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
+        """Count an answered batch."""
+        rows = sum(inference.rows for inference in inferences)
+        self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
     def _pump(self) -> None:
         """Send every batch that may go now, and set the clock for the next one."""
@@ -227,8 +256,7 @@ class Replica:
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms)
-        requests = len(batch.inferences)
-        self.statistics.add_batch(batch.rows, requests, answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+        self.count_batch(batch.inferences, answer)
         self._pump()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)
         for position, inference in enumerate(batch.inferences):
@@ -241,7 +269,7 @@ class Replica:
         times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
         took_ms = 1000.0 * (time.monotonic() - inference.arrived)
         in_slo = took_ms <= inference.deadline_ms
-        self.statistics.add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
+        self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
 
     def _batch_failed(self, batch: SentBatch, message: str) -> None:
         """Answer the request that failed; of several, try each alone, so that one does not spoil the others."""
@@ -266,7 +294,8 @@ class Replica:
             else:
                 inference.alone = goes_alone(inference.attempts)
                 again.append(inference)
-        self.statistics.retried += len(again)
+        for inference in again:
+            self.statistics_of(inference).retried += 1
         if self.is_alive:
             self.take_back(again)
         else:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.errors import InputError
+from gpuprof.merged_model import MergedModel, read_description, read_merged
 from gpuprof.serving.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.metadata import ModelSpec, TensorSpec, is_batched
 
@@ -27,6 +28,8 @@ class Runtime(Protocol):
     """A model that is loaded and can be run."""
 
     spec: ModelSpec
+    merged: MergedModel | None
+    """The models of a merged file; None for any other."""
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
         """Return the outputs at the positions ``wanted``.
@@ -70,6 +73,8 @@ def null_bytes(path: str) -> int:
 class NullRuntime:
     """The identity: FP32 where the size is a multiple of 4 bytes, UINT8 otherwise."""
 
+    merged: MergedModel | None = None
+
     def __init__(self, name: str, version: str, row_bytes: int, batch: int) -> None:
         datatype, item = ("UINT8", 1) if row_bytes % 4 else ("FP32", 4)
         shape = (-1, row_bytes // item)
@@ -97,6 +102,7 @@ class OnnxRuntime:
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
         self._errors = runtime_errors()
+        self.merged = _merged(self._session, path)
         inputs = tuple(_spec(value) for value in self._session.get_inputs())
         outputs = tuple(_spec(value) for value in self._session.get_outputs())
         batched = is_batched(inputs, outputs)
@@ -144,6 +150,13 @@ class OnnxRuntime:
             _from_value(value, self.spec.outputs[self.spec.output_index[n]])
             for n, value in zip(names, results, strict=True)
         ]
+
+
+def _merged(session: Any, path: Path) -> MergedModel | None:
+    """Return the models of a merged file; PyTorch's sessions do not know the metadata, so there the file says."""
+    if not hasattr(session, "get_modelmeta"):
+        return read_merged(path)
+    return read_description(session.get_modelmeta().custom_metadata_map, str(path))
 
 
 def _from_value(value: Any, spec: TensorSpec) -> Array:

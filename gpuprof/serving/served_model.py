@@ -9,11 +9,14 @@ from http import HTTPStatus
 from gpuprof.routing import RoutingRule, expected_finish_ms, is_hopeless
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.inference import Inference, RefusedError
+from gpuprof.serving.merged_replica import MemberReplica
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.statistics import ModelStatistics, summed
 from gpuprof.serving.worker_link import BatchAnswer
 
+#: A replica of one model, or what a model sees of one that serves several.
+AnyReplica = Replica | MemberReplica
 _MAX_WAITING = 20_000  # requests, whatever the SLO allows
 
 
@@ -34,9 +37,9 @@ class ServedModel:
         self.name = name
         self.slo_ms = slo_ms
         self.percentile = percentile
-        self.replicas: list[Replica] = []
+        self.replicas: list[AnyReplica] = []
         self._counts = ModelStatistics()
-        self._leaving: list[Replica] = []
+        self._leaving: list[AnyReplica] = []
         self._rule = rule
         self._arena = arena
         self._loop = asyncio.get_running_loop()
@@ -67,14 +70,14 @@ class ServedModel:
         """Return what makes up `statistics`: what was counted here, and by each replica."""
         return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._leaving))]
 
-    def leave(self, replica: Replica) -> None:
+    def leave(self, replica: AnyReplica) -> None:
         """Give a replica no more requests; those that wait there go to others if there are others."""
         self.replicas.remove(replica)
         self._leaving.append(replica)
         if self.is_ready:
             self.adopt(replica.empty())
 
-    def left(self, replica: Replica) -> None:
+    def left(self, replica: AnyReplica) -> None:
         """Forget a replica that has answered what it had, and keep what it has counted."""
         self._leaving.remove(replica)
         self._counts.add(replica.statistics)
@@ -116,7 +119,7 @@ class ServedModel:
         Each goes before what waits there already, behind those adopted before it: accepted first, served first.
         """
         now = time.monotonic()
-        taken: dict[Replica, int] = {}
+        taken: dict[AnyReplica, int] = {}
         for inference in inferences:
             alive = self._able(inference.rows)
             if alive:
@@ -128,7 +131,7 @@ class ServedModel:
         for replica in taken:
             replica.go_on()
 
-    def _able(self, rows: int) -> list[Replica]:
+    def _able(self, rows: int) -> list[AnyReplica]:
         """Return the replicas that live and whose batch holds so many rows."""
         return [replica for replica in self.replicas if replica.is_alive and replica.plan.batch >= rows]
 

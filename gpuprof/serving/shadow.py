@@ -13,9 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from gpuprof.serving.logs import LOGGER
-from gpuprof.serving.replica import Replica
 from gpuprof.serving.router import Router
-from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.served_model import AnyReplica, ServedModel
 from gpuprof.serving.statistics import ModelStatistics
 from gpuprof.serving.window import Counted, Window
 from gpuprof.serving.workforce import Workforce
@@ -94,11 +93,11 @@ class Shadows:
                 extra={**said, "replica": worst.plan.name, "standby": took.name, **shares},
             )
 
-    def _worst(self, model: ServedModel, start: _Look) -> Replica | None:
+    def _worst(self, model: ServedModel, start: _Look) -> AnyReplica | None:
         """Return the replica with a standby that was late most often; among equals the one that has most to do."""
         able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
 
-        def badness(replica: Replica) -> tuple[float, int]:
+        def badness(replica: AnyReplica) -> tuple[float, int]:
             seen = _since(start.replicas, replica.plan.name, [replica.statistics], start.at)
             late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
             return late, replica.in_flight

@@ -25,7 +25,7 @@ from gpuprof.serving.arena import map_arena
 from gpuprof.serving.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.door import DoorKey, knock
 from gpuprof.serving.living_process import start_time
-from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.merged_io import MergedInputs, MergedOutputs
 from gpuprof.serving.runtime import ModelError, Runtime, example_inputs, open_runtime
 from gpuprof.serving.wire import BlockingStream, Frame, Kind
 
@@ -62,8 +62,9 @@ class Batches:
 
     def __init__(self, runtime: Runtime, arena: memoryview) -> None:
         self._runtime = runtime
-        self._inputs = BatchInputs(runtime.spec, arena)
-        self._outputs = BatchOutputs(runtime.spec, arena)
+        merged = runtime.merged
+        self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
+        self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
 
     def run(self, frame: Frame) -> tuple[Any, list[Any]]:
         """Return the head and the payload of the answer to a batch.
@@ -86,16 +87,16 @@ class Batches:
         gathered = time.perf_counter_ns()
         outputs = self._runtime.run(inputs, wanted)
         ran = time.perf_counter_ns()
-        _check_rows(self._runtime.spec, parts, outputs)
+        self._check_rows(parts, wanted, outputs)
         described, payload = self._outputs.scatter(parts, wanted, outputs)
         scattered = time.perf_counter_ns()
         return [batch, gathered - started, ran - gathered, scattered - ran, described], payload
 
-
-def _check_rows(spec: ModelSpec, parts: list[Part], outputs: list[Any]) -> None:
-    rows = sum(part.rows for part in parts)
-    if spec.max_batch and any(output.shape[:1] != (rows,) for output in outputs):
-        raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
+    def _check_rows(self, parts: list[Part], wanted: list[int], outputs: list[Any]) -> None:
+        for position, output in zip(wanted, outputs, strict=True):
+            rows = self._outputs.rows(parts, position)
+            if self._runtime.spec.max_batch and output.shape[:1] != (rows,):
+                raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
