@@ -23,6 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaincc, gammaincinv, gammaln, xlogy
 
+from gpuprof.estimators.batch_backlog import decay_rate, lattice_law, toeplitz, with_tail
+
 Array = NDArray[Any]
 
 _CELLS_PER_SERVICE = 32
@@ -107,7 +109,7 @@ def solve(rate: float, max_wait: float, service: Service) -> Stationary:
     cells = _LATTICE_SERVICES * _CELLS_PER_SERVICE
     on_lattice = _on_lattice(service)
     midpoints = (np.arange(cells + len(on_lattice)) + 0.5) * step
-    ratio = math.exp(-_tail_rate(rate, service) * step)
+    ratio = math.exp(-decay_rate(rate, 1.0, batch, float(service.means[-1]), service.cv) * step)
 
     arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
     moved = _backlog_kernel(arrival, on_lattice, cells, ratio)
@@ -157,49 +159,7 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
 
 def _on_lattice(service: Service) -> Array:
     """Return the law of a full batch's service time on multiples of the cell, its mean kept."""
-    if service.cv == 0.0:
-        return np.asarray(np.eye(1, _CELLS_PER_SERVICE + 1, _CELLS_PER_SERVICE)[0])
-    shape = 1.0 / service.cv**2
-    last = math.ceil(float(service.edges[-1]) * _CELLS_PER_SERVICE) + 1
-    points = np.arange(last + 1) / _CELLS_PER_SERVICE
-    # Linear splitting of the mass: the second difference of the integrated distribution.
-    below, below_mean = 1.0 - gammaincc(shape, points * shape), 1.0 - gammaincc(shape + 1.0, points * shape)
-    integral = points * below - below_mean
-    integral = np.concatenate([[0.0], integral, [integral[-1] + 1.0 / _CELLS_PER_SERVICE]])
-    mass = np.maximum(np.diff(integral, 2) * _CELLS_PER_SERVICE, 0.0)
-    return np.asarray(mass / mass.sum(), dtype=np.float64)
-
-
-def _tail_rate(rate: float, service: Service) -> float:
-    """Return the decay rate of the backlog: the positive root of (r/(r+x))^B E[exp(x S)] = 1."""
-    batch, mean, cv = len(service.means), float(service.means[-1]), service.cv
-
-    def excess(x: float) -> float:
-        served = x * mean if cv == 0.0 else -math.log1p(-x * mean * cv**2) / cv**2
-        return served - batch * math.log1p(x / rate)
-
-    low = high = 1e-6 / mean
-    limit = math.inf if cv == 0.0 else (1.0 - 1e-12) / (mean * cv**2)
-    while high < limit and excess(high) < 0.0:
-        low, high = high, min(2.0 * high, limit)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if excess(middle) < 0.0 else (low, middle)
-    return 0.5 * (low + high)
-
-
-def _toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:
-    """Return the matrix M[i, j] = values[i - j + offset], 0 outside."""
-    index = np.arange(rows)[:, None] - np.arange(columns)[None, :] + offset
-    padded = np.append(values, 0.0)
-    return np.asarray(padded[np.where((index < 0) | (index >= len(values)), len(values), index)], dtype=np.float64)
-
-
-def _with_tail(matrix: Array, beyond: Array, ratio: float) -> Array:
-    """Fold the columns beyond the lattice, geometric in ``ratio``, into the last column."""
-    powers = ratio ** np.arange(1, beyond.shape[1] + 1)
-    matrix[:, -1] += beyond @ powers
-    return matrix
+    return lattice_law(1.0, service.cv**2, 1.0 / _CELLS_PER_SERVICE)
 
 
 def _arrival_law(rate: float, batch: int, step: float, cells: int) -> Array:
@@ -211,15 +171,15 @@ def _arrival_law(rate: float, batch: int, step: float, cells: int) -> Array:
 def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float) -> Array:
     """Return K[i, j]: probability of going from backlog cell j to backlog cell i, as z' = z + S - t."""
     shifts = np.convolve(on_lattice, arrival[::-1])
-    whole = _toeplitz(shifts, cells, 4 * cells, len(arrival) - 1)
-    return _with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
+    whole = toeplitz(shifts, cells, 4 * cells, len(arrival) - 1)
+    return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
 
 def _landing(on_lattice: Array, cells: int, ratio: float) -> Array:
     """Return P[i, j]: probability that backlog cell j becomes ``y`` in lattice cell i."""
     rows = cells + len(on_lattice)
-    whole = _toeplitz(on_lattice, rows, rows, 0)
-    return _with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
+    whole = toeplitz(on_lattice, rows, rows, 0)
+    return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
 
 def _entering(rate: float, step: float, cells: int, service: Service) -> Array:

@@ -1,58 +1,44 @@
-"""A replica of several processes, or with arrivals that are not Poisson: many independent copies simulated at once.
+"""A replica of several processes, or with arrivals that are not Poisson: simulated, its tail taken from analysis.
 
-Each step dispatches one batch in every copy, by the rule of `gpuprof.batching`. The random numbers are the same in
-every call, so that the result is a function of its arguments and neighbouring arguments give comparable results.
+Where no analysis of the real queue is known, requests are simulated one by one with fixed random numbers, so that the
+result is a function of its arguments and neighbouring arguments give comparable results. A plain simulation would
+need millions of requests near capacity, because a backlog stays for thousands of batches. So each request is counted
+by the backlog that it would have found had batches always been full (`batch_backlog`), whose law is known exactly
+(post-stratification): the simulation only has to tell how long requests take *given* that backlog, which varies little
+and is forgotten within a few batches.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.estimators import batch_chain
+from gpuprof.estimators import batch_kernels
+from gpuprof.estimators.batch_backlog import Backlog, backlog_law
 
 Array = NDArray[Any]
 
-_LANES = 512
-_POOL = 48
 _SEED = 20240229
-_MIN_REQUESTS = 120_000
+_REQUESTS = 1 << 17  # at least; and
+_GROUPS = 8192  # so many full batches
+_SCORES = 1 << 19
+_BINS = 1 << 14
+_WARM_UP = 100  # groups
+_ENOUGH = 40  # groups that a stratum must have been seen in
+#: Between the quantiles of the backlog at these probabilities lie the strata.
+_STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """What was seen: times in the system, batch sizes' mean, and the mean busy time of a batch.
+class Queue:
+    """A replica that is stable.
 
     Attributes
-    ----------
-    times : ndarray of shape (requests,)
-        Sorted.
-    mean_batch, mean_service : float
-    """
-
-    times: Array
-    mean_batch: float
-    mean_service: float
-
-
-def simulate(
-    rate: float,
-    scv: float,
-    max_wait: float,
-    means: Array,
-    cv: float,
-    processes: int,
-    load: float,
-    pause: float = 1.0,
-) -> Sample:
-    """Simulate a replica that is stable.
-
-    Parameters
     ----------
     rate, scv : float
         Requests per unit of time, and the squared coefficient of variation of the gaps between them.
@@ -62,93 +48,160 @@ def simulate(
     cv : float
         Coefficient of variation of a service time (gamma).
     processes : int
-    load : float
-        Fraction of the capacity that is asked for, below 1; decides how long the warm-up lasts.
-    pause : float
-        Time of a batch that finds its process at rest over that of one that follows another.
+    pause, pause_cv : float
+        Time of a batch that finds its process at rest over that of one that follows another, and its variation.
     """
-    batch = len(means)
-    gaps, factors = _gap_pool(batch, scv), _factor_pool(cv)
-    window = gaps[0] / rate
-    free = _start(rate, scv, max_wait, means, cv, processes, load)
-    rows, order = np.arange(_LANES), np.arange(batch)
-    warm, steps = _length(load, batch, processes)
-    times: list[Array] = []
-    taken = served = 0.0
-    for step in range(warm + steps):
-        first_free = free.argmin(axis=1)
-        released = free[rows, first_free]
-        dispatch = np.maximum(released, np.minimum(window[:, 0] + max_wait, window[:, -1]))
-        size = (window <= dispatch[:, None]).sum(axis=1)
-        service = means[size - 1] * np.roll(factors[step % _POOL], step)
-        service[dispatch > released] *= pause
-        done = dispatch + service
-        free[rows, first_free] = done
-        if step >= warm:
-            spent = done[:, None] - window
-            times.append(spent[order < size[:, None]])
-            taken += size.sum()
-            served += service.sum()
-        window = _advance(window, size, np.roll(gaps[(step + 1) % _POOL], 7 * step, axis=0) / rate, rows, order)
-    return Sample(np.sort(np.concatenate(times)), taken / (steps * _LANES), served / (steps * _LANES))
+
+    rate: float
+    scv: float
+    max_wait: float
+    means: Array
+    cv: float
+    processes: int
+    pause: float = 1.0
+    pause_cv: float = 0.0
 
 
-def _start(rate: float, scv: float, max_wait: float, means: Array, cv: float, processes: int, load: float) -> Array:
-    """Return when the processes of each lane come free.
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was seen.
 
-    The backlog of several processes is nearly that of one as fast as all, which is solved: its quantiles, one a
-    lane, leave little to warm up and little to chance. That all are busy is less likely by Erlang's C over the load.
+    Attributes
+    ----------
+    times : ndarray
+        In the system, at the probabilities asked for.
+    mean, mean_batch, mean_service : float
     """
-    random = np.random.default_rng(_SEED + 2)
-    # Constant services keep the phases that processes start with for long: start them at random ones.
-    phases = (
-        random.permuted(np.tile(np.arange(processes), (_LANES, 1)), axis=1) + random.random((_LANES, 1))
-    ) / processes
-    law = batch_chain.solve(rate, max_wait, batch_chain.service_of(means / processes, cv))
-    mass = law.backlog_mass * erlang_c(processes, load) / load
-    upto = np.append(1.0 - mass.sum(), 1.0 - mass.sum() + np.cumsum(mass))
-    ranks = (np.arange(_LANES) + 0.5) / _LANES
-    backlog = np.interp(ranks, upto, np.append(0.0, law.backlog_z))
-    busy = (backlog[:, None] > 0.0) | (random.random((_LANES, processes)) < load)
-    usual = float(law.fresh @ np.tile(means, 2)) + float(law.backlog_mass.sum() * means[-1])
-    service = np.where(backlog > 0.0, means[-1], usual)[:, None]
-    return np.asarray(np.where(busy, backlog[:, None] + service * phases, 0.0))
+
+    times: Array
+    mean: float
+    mean_batch: float
+    mean_service: float
 
 
-def erlang_c(processes: int, load: float) -> float:
-    """Return the probability that all of some M/M/c servers are busy."""
-    offered = load * processes
-    blocked = 1.0
-    for n in range(1, processes + 1):
-        blocked = offered * blocked / (n + offered * blocked)
-    return blocked / (1.0 - load * (1.0 - blocked))
+@dataclass(frozen=True, slots=True)
+class _Strata:
+    """Parts of the backlog's law.
+
+    Attributes
+    ----------
+    step : float
+        Width of a cell of the backlog.
+    labels : ndarray of int
+        Cell → stratum.
+    mass, level : ndarray
+        Probability of each stratum and its mean backlog.
+    """
+
+    step: float
+    labels: Array
+    mass: Array
+    level: Array
 
 
-def _advance(window: Array, size: Array, more: Array, rows: Array, order: Array) -> Array:
-    """Drop the ``size`` oldest arrivals of each lane and append as many."""
-    longer = np.concatenate([window, window[:, -1:] + more], axis=1)
-    return np.asarray(longer[rows[:, None], order + size[:, None]], dtype=np.float64)
+def simulate(queue: Queue, probabilities: Array) -> Sample:
+    """Simulate ``queue`` and return its quantiles at ``probabilities``."""
+    batch = len(queue.means)
+    mean = float(queue.means[-1]) / queue.processes
+    law = backlog_law(queue.rate, queue.scv, batch, mean, queue.cv)
+    parts = _strata(law)
+    groups = max(_GROUPS, _REQUESTS // batch)
+    gap_scores, scores, others, even = _scores()
+    served = _quantiles(queue.cv**2)
+    arrived, spent = batch_kernels.empty(groups * batch), batch_kernels.empty(groups * batch)
+    batch_kernels.arrivals(1.0 / queue.rate, _quantiles(queue.scv), gap_scores, arrived)
+    strata = np.empty(groups, np.int64)
+    batch_kernels.strata(batch, mean, served, scores, arrived, parts.step, parts.labels, strata)
+    laws = (served, queue.pause * (served if queue.pause_cv == queue.cv else _quantiles(queue.pause_cv**2)))
+    done, batches, busy = batch_kernels.queue(
+        arrived, queue.means, queue.max_wait, np.zeros(queue.processes), laws, scores, others, even, spent
+    )
+    seen = slice(_WARM_UP, done // batch)
+    times, mean_time = _weighted(spent[_WARM_UP * batch : seen.stop * batch], batch, strata[seen], parts)
+    quantiles = _beyond(times, probabilities, law)
+    return Sample(quantiles, mean_time, done / batches, busy / batches)
 
 
-def _length(load: float, batch: int, processes: int) -> tuple[int, int]:
-    """Return how many batches to throw away and how many to keep in each lane."""
-    relaxation = min(1.0 / max(1.0 - load, 0.02) ** 2 / math.sqrt(batch), 400.0)
-    warm = int(20 + 10 * processes + 0.7 * relaxation)
-    return warm, max(24, int(relaxation), math.ceil(_MIN_REQUESTS / (_LANES * max(1.0, load * batch))))
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Cumulative distribution of the times, and the probability of backlogs that hardly were seen."""
+
+    edges: Array
+    below: Array
+    unseen: float
 
 
-@lru_cache(maxsize=16)
-def _gap_pool(batch: int, scv: float) -> Array:
+def _weighted(spent: Array, batch: int, strata: Array, parts: _Strata) -> tuple[_Times, float]:
+    """Return the law of the times, each stratum weighted by its exact probability, and its mean."""
+    counts = np.bincount(strata, minlength=len(parts.mass)).astype(np.float64)
+    merged, top = _merged(counts)
+    seen = np.bincount(merged, counts, top + 1)
+    mass = np.bincount(merged, parts.mass, top + 1)
+    beyond = np.arange(len(counts)) > top
+    unseen = float(parts.mass[beyond].sum())
+    weights = (mass / np.maximum(seen, 1.0))[merged]
+    low, high = float(spent.min()), float(spent.max())
+    scale = _BINS / max(high - low, 1e-9 * high)
+    histogram, sums = np.zeros(_BINS), np.zeros(len(counts))
+    batch_kernels.histogram(spent, batch, strata, weights, low, scale, histogram, sums)
+    means = np.bincount(merged, sums, top + 1) / np.maximum(seen, 1.0) / batch
+    # A higher backlog than was seen takes longer by as much as it is higher.
+    longer = float(parts.mass[beyond] @ (parts.level[beyond] - parts.level[top]))
+    below = np.cumsum(histogram) / histogram.sum()
+    edges = low + np.arange(_BINS + 1) / scale
+    return _Times(edges, np.append(0.0, below), unseen), float(mass @ means) + longer
+
+
+def _merged(counts: Array) -> tuple[Array, int]:
+    """Return for each stratum the one that it is counted with, and the last that was seen often enough.
+
+    Strata that were seldom seen join the next lower one that was, the lowest the next higher.
+    """
+    often = np.flatnonzero(counts >= _ENOUGH)
+    lowest, top = (int(often[0]), int(often[-1])) if len(often) else (0, 0)
+    labels = np.maximum.accumulate(np.where(counts >= _ENOUGH, np.arange(len(counts)), lowest))
+    return np.minimum(labels, top), top
+
+
+def _beyond(times: _Times, probabilities: Array, law: Backlog | None) -> Array:
+    """Return the quantiles, those in the unseen tail at least as far above the last seen as the backlog's are."""
+    found = np.interp(probabilities, times.below, times.edges)
+    if law is None or times.unseen <= 0.0:
+        return found
+    last = np.array([1.0 - min(3.0 * times.unseen, 0.5)])
+    further = float(np.interp(last, times.below, times.edges)[0]) + law.quantile(probabilities) - law.quantile(last)
+    return np.where(probabilities > last, np.maximum(found, further), found)
+
+
+def _strata(law: Backlog | None) -> _Strata:
+    if law is None:
+        return _Strata(1.0, np.zeros(1, np.int64), np.ones(1), np.zeros(1))
+    upto = np.cumsum(law.mass)
+    labels = 1 + np.searchsorted(_STRATA, upto - 0.5 * law.mass)
+    labels[0] = 0
+    labels = np.unique(labels, return_inverse=True)[1]
+    mass = np.bincount(labels, law.mass)
+    level = np.bincount(labels, law.mass * np.arange(len(labels)) * law.step) / np.maximum(mass, 1e-300)
+    return _Strata(law.step, labels, mass, level)
+
+
+def _quantiles(scv: float) -> Array:
+    """Return the quantiles of a gamma law of mean 1 at the standard normal scores of `batch_kernels`."""
+    scores = np.linspace(-batch_kernels.SCORE_REACH, batch_kernels.SCORE_REACH, batch_kernels.ENTRIES)
+    if scv < 1e-8:
+        return np.ones(len(scores))
+    half = len(scores) // 2
+    low, high = gammaincinv(1.0 / scv, ndtr(scores[:half])), gammainccinv(1.0 / scv, ndtr(-scores[half:]))
+    return np.asarray(scv * np.concatenate([low, high]), dtype=np.float64)
+
+
+@cache
+def _scores() -> tuple[Array, Array, Array, Array]:
+    """Return standard normal numbers for gaps, for the batches of each group and for batches more in a group.
+
+    Last come evenly spread ones: multiples of the golden section, of which any stretch is nearly uniform.
+    """
     random = np.random.default_rng(_SEED)
-    size = (_POOL, _LANES, batch)
-    gaps = random.gamma(1.0 / scv, scv, size) if scv > 1e-6 else np.ones(size)
-    # Exactly the mean that was asked for: near capacity, waiting is very sensitive to it.
-    return np.asarray(np.cumsum(gaps / gaps.mean(), axis=2), dtype=np.float64)
-
-
-@lru_cache(maxsize=16)
-def _factor_pool(cv: float) -> Array:
-    random = np.random.default_rng(_SEED + 1)
-    size = (_POOL, _LANES)
-    factors = random.gamma(cv**-2.0, cv**2.0, size) if cv > 1e-3 else np.ones(size)
-    return np.asarray(factors / factors.mean(), dtype=np.float64)
+    gaps, groups, more = (random.standard_normal(size, np.float32) for size in (_SCORES, _SCORES, _SCORES // 4))
+    even = ndtri((np.arange(1, _SCORES + 1) * 0.6180339887498949) % 1.0).astype(np.float32)
+    return gaps, groups, more, even

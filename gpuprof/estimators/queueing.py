@@ -1,4 +1,4 @@
-"""The default queueing model of a batching replica: exact for one process and Poisson arrivals, else simulated."""
+"""The default queueing model of a batching replica: solved for one process and Poisson arrivals, else simulated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.estimators import batch_chain, batch_simulation, batch_sojourn
+from gpuprof.estimators import batch_chain, batch_sojourn
 from gpuprof.estimators.batch_chain import Array
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
@@ -24,31 +24,27 @@ _PROBABILITIES = np.unique(
 class BatchQueue:
     """Implements `gpuprof.sojourn.QueueModel` for the rule of `gpuprof.batching`.
 
-    One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`);
-    several processes, or arrivals of another variability (renewals with gamma gaps), by a simulation with fixed
-    random numbers (`batch_simulation`). Service times are gamma with the given coefficient of variation. A server
-    whose batches take longer after a pause is stable as long as it is at full speed.
+    One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`).
+    Several processes, arrivals of another variability (renewals with gamma gaps), or batches whose variation differs
+    after a pause are simulated request by request with fixed random numbers; the backlog, which makes plain
+    simulations so long near capacity, is taken from analysis (`batch_simulation`). Service times are gamma with the
+    given coefficient of variation. A server whose batches take longer after a pause is stable as long as it is at
+    full speed.
+    Against simulations of millions of requests (`bench.queueing`) both are within 3% at the mean and 5% at p99 from
+    10% to 90% of the capacity.
     Results are cached; the cache knows that only ratios of times matter.
     """
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
-        law = self._at_variation(arrivals, server, server.latency_cv)
-        if server.pause_cv is None or server.pause_cv == server.latency_cv or law.utilization >= 1.0:
-            return law
-        # Batches that find the process at rest are as large a part of all as the time in which it is.
-        rest = 1.0 - law.utilization
-        variance = rest * server.pause_cv**2 + (1.0 - rest) * server.latency_cv**2
-        return self._at_variation(arrivals, server, math.sqrt(variance))
-
-    def _at_variation(self, arrivals: Arrivals, server: BatchServer, cv: float) -> Sojourn:
         unit = server.latency_ms[server.batch - 1]
         replica = _Replica(
             tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch]),
             _rounded(server.max_wait_ms / unit) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
             server.processes,
-            round(cv, 4),
+            round(server.latency_cv, 4),
             _rounded(server.pause_factor),
+            round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
         )
         law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
         return _scaled(law, unit, server.overhead_ms)
@@ -63,6 +59,7 @@ class _Replica:
     processes: int
     cv: float
     pause: float
+    pause_cv: float
 
 
 def _rounded(value: float) -> float:
@@ -86,9 +83,9 @@ def _solve(rate: float, scv: float, replica: _Replica) -> Sojourn:
     if load >= 1.0:
         return Sojourn(load, float(batch), math.inf, ((0.0, math.inf), (1.0, math.inf)))
     with _threads().limit(limits=1, user_api="blas"):  # waking threads for matrices this small costs more than they do
-        if replica.processes == 1 and abs(scv - 1.0) < 1e-3:
+        if replica.processes == 1 and abs(scv - 1.0) < 1e-3 and replica.cv == replica.pause_cv:
             return _exact(max(rate, _LEAST_RATE), replica)
-        return _simulated(max(rate, _LEAST_RATE), scv, replica, load)
+        return _simulated(max(rate, _LEAST_RATE), scv, replica)
 
 
 @cache
@@ -98,13 +95,22 @@ def _threads() -> Any:
     return ThreadpoolController()
 
 
-def _simulated(rate: float, scv: float, replica: _Replica, load: float) -> Sojourn:
-    sample = batch_simulation.simulate(
-        rate, scv, replica.max_wait, np.array(replica.latency), replica.cv, replica.processes, load, replica.pause
+def _simulated(rate: float, scv: float, replica: _Replica) -> Sojourn:
+    from gpuprof.estimators.batch_simulation import Queue, simulate  # numba takes a while to import
+
+    queue = Queue(
+        rate,
+        scv,
+        replica.max_wait,
+        np.array(replica.latency),
+        replica.cv,
+        replica.processes,
+        replica.pause,
+        replica.pause_cv,
     )
-    quantiles = np.quantile(sample.times, _PROBABILITIES)
+    sample = simulate(queue, _PROBABILITIES)
     busy = rate / sample.mean_batch * sample.mean_service / replica.processes
-    return Sojourn(min(busy, 1.0), sample.mean_batch, float(sample.times.mean()), _pairs(_PROBABILITIES, quantiles))
+    return Sojourn(min(busy, 1.0), sample.mean_batch, sample.mean, _pairs(_PROBABILITIES, sample.times))
 
 
 def _exact(rate: float, replica: _Replica) -> Sojourn:

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.brute_force import simulate, truth
+from bench.queueing import configurations
+from gpuprof.estimators.batch_backlog import backlog_law
 from gpuprof.estimators.queueing import BatchQueue
 from gpuprof.sojourn import Arrivals, BatchServer
-from tests.estimators.brute_force import simulate
 
 QUEUE = BatchQueue()
 
@@ -68,6 +70,53 @@ def test_batches_after_a_pause_take_longer(load: float) -> None:
 def test_batches_after_a_pause_take_longer_whatever_their_size(batch: int, wait: float, processes: int) -> None:
     server = replace(_server(batch, wait, cv=0.1, processes=processes), pause_factor=1.5)
     _agrees(server, _at_load(server, 0.4), 100_000)
+
+
+_RANDOM = list(configurations(40, seed=11))
+
+
+@pytest.mark.parametrize(("arrivals", "server"), _RANDOM, ids=map(str, range(len(_RANDOM))))
+def test_any_replica_agrees_with_brute_force(arrivals: Arrivals, server: BatchServer) -> None:
+    known = truth(arrivals, server, 300_000, seed=5, error=0.008, most=5_000_000)
+    said = QUEUE.sojourn(arrivals, server)
+    assert max(known.mean_error, known.p99_error) < 0.01
+    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
+    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+
+
+@pytest.mark.parametrize(("processes", "batch", "scv"), [(4, 2, 1.0), (8, 8, 1.0), (2, 32, 1.0), (4, 8, 3.0)])
+def test_several_processes_agree_with_brute_force_at_nine_tenths_of_capacity(
+    processes: int, batch: int, scv: float
+) -> None:
+    server = _server(batch, 0.3, cv=0.2, processes=processes)
+    arrivals = _at_load(server, 0.9, scv)
+    known = truth(arrivals, server, 2_000_000, seed=5, error=0.01, most=16_000_000)
+    said = QUEUE.sojourn(arrivals, server)
+    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
+    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+
+
+def test_close_to_capacity_the_simulated_law_is_the_solved_one() -> None:
+    server = _server(4, 0.5, cv=0.1)
+    for load in (0.95, 0.99):
+        solved = QUEUE.sojourn(_at_load(server, load), server)
+        simulated = QUEUE.sojourn(_at_load(server, load, 1.002), server)
+        assert simulated.mean_ms == pytest.approx(solved.mean_ms, rel=0.02)
+        assert simulated.percentile(99) == pytest.approx(solved.percentile(99), rel=0.02)
+
+
+def test_flat_arrivals_that_meet_a_free_process_never_queue() -> None:
+    server = BatchServer((10.0,), 1, 0.0, processes=2)
+    said = QUEUE.sojourn(_at_load(server, 0.8, 0.0), server)
+    assert said.percentile(1) == pytest.approx(10.0) and said.percentile(99.9) == pytest.approx(10.0)
+
+
+def test_the_backlog_of_single_exponential_services_is_known() -> None:
+    law = backlog_law(0.9, 1.0, 1, 1.0, 1.0)
+    assert law is not None
+    within = np.array([0.5, 0.9, 0.99])
+    # M/M/1: P(W > w) = 0.9 exp(-0.1 w)
+    assert law.quantile(within) == pytest.approx(10.0 * np.log(0.9 / (1.0 - within)), rel=0.003)
 
 
 def test_a_wait_of_next_to_nothing_is_none() -> None:

@@ -1,0 +1,137 @@
+"""Backlog of a replica whose batches are always full: the one part of its queue that decides its tail.
+
+The k-th group of B requests waits ``W_k = max(0, W_{k-1} + S_{k-1} / c - T_k)``: S a full batch's service time, c the
+processes, T the time between the last requests of two groups (Lindley's recursion). It is exact where batches are
+full and one process works; elsewhere it is what the real queue is tied to. Its law is found on a lattice, closed by
+its exponential tail (the root of the Cramér-Lundberg equation), for gamma gaps and gamma service times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.signal import fftconvolve
+from scipy.special import gammainc, gammaincinv
+
+Array = NDArray[Any]
+
+_CELLS = 192
+_CELLS_PER_SCALE = 10
+_BEYOND = 3  # lattices beyond the lattice whose flow back into it is followed
+_LONGEST_STEP = 20_000  # cells; a law wider than this is cut
+_TAIL_MASS = 1e-7
+_MAX_TAIL_CELLS = 200_000
+_SMALL = 1e-8
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Law of W.
+
+    Attributes
+    ----------
+    step : float
+        Width of a cell. Cell 0 ends at half a step and holds W = 0 too; cell j is around ``j step``.
+    mass : ndarray
+        Probability of each cell.
+    """
+
+    step: float
+    mass: Array
+
+    def quantile(self, probability: Array) -> Array:
+        """Return the W that are exceeded with ``1 - probability``."""
+        edges = (np.arange(len(self.mass)) + 0.5) * self.step
+        return np.asarray(np.interp(probability, np.cumsum(self.mass), edges, left=0.0))
+
+
+def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> Backlog | None:
+    """Return the law of W; None where nothing varies and W is always 0.
+
+    Parameters
+    ----------
+    rate, scv : float
+        Requests per unit of time and the squared coefficient of variation of their gaps; below capacity.
+    mean, cv : float
+        Of a full batch's service time, divided by the processes.
+    """
+    spread = math.sqrt((cv * mean) ** 2 + scv * batch / rate**2)
+    if spread < 1e-6 * mean:
+        return None
+    step = min(spread, mean) / _CELLS_PER_SCALE
+    served = lattice_law(mean, cv**2, step)
+    arriving = lattice_law(batch / rate, scv / batch, step)
+    change = fftconvolve(served, arriving[::-1])
+    ratio = math.exp(-decay_rate(rate, scv, batch, mean, cv) * step)
+    beyond = _BEYOND * _CELLS
+    kernel = toeplitz(np.maximum(change, 0.0), _CELLS - 1, _CELLS + beyond, len(arriving))
+    inside = with_tail(kernel[:, 1:_CELLS].copy(), kernel[:, _CELLS:], ratio)
+    positive = np.maximum(np.linalg.solve(np.eye(_CELLS - 1) - inside, kernel[:, 0]), 0.0)
+    tail = positive[-1] * ratio / (1.0 - ratio)
+    total = 1.0 + positive.sum() + tail
+    more = 0
+    if tail > _TAIL_MASS * total:
+        more = min(_MAX_TAIL_CELLS, math.ceil(math.log(_TAIL_MASS * total / tail) / math.log(ratio)))
+    mass = np.concatenate([[1.0], positive, positive[-1] * ratio ** np.arange(1, more + 1)])
+    return Backlog(step, mass / mass.sum())
+
+
+def decay_rate(rate: float, scv: float, batch: int, mean: float, cv: float) -> float:
+    """Return the rate at which the law of W falls: the positive x with E[exp(x S / c)] E[exp(-x T)] = 1."""
+
+    def excess(x: float) -> float:
+        served = x * mean if cv**2 < _SMALL else -math.log1p(-x * mean * cv**2) / cv**2
+        return served - (x * batch / rate if scv < _SMALL else batch / scv * math.log1p(x * scv / rate))
+
+    limit = 1e6 / mean if cv**2 < _SMALL else (1.0 - 1e-12) / (mean * cv**2)
+    return _root(excess, 1e-9 / mean, limit)
+
+
+def lattice_law(mean: float, scv: float, step: float) -> Array:
+    """Return a gamma law on multiples of ``step``, its mean kept: a constant is split over the two nearest."""
+    if scv < _SMALL:
+        place = mean / step
+        split = np.zeros(int(place) + 2)
+        split[int(place)], split[int(place) + 1] = 1.0 - place % 1.0, place % 1.0
+        return split
+    shape = 1.0 / scv
+    last = min(int(max(1.0, gammaincinv(shape, 1.0 - 1e-9) / shape) * mean / step) + 2, _LONGEST_STEP)
+    points = np.arange(last + 1) * step / mean
+    # Linear splitting of the mass: the second difference of the integrated distribution.
+    integral = points * gammainc(shape, points * shape) - gammainc(shape + 1.0, points * shape)
+    integral = np.concatenate([[0.0], integral, [integral[-1] + step / mean]])
+    mass = np.maximum(np.diff(integral, 2), 0.0)
+    return np.asarray(mass / mass.sum(), dtype=np.float64)
+
+
+def toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:
+    """Return the matrix M[i, j] = values[i - j + offset], 0 outside, read-only."""
+    before, after = max(0, columns - 1 - offset), max(0, rows + offset - len(values))
+    padded = np.concatenate([np.zeros(before), values, np.zeros(after)])[::-1]
+    # Row i is a window of the reversed values that starts one earlier than that of row i - 1.
+    start = len(padded) - 1 - offset - before
+    windows = np.lib.stride_tricks.sliding_window_view(padded, columns)
+    return windows[start - rows + 1 : start + 1][::-1]
+
+
+def with_tail(matrix: Array, beyond: Array, ratio: float) -> Array:
+    """Fold the columns beyond the lattice, geometric in ``ratio``, into the last column."""
+    powers = ratio ** np.arange(1, beyond.shape[1] + 1)
+    matrix[:, -1] += beyond @ powers
+    return matrix
+
+
+def _root(function: Callable[[float], float], start: float, limit: float) -> float:
+    """Return where an initially negative convex function passes 0, by doubling and halving; at most ``limit``."""
+    low = high = start
+    while high < limit and function(high) < 0.0:
+        low, high = high, min(2.0 * high, limit)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if function(middle) < 0.0 else (low, middle)
+    return 0.5 * (low + high)
