@@ -51,7 +51,7 @@ def run(about: str | None, compute: Callable[[Path], Reproduction]) -> int:
 
 
 def draw(outcome: Reproduction, path: Path) -> None:
-    """Write the picture, or where there are several FILE-1, FILE-2 …; `gpuprof.report.picture` says what can go wrong."""
+    """Write the picture, or where there are several FILE-1, FILE-2 …; raises what `write_picture` raises."""
     for number, chart in enumerate(outcome.charts, start=1):
         one = path if len(outcome.charts) == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
         write_picture(chart, one)

@@ -18,7 +18,6 @@ from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.placement.comparison import Outcome
 from gpuprof.report.chart import Axis, Chart, side_by_side
 
-
 _WHY = (
     "Equation 4 prints the part that is in use; its figure and text speak of what is left over, which is shown here.",
     "What is in use is counted in compute units, of those that MIG can give out (98 of 108); of an instance of three "

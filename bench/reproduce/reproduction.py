@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ class Fact:
     what, where : str
         What it says; the section, figure or table that says it.
     printed : float or (float, float)
-        The number, or the range, as printed.
+        The number, or the range, as printed; up to infinity: at least so much.
     ours : float or None
         None: nothing here corresponds to it.
     digits : int
@@ -43,6 +44,8 @@ class Fact:
         """Return what, where, printed, ours, and whether they agree."""
         low, high = self.printed if isinstance(self.printed, tuple) else (self.printed, self.printed)
         shown = f"{low:.{self.digits}f}" if low == high else f"{low:.{self.digits}f}…{high:.{self.digits}f}"
+        if high == math.inf:
+            shown = f"at least {low:.{self.digits}f}"
         ours = "–" if self.ours is None else f"{self.ours:.{self.digits}f}"
         return (self.what, self.where, shown, ours, "as printed" if self.agrees else "differs")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.published_profiles import PublishedEstimator
+from bench.published_profiles import v100
 from gpuprof.catalogue import v100_profiles
 from gpuprof.device import Device
 from gpuprof.errors import InputError
@@ -13,7 +13,6 @@ from gpuprof.estimate import Estimate, Figure, Workload
 from gpuprof.share import Share
 
 _SOURCE = "interpolated"
-_STEP_PCT = 2.5
 
 
 class SharedV100:
@@ -24,9 +23,18 @@ class SharedV100:
     larger costs nothing. The thesis measures worse: resnet50 (batch 4, WSM 36%) under 17.55% takes four times as long
     (§6.2.1), bert (batch 4, WSM 97%) under 31.83% five times (§6.2.2), where this says two and three times. What runs
     beside costs nothing here, which the thesis's table does not hold.
+
+    Other GPUs than the V100 are as much quicker or slower as their float32 peaks: a stand-in for profiles of them.
+
+    Parameters
+    ----------
+    step_pct : float
+        Shares that are offered are multiples of this.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, step_pct: float = 2.5) -> None:
+        self._step_pct = step_pct
+        self._v100 = v100()
         known: defaultdict[str, dict[int, tuple[float, float, float]]] = defaultdict(dict)
         for row in v100_profiles().rows:
             if row.throughput_rps is not None and row.wavg_sm_util_pct is not None:
@@ -51,11 +59,12 @@ class SharedV100:
         """Return the time and the memory, whatever runs beside."""
         if processes > 1 or share.mig is not None:
             raise InputError(f"{model} was not measured with {processes} processes on {share}")
-        memory = self._at(model, batch)[2] / 100.0 * device.dram_bytes
+        memory = self._at(model, batch)[2] / 100.0 * self._v100.dram_bytes
+        ratio = self._v100.flops_per_s["float32"] / device.flops_per_s["float32"]
         return Estimate(
             workload=Workload(model, batch, share),
             device=device.name,
-            latency_ms=Figure(self.latency_ms(model, batch, share.sm_pct), _SOURCE),
+            latency_ms=Figure(ratio * self.latency_ms(model, batch, share.sm_pct), _SOURCE),
             memory_bytes=Figure(memory, _SOURCE),
         )
 
@@ -64,8 +73,8 @@ class SharedV100:
         return tuple(sorted(self._known.get(model, {})))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the multiples of 2.5%."""
-        return tuple(Share(_STEP_PCT * n) for n in range(1, round(100.0 / _STEP_PCT) + 1))
+        """Return the multiples of the step."""
+        return tuple(Share(self._step_pct * n) for n in range(1, round(100.0 / self._step_pct) + 1))
 
     def _at(self, model: str, batch: int) -> tuple[float, float, float]:
         """Return time, WSM and memory of a batch alone on the whole device."""
@@ -81,19 +90,3 @@ class SharedV100:
             low[1] + weight * (high[1] - low[1]),
             low[2] + weight * (high[2] - low[2]),
         )
-
-
-class ShareEstimator(PublishedEstimator):
-    """The thesis's table with its requirements on the whole device, and `SharedV100` under shares."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shared = SharedV100()
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the row of the table for the whole device, else the time under the share."""
-        if share.is_whole:
-            return super().estimate(model, device, batch, share, beside, processes)
-        return self._shared.estimate(model, device, batch, share, beside, processes)

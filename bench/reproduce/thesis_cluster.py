@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.published_profiles import PublishedEstimator, v100
+from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
 from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeployedModel, DeploymentMap, Replica
+from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
 from gpuprof.estimators.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
@@ -207,7 +208,7 @@ def as_served(made: Plan) -> DeploymentMap:
     counts: defaultdict[str, int] = defaultdict(int)
     models: dict[str, DeployedModel] = {}
 
-    def own(replica: Replica) -> Replica:
+    def own(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
         name = f"{replica.model}@{counts[replica.model]}"
         counts[replica.model] += 1
         models[name] = made.deployment.models[replica.model]
@@ -215,14 +216,7 @@ def as_served(made: Plan) -> DeploymentMap:
         times = tuple(v100s.latency_ms(replica.model, size, share) for size in range(1, replica.batch + 1))
         return replica.model_copy(update={"model": name, "batch_latency_ms": times})
 
-    nodes = []
-    for node in made.deployment.nodes:
-        gpus = []
-        for gpu in node.gpus:
-            parts = tuple(p.model_copy(update={"replicas": tuple(own(r) for r in p.replicas)}) for p in gpu.partitions)
-            gpus.append(gpu.model_copy(update={"partitions": parts}))
-        nodes.append(node.model_copy(update={"gpus": tuple(gpus)}))
-    return made.deployment.model_copy(update={"nodes": tuple(nodes), "models": models})
+    return rewritten(made.deployment, own).model_copy(update={"models": models})
 
 
 def placed(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:

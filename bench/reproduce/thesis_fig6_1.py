@@ -31,8 +31,8 @@ _WHY = (
     "their batches are full after 100 ms, and a full one takes 161 ms. Some more are in time than on the testbed.",
     "usher with two replicas of batch 8 serves efficientnet_b7 fully here; on the testbed 15% are late, by queueing at "
     "the worker. The table holds times of the GPU, not those of the worker's CPU and of copying results.",
-    "wao-usher is as bad here as there, and for the same reason: its shares are smaller than what the models keep busy. "
-    "It puts everything on two GPUs of four, the thesis on three, both with the same predicted goodput.",
+    "wao-usher is as bad here as there, and for the same reason: its shares are smaller than what the models keep "
+    "busy. It puts everything on two GPUs of four, the thesis on three, both with the same predicted goodput.",
     "igniter plans with what the table says of batches and shares; the thesis measured its coefficients, which it does "
     "not print, and splits efficientnet_b7 into four replicas, here two. With large batches it loses a sixth here too "
     "(observation 5), and the thesis lost more, by interference.",

@@ -29,8 +29,8 @@ _WHY = (
     "batch that keeps 98% of the SMs busy; the testbed shows no such loss at large shares.",
     "wao-usher: bert (batch 4) under 31.8% takes 104 ms here and 180 ms on the testbed; either way it fails.",
     "igniter plans with what the table says of batches and shares, since the thesis does not print the coefficients "
-    "that it measured: seven GPUs here, and large batches that lose a seventh of the requests. Below its number of GPUs "
-    "the whole load goes to those that are there, as in the thesis.",
+    "that it measured: seven GPUs here, and large batches that lose a seventh of the requests. Below its number of "
+    "GPUs the whole load goes to those that are there, as in the thesis.",
 )
 
 

@@ -1,4 +1,4 @@
-"""Goodput of five vision models on four V100 over the load, for three SLOs, by policy (Elvinger, ETH 2024, Figure 6.15).
+"""Goodput of five vision models on four V100 over the load, by SLO and policy (Elvinger, ETH 2024, Figure 6.15).
 
 python -m bench.reproduce.thesis_fig6_15 [--plot FILE.svg|FILE.png] [--json]
 """

@@ -1,0 +1,187 @@
+"""iGniter's twelve workloads (TPDS'22, Table 3) by each policy, with every map seen through iGniter's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.igniter_profiles import IgniterEstimator, read_estimator, table_3
+from bench.reproduce.command import published
+from bench.reproduce.served_map import rewritten
+from gpuprof.catalogue import device
+from gpuprof.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimate, Estimator, Workload
+from gpuprof.estimators.igniter import WorkloadCoefficients
+from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.placement.comparison import Outcome, compare
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import ModelFile, Options, Problem
+from gpuprof.share import Share
+from gpuprof.simulator.arrivals import Arriving, Constant
+from gpuprof.simulator.cluster import Options as SimulationOptions
+from gpuprof.simulator.engine import simulate
+
+SOURCE = "i-Gniter/Algorithm/config of https://github.com/icloud-ecnu/igniter"
+#: Half of the SLO is for the inference, half for filling the batch (§3.1, equation 12).
+BUDGET = 0.5
+_SECONDS = 30.0
+#: A workload that gets less than this part of its rate breaks its throughput.
+_THROUGHPUT = 0.99
+
+
+@dataclass(frozen=True, slots=True)
+class ByDevice:
+    """An estimator for each kind of device.
+
+    Attributes
+    ----------
+    estimators : mapping of str to Estimator
+    """
+
+    estimators: Mapping[str, Estimator]
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what the device's own estimator says."""
+        return self.estimators[device.name].estimate(model, device, batch, share, beside, processes)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return what the device's own estimator says."""
+        return self.estimators[device.name].batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return what the device's own estimator says."""
+        return self.estimators[device.name].shares(model, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """An estimator that does not see what runs beside.
+
+    Attributes
+    ----------
+    estimator : Estimator
+    """
+
+    estimator: Estimator
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what is said of the workload alone."""
+        return self.estimator.estimate(model, device, batch, share, (), processes)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return what the estimator says."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return what the estimator says."""
+        return self.estimator.shares(model, device)
+
+
+def v100_estimator(reference: Path) -> IgniterEstimator:
+    """Return iGniter's model of the V100 with the coefficients fitted to its published profile.
+
+    Raises
+    ------
+    InputError
+        When the profile is not there.
+    """
+    return read_estimator(published(reference, "igniter_v100", SOURCE) / "config.jsonl", table_3()[0])
+
+
+def problem(estimator: Estimator, kinds: Sequence[str]) -> Problem:
+    """Return the twelve workloads on as many as needed of these devices."""
+    models, demands = table_3()
+    return Problem(
+        demands=demands,
+        fleet=Fleet(tuple(FleetEntry(device(kind)) for kind in kinds)),
+        estimator=estimator,
+        queueing=BatchQueue(),
+        options=Options(latency_budget=BUDGET),
+        files={name: ModelFile(None, model) for name, model in models.items()},
+    )
+
+
+def place(given: Problem, name: str, policy: Policy) -> Outcome:
+    """Return what a policy makes of the problem; ``violations`` of maps that regard no neighbours are for counting."""
+    return compare(given, [(name, policy)])[0]
+
+
+def seen(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, ...]:
+    """Return the workloads that miss their SLO or their rate in a simulation of the map with interference.
+
+    Requests come evenly, a batch waits for half of the SLO, loading overlaps with computing (equation 2) and so is a
+    time on the way; a batch takes what iGniter's model says beside all that stand on the same GPU.
+    """
+    served, legs = with_interference(deployment, estimator)
+    arrivals: dict[str, Arriving] = {name: Constant(model.rate_rps) for name, model in served.models.items()}
+    options = SimulationOptions(_SECONDS, warmup_s=1.0, refuse_hopeless=False, legs_ms=legs)
+    broken = []
+    for outcome in simulate(served, arrivals, options).models:
+        answered = outcome.answered / max(1, outcome.requests)
+        if outcome.p99_ms is None or outcome.p99_ms > outcome.slo_ms or answered < _THROUGHPUT:
+            broken.append(outcome.model)
+    return tuple(broken)
+
+
+def with_interference(
+    deployment: DeploymentMap, estimator: Estimator
+) -> tuple[DeploymentMap, dict[str, tuple[float, float]]]:
+    """Return the map with the times of its replicas beside one another, and how long loading a full batch takes."""
+    legs: dict[str, tuple[float, float]] = {}
+
+    def disturbed(gpu: Gpu, partition: Partition, replica: Replica) -> Replica:
+        share = share_of(partition, replica)
+        beside = [Workload(r.model, r.batch, share_of(partition, r)) for r in partition.replicas if r is not replica]
+        sizes = [
+            estimator.estimate(replica.model, device(gpu.device), size, share, beside)
+            for size in range(1, replica.batch + 1)
+        ]
+        legs[replica.model] = (sizes[-1].overlapped_ms, 0.0)
+        times = tuple(one.latency_ms.value - one.overlapped_ms for one in sizes)
+        wait = BUDGET * deployment.models[replica.model].slo_ms
+        return replica.model_copy(update={"batch_latency_ms": times, "max_wait_ms": wait})
+
+    return rewritten(deployment, disturbed), legs
+
+
+def scaled(v100: IgniterEstimator, kind: str) -> IgniterEstimator:
+    """Return a stand-in for another GPU: slower by the ratio of float32 peaks, all else in proportion to its power.
+
+    Active times grow by the ratio; what a batch draws and the idle power are the same parts of the power limit, and
+    the clock falls by as much for the same part too; a batch crowds the L2 as on the V100.
+
+    Raises
+    ------
+    InputError
+        When the catalogue has no power limit of the device.
+    """
+    own, other = device("v100"), device(kind)
+    slower = own.flops_per_s["float32"] / other.flops_per_s["float32"]
+    if own.max_power_w is None or other.max_power_w is None:
+        raise InputError(f"the catalogue has no power limit of {kind}")
+    power = other.max_power_w / own.max_power_w
+    hardware = replace(
+        v100.hardware,
+        max_power_w=v100.hardware.max_power_w * power,
+        idle_power_w=v100.hardware.idle_power_w * power,
+        alpha_f=v100.hardware.alpha_f / power,
+    )
+    return IgniterEstimator(hardware, {name: _slower(one, slower, power) for name, one in v100.workloads.items()})
+
+
+def _slower(one: WorkloadCoefficients, slower: float, power: float) -> WorkloadCoefficients:
+    k1, k2, k3, k4, k5 = one.active
+    return replace(
+        one,
+        active=(k1 * slower, k2 * slower, k3 * slower, k4, k5 * slower),
+        power=(one.power[0] * slower * power, one.power[1] * power),
+        l2=(one.l2[0] * slower, one.l2[1]),
+    )
