@@ -13,11 +13,8 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from gpuprof.deployment import DeploymentMap
     from gpuprof.serving.adapt import AdaptSettings
-    from gpuprof.serving.serving_plan import PlannedReplica
 
 DEFAULT_PORT = 8000
 
@@ -49,14 +46,30 @@ def serve(
         Path | None, typer.Option(help="Where --adapt writes its maps; MAP.adapted.json unless given.")
     ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="Where the workers run: local, or ray: on the nodes of a Ray cluster that the map names."),
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the token that clients must send; or GPUPROF_TOKEN.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve https and grpcs.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Let other machines in without a token or without TLS.")
+    ] = False,
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
-    from gpuprof.deployment import read_map
     from gpuprof.routing import routing_rule
+    from gpuprof.serving.engines import RAY, chosen_engine
     from gpuprof.serving.logs import configure
+    from gpuprof.serving.planner import MapSource, Planner
+    from gpuprof.serving.security import check_exposure, server_security
     from gpuprof.serving.server import ServerSettings, run_server
-    from gpuprof.serving.serving_plan import plan_workers
     from gpuprof.serving.shadow_plan import SHADOW_PCT
 
     if buffer_mb < max_body_mb:
@@ -64,14 +77,11 @@ def serve(
     routing_rule(routing)
     configure(log)
     group = f"serve-{os.getpid()}"
-
-    def planned(path: Path) -> tuple[DeploymentMap, Sequence[PlannedReplica]]:
-        deployment = read_map(path)
-        shadow_pct = SHADOW_PCT if shadow else 0.0
-        base = path.absolute().parent
-        return deployment, plan_workers(deployment, base, group, node, simulated=simulate, shadow_pct=shadow_pct)
-
-    deployment, plan = planned(map_file)
+    make_engine = chosen_engine(engine, ray_address, insecure)
+    source = MapSource.read(map_file)
+    planner = Planner(group, node, simulate, SHADOW_PCT if shadow else 0.0, cluster=engine == RAY)
+    security = server_security(token_file, tls_cert, tls_key)
+    check_exposure(host, security, insecure)
     settings = ServerSettings(
         host=host,
         port=port,
@@ -82,16 +92,16 @@ def serve(
         hang_s=hang_s,
         drain_s=drain_s,
         shadow=shadow,
-        adapt=_adapting(deployment, map_file, adapt_output, db, node, adapt_period, simulate) if adapt else None,
+        adapt=_adapting(source.deployment, map_file, adapt_output, db, node, adapt_period, simulate) if adapt else None,
+        security=security,
     )
     started = time.monotonic()
 
-    def ready(url: str, workers: int) -> None:
-        models = len({replica.model for replica in plan})
+    def ready(url: str, models: int, workers: int) -> None:
         took_s = time.monotonic() - started
         typer.echo(f"serving {models} model(s) with {workers} worker(s) on {url} (ready in {took_s:.1f} s)")
 
-    run_server(deployment, plan, settings, ready, planned)
+    run_server(source, planner, settings, ready, make_engine)
     say("drained")
 
 

@@ -18,6 +18,7 @@ from gpuprof.serving.grpc_messages import protocol, read_infer, write_infer
 from gpuprof.serving.http_api import kin
 from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.router import Router, deadline_ms
+from gpuprof.serving.security import OPEN, Security
 
 _SERVICE = "GRPCInferenceService"
 _CODES = {
@@ -34,16 +35,19 @@ class GrpcApi:
     ----------
     router : Router
     max_message_bytes : int
+    security : Security
+        What calls must have in their metadata (``authorization``), and the certificate.
     """
 
-    def __init__(self, router: Router, max_message_bytes: int) -> None:
+    def __init__(self, router: Router, max_message_bytes: int, security: Security = OPEN) -> None:
         self._router = router
+        self._security = security
         options = [
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),  # or a port that is taken would be shared without a word
         ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=options, interceptors=[_Doorkeeper(security)] if security.token else [])
         self._server.add_generic_rpc_handlers((self._handlers(),))
 
     async def start(self, host: str, port: int) -> int:
@@ -56,13 +60,20 @@ class GrpcApi:
         """
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            bound = self._server.add_insecure_port(where)
+            bound = self._add_port(where)
         except RuntimeError:
             bound = 0
         if not bound:
             raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port")
         await self._server.start()
         return int(bound)
+
+    def _add_port(self, where: str) -> int:
+        security = self._security
+        if security.context is None:
+            return int(self._server.add_insecure_port(where))
+        pair = security.key.encode(), security.certificate.encode()
+        return int(self._server.add_secure_port(where, grpc.ssl_server_credentials([pair])))
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls and wait for those that are there."""
@@ -176,6 +187,31 @@ class GrpcApi:
                 yield answer
         finally:
             reader.cancel()
+
+
+class _Doorkeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Lets only calls with the token in; whether the server lives and is ready is told to everybody."""
+
+    def __init__(self, security: Security) -> None:
+        self._security = security
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        said = dict(details.invocation_metadata).get("authorization", "")
+        text = said if isinstance(said, bytes) else said.encode()
+        if self._security.admits(text) or details.method.rsplit("/", 1)[-1] in _FOR_EVERYBODY:
+            return await continuation(details)
+        return _TURN_AWAY[details.method.endswith("StreamInfer")]
+
+
+async def _turn_away(request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not have the token of this server")
+
+
+_FOR_EVERYBODY = ("ServerLive", "ServerReady")
+_TURN_AWAY = (
+    grpc.unary_unary_rpc_method_handler(_turn_away),
+    grpc.stream_stream_rpc_method_handler(_turn_away),
+)
 
 
 def _translated(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

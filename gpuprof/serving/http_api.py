@@ -19,6 +19,7 @@ from gpuprof.serving.served_model import ServedModel
 
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
+_FOR_EVERYBODY = b"/v2/health/"
 Answer = Callable[[HttpConnection], None]
 
 
@@ -30,14 +31,20 @@ class HttpApi:
     router : Router
     max_body_bytes : int
         Of an inference request.
+    admits : callable
+        Whether the value of an Authorization header lets a request in; whether the server lives and is ready is told
+        to everybody.
     """
 
-    def __init__(self, router: Router, max_body_bytes: int) -> None:
+    def __init__(
+        self, router: Router, max_body_bytes: int, admits: Callable[[bytes], bool] = lambda authorization: True
+    ) -> None:
         self.router = router
         self.arena = router.arena
         self.scratch = bytearray(SCRATCH_BYTES)
         self.connections: set[HttpConnection] = set()
         self._max_body_bytes = max_body_bytes
+        self._admits = admits
         self._routes: dict[tuple[bytes, bytes], Route] = {}
 
     @property
@@ -51,8 +58,10 @@ class HttpApi:
         Raises
         ------
         RefusedError
-            404 for an address that there is not, 405 for a method that it does not have.
+            401 without the token, 404 for an address that there is not, 405 for a method that it does not have.
         """
+        if not self._admits(head.headers.get(b"authorization", b"")) and not head.target.startswith(_FOR_EVERYBODY):
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
         key = (head.method, head.target)
         route = self._routes.get(key)
         if route is None:

@@ -243,6 +243,8 @@ class HttpConnection(asyncio.BufferedProtocol):
             extra = b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after_s))
         if refusal.status == HTTPStatus.METHOD_NOT_ALLOWED:
             extra += b"Allow: GET, POST\r\n"
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            extra += b"WWW-Authenticate: Bearer\r\n"
         self.respond_json(refusal.status.value, {"error": refusal.message}, extra)
 
     def close(self) -> None:

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.serving.planner import MapSource, Planner
 from gpuprof.serving.server import ServerSettings, run_server
-from gpuprof.serving.serving_plan import plan_workers
 
 _RATE_RPS = 1000.0
 
@@ -22,12 +22,12 @@ def main(arguments: list[str]) -> int:
     """Serve until told to stop."""
     device, size = arguments
     deployment = null_map(device, int(size))
-    plan = plan_workers(deployment, Path(), f"null-{os.getpid()}")
-    run_server(deployment, plan, ServerSettings(port=0), _say_where)
+    planner = Planner(f"null-{os.getpid()}")
+    run_server(MapSource(deployment, Path()), planner, ServerSettings(port=0), _say_where)
     return 0
 
 
-def _say_where(url: str, workers: int) -> None:
+def _say_where(url: str, models: int, workers: int) -> None:
     sys.stdout.write(f"{url}\n")
     sys.stdout.flush()
 

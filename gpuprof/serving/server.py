@@ -7,13 +7,12 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.scheduling import answer_quickly
 from gpuprof.serving.adapt import Adapter, AdaptSettings
@@ -22,12 +21,13 @@ from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.front_door import close_door
 from gpuprof.serving.http_api import HttpApi
 from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.local_engine import LocalEngine
+from gpuprof.serving.local_engine import Engine, LocalEngine
 from gpuprof.serving.logs import LOGGER
+from gpuprof.serving.planner import MapSource, Planner
 from gpuprof.serving.router import Router
-from gpuprof.serving.serving_plan import PlannedReplica
+from gpuprof.serving.security import OPEN, Security
 from gpuprof.serving.shadow import Shadows
-from gpuprof.serving.workforce import Workforce
+from gpuprof.serving.workforce import Move, Workforce
 
 if TYPE_CHECKING:
     from gpuprof.serving.grpc_api import GrpcApi
@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 
-Replan = Callable[[Path], tuple[DeploymentMap, Sequence[PlannedReplica]]]
+#: Makes what keeps the machines; given the arena and `ServerSettings`.
+EngineMaker = Callable[[Arena, "ServerSettings"], Engine]
+#: Told where a server listens, and how many models and workers it has.
+Ready = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class ServerSettings:
         Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     adapt : AdaptSettings or None
         When and how the map is planned anew; None: never.
+    security : Security
+        What clients must know and are shown.
     """
 
     host: str = "127.0.0.1"
@@ -79,6 +84,7 @@ class ServerSettings:
     idle_s: float = 300.0
     shadow: bool = False
     adapt: AdaptSettings | None = None
+    security: Security = OPEN
 
 
 class Server:
@@ -86,33 +92,32 @@ class Server:
 
     Parameters
     ----------
-    deployment : DeploymentMap
-    plan : sequence of PlannedReplica
+    source : MapSource
+    planner : Planner
     settings : ServerSettings
-    replan : callable or None
-        Reads another map and plans its workers, for ``gpuprof apply``; None: the server stays with its plan.
+    make_engine : callable
+        By default that of one machine.
     """
 
     def __init__(
-        self, deployment: DeploymentMap, plan: Sequence[PlannedReplica], settings: ServerSettings, replan: Replan | None
+        self, source: MapSource, planner: Planner, settings: ServerSettings, make_engine: EngineMaker | None = None
     ) -> None:
-        self._deployment = deployment
-        self._plan = plan
+        self._source = source
+        self._planner = planner
         self._settings = settings
-        self._replan = replan
         self._stop = asyncio.Event()
         self._arena = Arena(settings.buffer_bytes)
         self.router = Router(self._arena)
-        self._engine = LocalEngine(self._arena, settings.hang_s)
+        self._engine = (make_engine or _local_engine)(self._arena, settings)
         self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
-        self._api = HttpApi(self.router, settings.max_body_bytes)
+        self._api = HttpApi(self.router, settings.max_body_bytes, settings.security.admits)
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcApi | None = None
         self._deciders: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
-    async def run(self, ready: Callable[[str, int], None]) -> None:
-        """Serve until told to stop; ``ready`` is called with the address and the number of workers.
+    async def run(self, ready: Ready) -> None:
+        """Serve until told to stop; ``ready`` is called with the address and the numbers of models and workers.
 
         Raises
         ------
@@ -128,13 +133,14 @@ class Server:
                 addresses = [await self._open_grpc()] if self._settings.grpc_port is not None else []
                 await listener.start_serving()
                 host, port = listener.sockets[0].getsockname()[:2]
-                control = None if self._replan is None else await open_control(port, self._apply)
+                control = await open_control(port, self._apply)
                 self._start_deciding()
-                ready(" and ".join([f"http://{_in_url(host)}:{port}", *addresses]), len(self._workforce.seats))
+                scheme = "http" if self._settings.security.context is None else "https"
+                where = " and ".join([f"{scheme}://{_in_url(host)}:{port}", *addresses])
+                ready(where, len(self.router.all()), len(self._workforce.seats))
                 await self._stop.wait()
-                if control is not None:
-                    control.close()
-                    control_path(port).unlink(missing_ok=True)
+                control.close()
+                control_path(port).unlink(missing_ok=True)
                 self._stop_deciding()
                 await self._drain(listener)
         finally:
@@ -152,7 +158,12 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             return await loop.create_server(
-                lambda: HttpConnection(self._api), settings.host, settings.port, backlog=1024, start_serving=False
+                lambda: HttpConnection(self._api),
+                settings.host,
+                settings.port,
+                ssl=settings.security.context,
+                backlog=1024,
+                start_serving=False,
             )
         except OSError as error:
             where = f"{settings.host}:{settings.port}"
@@ -167,9 +178,10 @@ class Server:
 
         settings = self._settings
         assert settings.grpc_port is not None
-        self._grpc = GrpcApi(self.router, settings.max_body_bytes)
+        self._grpc = GrpcApi(self.router, settings.max_body_bytes, settings.security)
         port = await self._grpc.start(settings.host, settings.grpc_port)
-        return f"grpc://{_in_url(settings.host)}:{port}"
+        scheme = "grpc" if settings.security.context is None else "grpcs"
+        return f"{scheme}://{_in_url(settings.host)}:{port}"
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -183,7 +195,7 @@ class Server:
 
     async def _start_workers(self) -> None:
         """Start the plan's workers; return when all are ready, or when told to stop before."""
-        started = asyncio.ensure_future(self._workforce.move(self._deployment, self._plan))
+        started = asyncio.ensure_future(self._move(self._source))
         stopped = asyncio.ensure_future(self._stop.wait())
         either: set[asyncio.Future[Any]] = {started, stopped}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -198,7 +210,7 @@ class Server:
         if self._settings.shadow:
             self._decide(Shadows(self.router, self._workforce).watch())
         if self._settings.adapt is not None:
-            self._adapter = Adapter(self.router, self._deployment, self._settings.adapt, self._apply)
+            self._adapter = Adapter(self.router, self._source.deployment, self._settings.adapt, self._apply)
             self._decide(self._adapter.watch())
 
     def _decide(self, decider: Coroutine[Any, Any, None]) -> None:
@@ -212,13 +224,19 @@ class Server:
 
     async def _apply(self, path: Path) -> dict[str, Any]:
         """Move to the map at ``path``."""
-        assert self._replan is not None
-        deployment, plan = self._replan(path)
-        move = await self._workforce.move(deployment, plan)
+        source = await asyncio.to_thread(MapSource.read, path)
+        move = await self._move(source)
+        self._source = source
         if self._adapter is not None:
-            self._adapter.follow(deployment)
+            self._adapter.follow(source.deployment)
         LOGGER.info("moved to another map", extra={"map": str(path), **asdict(move)})
         return asdict(move)
+
+    async def _move(self, source: MapSource) -> Move:
+        """Plan the workers of a map on the machines as they are, and have exactly these."""
+        parts = await self._engine.parts(self._planner.nodes(source))
+        plan = await asyncio.to_thread(self._planner.plan, source, parts)
+        return await self._workforce.move(source.deployment, plan)
 
     async def _watch(self) -> None:
         """Look after workers that hang, clients that stand still and clients that have gone."""
@@ -245,7 +263,9 @@ class Server:
         listener.close()
         for connection in waiting:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(lambda: HttpConnection(self._api), connection)
+            await loop.connect_accepted_socket(
+                lambda: HttpConnection(self._api), connection, ssl=self._settings.security.context
+            )
 
     async def _drain(self, listener: asyncio.Server) -> None:
         """Answer what was asked, and what is being asked, then return."""
@@ -281,12 +301,16 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
+def _local_engine(arena: Arena, settings: ServerSettings) -> Engine:
+    return LocalEngine(arena, settings.hang_s)
+
+
 def run_server(
-    deployment: DeploymentMap,
-    plan: Sequence[PlannedReplica],
+    source: MapSource,
+    planner: Planner,
     settings: ServerSettings,
-    ready: Callable[[str, int], None],
-    replan: Replan | None = None,
+    ready: Ready,
+    make_engine: EngineMaker | None = None,
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
@@ -301,7 +325,7 @@ def run_server(
     answer_quickly()
 
     async def main() -> None:
-        await Server(deployment, plan, settings, replan).run(ready)
+        await Server(source, planner, settings, make_engine).run(ready)
 
     uvloop.run(main())
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
+from gpuprof.cpu_share import CpuSlice, plan_slices
 from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.runtimes import ORT_CUDA
-from gpuprof.serving.gpu_places import find_gpu, local_places
+from gpuprof.serving.gpu_places import find_gpu
 from gpuprof.serving.launcher import WorkerOrder
+from gpuprof.serving.machine_parts import MachineParts
+from gpuprof.serving.merged_plan import planned_members
+from gpuprof.serving.merged_replica import PlannedMember
 from gpuprof.serving.mps import GpuShare, needs_mps
 from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.runtime import NULL_PREFIX, null_bytes
@@ -25,12 +28,21 @@ SIMULATED_PREFIX = "sim:"
 
 @dataclass(frozen=True, slots=True)
 class PlannedReplica:
-    """A replica and the orders of its workers, one for each process; ``standby`` may take over from them."""
+    """A replica and the orders of its workers, one for each process; ``standby`` may take over from them.
+
+    ``members`` are the models of a merged replica; any other serves ``model``.
+    """
 
     model: str
     plan: ReplicaPlan
     orders: tuple[WorkerOrder, ...]
     standby: Standby | None = None
+    members: tuple[PlannedMember, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that it serves."""
+        return tuple(member.model for member in self.members) or (self.model,)
 
 
 def plan_workers(
@@ -41,8 +53,9 @@ def plan_workers(
     *,
     simulated: bool = False,
     shadow_pct: float = 0.0,
+    parts: Mapping[str, MachineParts] | None = None,
 ) -> tuple[PlannedReplica, ...]:
-    """Plan the workers of one node of a map on this machine.
+    """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
     Parameters
     ----------
@@ -58,32 +71,50 @@ def plan_workers(
         name starts with ``sim:`` is simulated anyway.
     shadow_pct : float
         How much more of its device, where so much is left, a standby of each replica has; 0: no standbys.
+    parts : mapping of str to MachineParts, optional
+        What the machines of a cluster have, by node; None: every node is this machine.
 
     Raises
     ------
     InputError
         When a model has no file, the node is not there, or the shares are more than the device.
     UnavailableError
-        When this machine lacks a device of the map.
+        When a machine lacks a device of the map.
     """
-    nodes = deployment.nodes if simulated and node is None else (_node(deployment, node),)
+    everywhere = parts is not None or (simulated and node is None)
+    nodes = deployment.nodes if everywhere else (_node(deployment, node),)
+    here = MachineParts.here() if parts is None else MachineParts(())
     planned: list[PlannedReplica] = []
     counts: dict[str, int] = {}
-    placed = list(_placed(nodes, simulated))
-    spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], own_cores())
-    for place, mig, replica, part in placed:
-        find = _simulated_path if part is None else model_path
-        path = find(deployment, replica.model, base)
-        number = counts.get(replica.model, 0)
-        counts[replica.model] = number + 1
-        name = f"{replica.model}/{number}"
-        order = _order(replica, path, part, f"{group}-{name}")
-        plan = _plan(replica, name, place, mig)
-        standby = spare.standby(plan, order, replica.processes, shadow_pct) if shadow_pct else None
-        planned.append(PlannedReplica(replica.model, plan, (order,) * replica.processes, standby))
+    for one in nodes:
+        machine = here if parts is None else parts.get(one.name, here)
+        placed = list(_placed(one, machine, simulated))
+        spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], machine.cores)
+        for place, mig, replica, part in placed:
+            find = _simulated_path if part is None else model_path
+            path = find(deployment, replica.model, base)
+            number = counts.get(replica.model, 0)
+            counts[replica.model] = number + 1
+            name = f"{replica.model}/{number}"
+            order = _order(replica, path, part, f"{group}-{name}")
+            order = order if parts is None else replace(order, node=one.name)
+            plan = _plan(replica, name, place, mig)
+            standby = spare.standby(plan, order, replica.processes, shadow_pct) if shadow_pct else None
+            members = planned_members(deployment, replica, base)
+            planned.append(PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members))
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)
+
+
+def needs_machine(node: Node, simulated: bool) -> bool:
+    """Return whether anything of a node is more than simulated."""
+    return not simulated and any(
+        partition.replicas
+        for gpu in node.gpus
+        if not gpu.device.startswith(SIMULATED_PREFIX)
+        for partition in gpu.partitions
+    )
 
 
 def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
@@ -94,9 +125,12 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     InputError
         When the map does not say it, or the file is not there.
     """
-    if model not in deployment.models:
+    if model in deployment.merges:
+        path: str | None = deployment.merges[model].path
+    elif model not in deployment.models:
         raise InputError(f"the map places {model!r}, which is not among its models")
-    path = deployment.models[model].path
+    else:
+        path = deployment.models[model].path
     if path is None:
         raise InputError(f"the map does not say where the file of model {model!r} is", 'add its "path" to the map')
     if path.startswith(NULL_PREFIX):
@@ -132,38 +166,37 @@ class _GpuPart:
 _Part = CpuSlice | _GpuPart | None
 
 
-def _placed(nodes: Sequence[Node], simulated: bool) -> Iterator[tuple[str, str, Replica, _Part]]:
-    """Yield each replica with its place, its MIG instance and its part of this machine; None: it is simulated."""
-    for node in nodes:
-        for gpu in node.gpus:
-            place = f"{node.name}/{gpu.device}:{gpu.index}"
-            for partition, replica, part in _shares(gpu, simulated):
-                mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
-                yield place, mig, replica, part
+def _placed(node: Node, machine: MachineParts, simulated: bool) -> Iterator[tuple[str, str, Replica, _Part]]:
+    """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
+    for gpu in node.gpus:
+        place = f"{node.name}/{gpu.device}:{gpu.index}"
+        for partition, replica, part in _shares(gpu, machine, simulated):
+            mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
+            yield place, mig, replica, part
 
 
-def _shares(gpu: Gpu, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
+def _shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
     """Yield each replica of a device with its part of it."""
     placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
     if simulated or gpu.device.startswith(SIMULATED_PREFIX):
         yield from ((partition, replica, None) for partition, replica in placed)
     elif gpu.device.startswith(_CPU_PREFIX):
-        slices = _cpu_shares(gpu, [replica for _, replica in placed])
+        slices = _cpu_shares(gpu, [replica for _, replica in placed], machine)
         yield from ((partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True))
     else:
-        yield from _gpu_shares(gpu)
+        yield from _gpu_shares(gpu, machine)
 
 
-def _cpu_shares(gpu: Gpu, placed: Sequence[Replica]) -> tuple[CpuSlice, ...]:
-    """Return the part of this machine's cores of each replica of a CPU."""
+def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
+    """Return the part of the machine's cores of each replica of a CPU."""
     if gpu.index:
         raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
-    return plan_slices([replica.sm_share_pct for replica in placed], own_cores())
+    return plan_slices([replica.sm_share_pct for replica in placed], machine.cores)
 
 
-def _gpu_shares(gpu: Gpu) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
+def _gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
     """Yield each replica of a GPU with what each of its processes may use."""
-    local = find_gpu(gpu, local_places())
+    local = find_gpu(gpu, machine.gpus)
     for partition in gpu.partitions:
         uuid = local.place(partition.mig)
         each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
@@ -178,7 +211,7 @@ def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         return model_path(deployment, model, base)
     except InputError:
         if model not in deployment.models:
-            raise
+            raise  # unknown, or merged: without the file nobody knows which tensor is whose
         return ""
 
 

@@ -93,7 +93,7 @@ class Spare:
         for core in sorted(left, key=lambda core: (core not in order.cores, -left[core])):
             taken = min(extra - sum(claim.amount for claim in claims), left[core])
             if taken > _EPSILON:
-                claims.append(Claim(f"core {core}", taken, left[core]))
+                claims.append(Claim(f"{order.node} core {core}".lstrip(), taken, left[core]))
                 part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + taken)
         if len(part.cores) - part.amount_cores < _EPSILON:
             part = CpuSlice(part.cores)

@@ -14,7 +14,7 @@ import pytest
 from gpuprof.deployment import Gpu, MigPlace, parse_map
 from gpuprof.errors import UnavailableError
 from gpuprof.mps import MpsDaemon
-from gpuprof.serving import gpu_holder, serving_plan
+from gpuprof.serving import gpu_holder, machine_parts, serving_plan
 from gpuprof.serving.gpu_holder import GpuHolder
 from gpuprof.serving.gpu_places import LocalGpu, find_gpu, local_places
 from gpuprof.serving.launcher import WorkerOrder
@@ -134,7 +134,7 @@ def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
 
 
 def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving_plan, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    monkeypatch.setattr(machine_parts, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
     document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0, processes=2, memory_limit_bytes=1 << 30)])
     document["nodes"][0]["gpus"][0]["device"] = "h100"
     (planned,) = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g")

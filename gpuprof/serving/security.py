@@ -1,0 +1,157 @@
+"""Who may speak to a server, and how it is kept from others: a shared token and TLS."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import os
+import ssl
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+TOKEN_VARIABLE = "GPUPROF_TOKEN"
+_LEAST_TOKEN = 16
+_MOST_TOKEN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """What a server asks of its clients and shows them.
+
+    Attributes
+    ----------
+    token : str
+        Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
+    certificate, key : str
+        PEM; empty: nothing is encrypted.
+    context : SSLContext or None
+        With both loaded.
+    """
+
+    token: str = field(default="", repr=False)
+    certificate: str = ""
+    key: str = field(default="", repr=False)
+    context: ssl.SSLContext | None = None
+
+    def admits(self, authorization: bytes) -> bool:
+        """Return whether the value of an Authorization header holds the token, in a time that does not tell more."""
+        if not self.token:
+            return True
+        scheme, _, token = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self.token.encode())
+
+
+#: Nothing is asked and nothing encrypted.
+OPEN = Security()
+
+
+def server_security(token_file: Path | None, certificate: Path | None, key: Path | None) -> Security:
+    """Read what a server is to ask and show.
+
+    Parameters
+    ----------
+    token_file : Path or None
+        None: the token is in the environment (``GPUPROF_TOKEN``), or there is none.
+    certificate, key : Path or None
+        PEM files: the chain, and its private key without a passphrase.
+
+    Raises
+    ------
+    InputError
+        When a file cannot be read or they do not belong together.
+    """
+    token = read_token(token_file)
+    if certificate is None and key is None:
+        return Security(token)
+    if certificate is None or key is None:
+        raise InputError("a certificate and its key go together", "give --tls-cert and --tls-key")
+    texts = _text(certificate), _text(key)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask at the terminal
+    except (ssl.SSLError, ValueError) as error:
+        raise InputError(f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}") from None
+    context.set_alpn_protocols(["http/1.1"])
+    return Security(token, *texts, context)
+
+
+def client_context(authority: Path | None) -> ssl.SSLContext:
+    """Return what a client trusts: the certificates in ``authority`` (PEM), by default those that the system trusts.
+
+    Raises
+    ------
+    InputError
+        When it holds none.
+    """
+    if authority is None:
+        return ssl.create_default_context()
+    text = _text(authority)
+    try:
+        context = ssl.create_default_context(cadata=text)
+    except (ssl.SSLError, ValueError) as error:
+        raise InputError(f"{authority} holds no certificate (PEM): {_reason(error)}") from None
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # a server's own certificate will do
+    return context
+
+
+def read_token(file: Path | None) -> str:
+    """Return the token in ``file``, else that of the environment, else an empty one.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, or the token is too short to be a secret or has other than visible characters.
+    """
+    where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
+    token = (_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
+    if file is None and not token:
+        return ""
+    if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not all("!" <= letter <= "~" for letter in token):
+        raise InputError(
+            f"the token in {where} must be {_LEAST_TOKEN} to {_MOST_TOKEN} visible ASCII characters without spaces",
+            "openssl rand -hex 32 makes one",
+        )
+    return token
+
+
+def check_exposure(host: str, security: Security, insecure: bool) -> None:
+    """Refuse to listen where others can reach it without a token and TLS, unless that is wanted.
+
+    Raises
+    ------
+    InputError
+        Naming what is missing.
+    """
+    if insecure or is_loopback(host):
+        return
+    missing = [what for what, there in (("a token", security.token), ("TLS", security.context)) if not there]
+    if missing:
+        raise InputError(
+            f"{host} can be reached from other machines, which needs {' and '.join(missing)}",
+            "--token-file FILE --tls-cert FILE --tls-key FILE; or --insecure",
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only processes of this machine reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name, which may lead anywhere
+        return False
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path} is not text") from None
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error) or "no PEM in it"
