@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -14,11 +14,12 @@ from gpuprof.routing import routing_rule
 from gpuprof.serving.launcher import WorkerOrder
 from gpuprof.serving.local_engine import Engine
 from gpuprof.serving.logs import LOGGER
+from gpuprof.serving.merged_replica import MergedReplica
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica, ReplicaPlan
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
-from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.served_model import AnyReplica, ServedModel
 from gpuprof.serving.serving_plan import PlannedReplica
 from gpuprof.serving.shadow_plan import Standby
 from gpuprof.serving.simulated_link import SIMULATED_PROVIDER, SimulatedLink
@@ -40,11 +41,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staffed:
-    """A replica that has its workers."""
+    """A replica that has its workers, and each model that it serves with the face that the model sees of it."""
 
     planned: PlannedReplica
-    model: ServedModel
     replica: Replica
+    faces: tuple[tuple[ServedModel, AnyReplica], ...]
 
 
 class Workforce:
@@ -85,19 +86,19 @@ class Workforce:
         """
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
-            models = {name: self._model(deployment, name) for name in dict.fromkeys(p.model for p in plan)}
-            started = [await self._staff(models[planned.model], planned) for planned in self._renamed(fresh, kept)]
+            models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
+            started = [await self._staff(models, planned) for planned in self._renamed(fresh, kept)]
             await self._until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
                 model.percentile = deployment.models[name].percentile
             for staffed in started:
-                staffed.model.replicas.append(staffed.replica)
+                _join(staffed)
             self._staffed = kept + started
             self._claimed.clear()  # what took over is part of the plan now, or goes
             await self._end_standbys()
             for model in models.values():
-                model.spec = _widest(s.replica for s in self._staffed if s.model is model)
+                model.spec = _widest(face for s in self._staffed for served, face in s.faces if served is model)
             self._publish(models)
             await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
             await self._start_standbys()
@@ -116,7 +117,7 @@ class Workforce:
                 return None
             old = next(staffed for staffed in self._staffed if staffed.planned.plan.name == replica)
             del self._standbys[replica]
-            ready.model.replicas.append(ready.replica)
+            _join(ready)
             self._staffed[self._staffed.index(old)] = ready
             assert old.planned.standby is not None
             for claim in old.planned.standby.claims:
@@ -169,7 +170,8 @@ class Workforce:
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(wanted.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in wanted.orders)
-        standby = await self._staff(staffed.model, PlannedReplica(planned.model, plan, orders))
+        models = {model.name: model for model, _ in staffed.faces}
+        standby = await self._staff(models, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._until_ready([standby])
         except GpuprofError as error:
@@ -198,13 +200,18 @@ class Workforce:
             return next(iter(known.values()))
         return ServedModel(name, deployment.models[name].slo_ms, routing_rule(self._routing), self._router.arena)
 
-    async def _staff(self, model: ServedModel, planned: PlannedReplica) -> _Staffed:
+    async def _staff(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
         seats = [
             Seat(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
         ]
         self.seats += seats
-        return _Staffed(planned, model, Replica(planned.plan, seats, model, ModelStatistics()))
+        if planned.members:
+            merged = MergedReplica(planned.plan, seats, [(one, models[one.model]) for one in planned.members])
+            return _Staffed(planned, merged, tuple((face.model, face) for face in merged.faces))
+        model = models[planned.model]
+        replica = Replica(planned.plan, seats, model, ModelStatistics())
+        return _Staffed(planned, replica, ((model, replica),))
 
     async def _until_ready(self, started: Sequence[_Staffed]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
@@ -234,12 +241,14 @@ class Workforce:
 
     async def _retire(self, staffed: _Staffed) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
-        model, replica = staffed.model, staffed.replica
-        model.leave(replica)
+        replica = staffed.replica
+        for model, face in staffed.faces:
+            model.leave(face)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        model.left(replica)
+        for model, face in staffed.faces:
+            model.left(face)
         await self._dismiss(replica.seats)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
@@ -254,15 +263,21 @@ class Workforce:
         return lambda events: WorkerLink(machine, self._router.arena, events)
 
 
-def _widest(replicas: Iterable[Replica]) -> ModelSpec:
+def _join(staffed: _Staffed) -> None:
+    """Let the models of a replica give it requests."""
+    for model, face in staffed.faces:
+        model.replicas.append(face)
+
+
+def _widest(replicas: Iterable[AnyReplica]) -> ModelSpec:
     """Return what the replica with the largest batch takes."""
-    specs = [seat.spec for replica in replicas for seat in replica.seats if seat.spec is not None]
+    specs = [spec for replica in replicas for spec in replica.specs]
     return max(specs, key=lambda spec: spec.max_batch)
 
 
 def _nature(planned: PlannedReplica) -> tuple[object, ...]:
     """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
-    return planned.model, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
+    return planned.model, planned.members, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
 
 
 def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
