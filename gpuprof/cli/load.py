@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,8 +24,12 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
-    from gpuprof.serving.load import LoadOutcome, LoadSettings, Stream
+    from gpuprof.serving.load import LoadOutcome, Stream
+    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.simulator.trace import Trace
 
+#: A trace ends with its last request, which is a part of it.
+_AFTER_THE_LAST_S = 1e-6
 DEFAULT_URL = "http://127.0.0.1:8000"
 _COLUMNS = (
     Column("model", "model", right=False),
@@ -58,19 +63,27 @@ def load(
     target: Annotated[
         str, typer.Argument(help="Address of the server, or the map that it serves at the usual one.")
     ] = ("map.json"),
-    duration: Annotated[float, typer.Option(help="Seconds that count.", min=0.1)] = 20.0,
+    duration: Annotated[
+        float | None, typer.Option(help="Seconds that count; 20, or as long as the trace.", min=0.1)
+    ] = None,
     map_file: Annotated[Path | None, typer.Option("--map", help="Deployment map: rates, SLOs, predictions.")] = None,
     rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, instead of the map's.")] = None,
     rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0,
+    trace: Annotated[Path | None, typer.Option(help="Instead replay this CSV of time_s,model.")] = None,
     arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.")] = "poisson",
     scv: Annotated[float, typer.Option(help="Burstiness of gamma; Poisson is 1.", min=0.01)] = 4.0,
     warmup: Annotated[float, typer.Option(help="Seconds before those that count.", min=0.0)] = 2.0,
     clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Also write the results here: .json, .csv or .parquet.")
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
+    from gpuprof.cli.load_output import check_output, write_results
+    from gpuprof.cli.load_traffic import predictions, streams_at_rates, streams_of_trace
     from gpuprof.serving.load import LoadSettings, run_load
     from gpuprof.serving.load_target import Target
     from gpuprof.serving.traffic import ARRIVALS
@@ -78,13 +91,37 @@ def load(
     chosen = chosen_format(as_json, as_csv)
     map_path, address = _where(target, map_file)
     deployment = _read(map_path)
-    streams = _streams(deployment, map_path, rate or [], rate_scale)
+    if output is not None:
+        check_output(output)
     if arrivals not in ARRIVALS:
         raise unknown_name("kind of arrivals", arrivals, list(ARRIVALS))
-    settings = LoadSettings(duration, warmup, seed, arrivals, scv, clients)
-    say(f"sending {_named(streams)} to {address} for {warmup:g} + {duration:g} s")
+    recorded = None if trace is None else _trace(trace, rate, rate_scale)
+    if recorded is None:
+        streams = streams_at_rates(deployment, map_path, rate or [], rate_scale)
+    else:
+        streams = streams_of_trace(deployment, map_path, recorded)
+        whole_s = recorded.duration_s + _AFTER_THE_LAST_S
+        duration = min(duration or whole_s, whole_s)
+    settings = LoadSettings(duration or 20.0, warmup, seed, arrivals, scv, clients)
+    say(f"sending {_named(streams)} to {address} for {warmup:g} + {settings.duration_s:g} s")
     outcome = run_load(Target.parse(address), streams, settings)
-    _show(_rows(outcome, deployment, streams, settings), outcome, chosen)
+    known = {} if deployment is None else predictions(deployment, outcome, streams, settings, recorded)
+    rows = _rows(outcome, known)
+    if output is not None:
+        write_results(_with_stages(rows, outcome), output)
+    _show(rows, outcome, chosen)
+
+
+def _trace(path: Path, rate: list[str] | None, scale: float) -> Trace:
+    from gpuprof.simulator.trace import read_trace
+
+    if rate or scale != 1.0:
+        raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+    return read_trace(path)
+
+
+def _with_stages(rows: list[dict[str, object]], outcome: LoadOutcome) -> list[dict[str, object]]:
+    return [{**row, "stages": stages} for row, stages in zip(rows, outcome.stages, strict=True)]
 
 
 def _where(target: str, map_file: Path | None) -> tuple[Path | None, str]:
@@ -102,63 +139,15 @@ def _read(path: Path | None) -> DeploymentMap | None:
     return None if path is None else read_map(path)
 
 
-def _streams(deployment: DeploymentMap | None, path: Path | None, rates: list[str], scale: float) -> list[Stream]:
-    from gpuprof.serving.load import Stream
-
-    given = dict(_rate(text) for text in rates)
-    if deployment is None:
-        if not given:
-            raise InputError("nothing says what to send", "give --map map.json, or --rate MODEL=REQUESTS_PER_S")
-        return [Stream(model, scale * rate, float("inf")) for model, rate in given.items()]
-    if unknown := [model for model in given if model not in deployment.models]:
-        raise unknown_name("model", unknown[0], list(deployment.models))
-    assert path is not None
-    placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
-    return [
-        Stream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, path.absolute().parent))
-        for name, asked in deployment.models.items()
-        if name in placed
-    ]
-
-
-def _file(path: str | None, base: Path) -> str | None:
-    if path is None:
-        return None
-    return next((str(file) for file in (base / path, Path(path)) if file.is_file()), None)
-
-
-def _rate(text: str) -> tuple[str, float]:
-    model, _, value = text.rpartition("=")
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = -1.0
-    if not model or not 0.0 < rate < 1e7:
-        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
-    return model, rate
-
-
-def _rows(
-    outcome: LoadOutcome, deployment: DeploymentMap | None, streams: list[Stream], settings: LoadSettings
-) -> list[dict[str, object]]:
-    from gpuprof.estimators.queueing import BatchQueue
-    from gpuprof.serving.load_prediction import predict
+def _rows(outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]) -> list[dict[str, object]]:
     from gpuprof.serving.load_report import report_row
 
-    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
-    queue = BatchQueue()
-    return [
-        report_row(
-            result,
-            None if deployment is None else predict(deployment, result.model, stream.rate_rps, queue, scv),
-        )
-        for result, stream in zip(outcome.results, streams, strict=True)
-    ]
+    return [report_row(result, predicted.get(result.model)) for result in outcome.results]
 
 
 def _show(rows: list[dict[str, object]], outcome: LoadOutcome, chosen: Format) -> None:
     if chosen is Format.JSON:
-        print_json([{**row, "stages": stages} for row, stages in zip(rows, outcome.stages, strict=True)])
+        print_json(_with_stages(rows, outcome))
     else:
         print_rows(rows, _COLUMNS, chosen)
         if chosen is Format.TABLE:

@@ -142,13 +142,13 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
         queueing=BatchQueue(),
         estimator=estimator,
         demands=None if demands is None else tuple(replace(demand, model=_name(demand.model)) for demand in demands),
-        confidence=_setting(deployment, "confidence"),
-        latency_budget=_setting(deployment, "latency_budget"),
-        overhead_ms=_setting(deployment, "overhead_ms") or 0.0,
+        confidence=map_setting(deployment, "confidence"),
+        latency_budget=map_setting(deployment, "latency_budget"),
+        overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
     )
 
 
-def _setting(deployment: DeploymentMap, name: str) -> float | None:
+def map_setting(deployment: DeploymentMap, name: str) -> float | None:
     """Return a setting that the map was planned with.
 
     Raises
@@ -258,11 +258,11 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
         estimator=DatabaseEstimator(database),
         queueing=BatchQueue(),
         options=Options(
-            confidence=_setting(deployment, "confidence"),
-            latency_budget=_setting(deployment, "latency_budget"),
-            overhead_ms=_setting(deployment, "overhead_ms") or 0.0,
-            max_batch=int(_setting(deployment, "max_batch") or 256),
-            max_processes=int(_setting(deployment, "max_processes") or 1),
+            confidence=map_setting(deployment, "confidence"),
+            latency_budget=map_setting(deployment, "latency_budget"),
+            overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
+            max_batch=int(map_setting(deployment, "max_batch") or 256),
+            max_processes=int(map_setting(deployment, "max_processes") or 1),
         ),
     )
 

@@ -45,7 +45,7 @@ def report(
 
 
 def _sections(sources: Sequence[Path]) -> list[Section]:
-    from gpuprof.report.document import Section, read_json, sections_of
+    from gpuprof.report.document import Section, read_result, sections_of
     from gpuprof.report.map_figures import cost_figure
 
     found, maps = [], {}
@@ -53,7 +53,7 @@ def _sections(sources: Sequence[Path]) -> list[Section]:
         if source.is_dir():
             found += _database(source)
             continue
-        sections, deployment = sections_of(read_json(source), source.name)
+        sections, deployment = sections_of(read_result(source), source.name)
         found += sections
         if deployment is not None:
             maps[source.stem if deployment.policy in maps else deployment.policy] = deployment

@@ -23,6 +23,7 @@ from gpuprof.report.figures import (
     stages_over_time_figure,
     utilization_figure,
 )
+from gpuprof.report.load_figures import batch_figure, load_stage_figure
 from gpuprof.report.map_figures import map_figure
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -45,6 +46,36 @@ class Section:
     text: str
     charts: tuple[Chart, ...]
     table: Table | None = None
+
+
+def read_result(path: Path) -> Any:
+    """Return what a file of results holds: JSON, or the Parquet that a load test wrote.
+
+    Raises
+    ------
+    InputError
+        As `read_json`, or when it is no Parquet.
+    """
+    if path.suffix != ".parquet":
+        return read_json(path)
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"cannot read {path} as Parquet: {str(error).splitlines()[0]}") from None
+    return [_with_stages(row) for row in rows]
+
+
+def _with_stages(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row as JSON has it, where the stages are a part of their own."""
+    prefix = "stage_"
+    stages = {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+    stages["batches"] = {one["size"]: one["count"] for one in row.get("batches") or ()}
+    return {name: v for name, v in row.items() if not name.startswith(prefix) and name != "batches"} | {
+        "stages": stages
+    }
 
 
 def read_json(path: Path) -> Any:
@@ -141,7 +172,8 @@ def _simulation(content: Mapping[str, Any], where: str) -> Section:
 
 def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
-    return Section("Load test", f"{where}: what clients measured.", tuple(load_figures(rows)), table)
+    charts = [*load_figures(rows), load_stage_figure(rows), batch_figure(rows)]
+    return Section("Load test", f"{where}: what clients measured.", tuple(c for c in charts if c is not None), table)
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:

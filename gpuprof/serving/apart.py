@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gpuprof.errors import GpuprofError, UnavailableError
 
 _Result = TypeVar("_Result")
-_NICE = 10
+_NICE = 5
 
 
 async def run_apart(function: Callable[..., _Result], *arguments: object) -> _Result:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.load_client import Schedule, run_clients
 from gpuprof.serving.load_report import ModelResult, stage_row, summarize
 from gpuprof.serving.load_target import Target, requests_for
 from gpuprof.serving.traffic import arrival_times
+
+if TYPE_CHECKING:
+    from gpuprof.serving.traffic import Times
 
 #: What one client process sends with ease: requests, and bytes, per second.
 _EASY_RPS = 1500.0
@@ -18,12 +21,25 @@ _EASY_BYTES_PER_S = 600e6
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Traffic for one model: its rate, its SLO, and the file that tells what its inputs may be."""
+    """Traffic for one model.
+
+    Attributes
+    ----------
+    model : str
+    rate_rps : float
+        Of a recording: its mean.
+    slo_ms : float
+    path : str or None
+        The file that tells what its inputs may be.
+    times_s : tuple of float or None
+        A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
+    """
 
     model: str
     rate_rps: float
     slo_ms: float
     path: str | None = None
+    times_s: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +107,7 @@ def make_schedules(
     """Merge the streams in time and deal them out to the clients in turn."""
     import numpy as np
 
-    total_s = settings.warmup_s + settings.duration_s
-    all_times = [
-        arrival_times(settings.arrivals, stream.rate_rps, total_s, settings.seed * 1009 + position, settings.scv)
-        for position, stream in enumerate(streams)
-    ]
+    all_times = [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
     times = np.concatenate(all_times)
     models = np.repeat(np.arange(len(streams)), [len(own) for own in all_times])
     order = np.argsort(times, kind="stable")
@@ -112,6 +124,18 @@ def make_schedules(
         )
         for first in range(clients)
     ]
+
+
+def _times(stream: Stream, settings: LoadSettings, seed: int) -> Times:
+    """Return when the requests of a stream are sent, seconds from the start of the warm-up."""
+    import numpy as np
+
+    if stream.times_s is None:
+        total_s = settings.warmup_s + settings.duration_s
+        return arrival_times(settings.arrivals, stream.rate_rps, total_s, seed, settings.scv)
+    recorded = np.asarray(stream.times_s, np.float64)
+    before = arrival_times(settings.arrivals, stream.rate_rps, settings.warmup_s, seed, settings.scv)
+    return np.concatenate([before, settings.warmup_s + recorded[recorded < settings.duration_s]])
 
 
 def _clients_needed(streams: Sequence[Stream], requests: tuple[tuple[bytes, ...], ...]) -> int:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.cli.main import main
@@ -49,3 +50,54 @@ def test_a_rate_for_a_model_that_the_map_lacks_is_named(tmp_path: Path, capsys: 
     path.write_text(json.dumps(map_of({"small": "null:4"}, [replica("small")])))
     assert main(["load", "http://127.0.0.1:1", "--map", str(path), "--rate", "smal=3"]) == 3
     assert "did you mean small" in capsys.readouterr().err
+
+
+def test_a_trace_is_replayed_and_its_results_are_kept_in_every_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    times = [(0.05 * number, "a" if number % 3 else "b") for number in range(30)]
+    trace.write_text("time_s,model\n" + "".join(f"{time:.3f},{model}\n" for time, model in times))
+    replicas = [replica("a", batch_latency_ms=[0.2]), replica("b", batch_latency_ms=[0.2])]
+    with running(tmp_path, map_of({"a": "null:4", "b": "null:1k"}, replicas)) as server:
+        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--trace", str(trace), "--warmup", "0.2"]
+        assert main([*words, "-o", str(tmp_path / "load.json"), "--json"]) == 0
+        first, second = json.loads(capsys.readouterr().out)
+        assert [first["sent"], second["sent"]] == [20, 10]
+        assert first["rate_rps"] == pytest.approx(20 / 1.45)
+        assert first["predicted_goodput_rps"] == pytest.approx(20 / 1.45)  # the same requests, simulated
+        assert first["predicted_p50_ms"] == pytest.approx(0.2, abs=0.1)
+        for name in ("load.csv", "load.parquet"):
+            assert main([*words, "-o", str(tmp_path / name)]) == 0
+    assert json.loads((tmp_path / "load.json").read_text())[0]["sent"] == 20
+    header, row, _ = (tmp_path / "load.csv").read_text().splitlines()
+    cells = dict(zip(header.split(","), row.split(","), strict=False))
+    assert (cells["model"], cells["sent"]) == ("a", "20")
+    assert "stage_queue_ms" in cells
+    kept = pq.read_table(tmp_path / "load.parquet").to_pylist()
+    assert (kept[0]["sent"], kept[1]["sent"]) == (20, 10)
+    assert kept[0]["batches"][0]["size"] == 1
+    for name in ("load.json", "load.parquet"):
+        assert main(["report", str(tmp_path / name), "-o", str(tmp_path / "page.html")]) == 0
+        page = (tmp_path / "page.html").read_text()
+        assert "Mean latency by stage" in page and "Batches by size" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--trace", "trace.csv", "--rate", "a=5"], "--rate and --rate-scale cannot change that"),
+        (["--trace", "other.csv"], "did you mean a"),
+        (["--trace", "none.csv"], "cannot read none.csv"),
+        (["-o", "load.xlsx"], ".csv, .json, .parquet"),
+    ],
+)
+def test_a_trace_or_an_output_that_will_not_do_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("map.json").write_text(json.dumps(map_of({"a": "null:4"}, [replica("a")])))
+    Path("trace.csv").write_text("time_s,model\n0.5,a\n")
+    Path("other.csv").write_text("time_s,model\n0.5,aa\n")
+    assert main(["load", "http://127.0.0.1:1", "--map", "map.json", *words]) == 3
+    assert said in capsys.readouterr().err.splitlines()[-1]

@@ -1,0 +1,85 @@
+"""Writes the results of ``gpuprof load`` into a file: JSON, CSV or Parquet, told by its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+Row = Mapping[str, object]
+
+
+def check_output(path: Path) -> None:
+    """Refuse a name that says no format, before anything is measured.
+
+    Raises
+    ------
+    InputError
+    """
+    if path.suffix not in _WRITERS:
+        raise InputError(
+            f"cannot tell the format of {path}", f"let its name end in one of {', '.join(sorted(_WRITERS))}"
+        )
+
+
+def write_results(rows: Sequence[Row], path: Path) -> None:
+    """Write one row a model; in CSV and Parquet the stages are columns of their own.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be written.
+    """
+    try:
+        _WRITERS[path.suffix]([_finite(row) for row in rows], path)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def _write_json(rows: Sequence[Row], path: Path) -> None:
+    path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_csv(rows: Sequence[Row], path: Path) -> None:
+    flat = [_flat(row) for row in rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+        writer.writeheader()
+        for row in flat:
+            writer.writerow({name: json.dumps(v) if isinstance(v, list) else v for name, v in row.items()})
+
+
+def _write_parquet(rows: Sequence[Row], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist([_flat(row) for row in rows]), path)
+
+
+_WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
+    ".json": _write_json,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}
+
+
+def _finite(row: Row) -> Row:
+    """Return the row without infinities, which JSON lacks: a model without an SLO has none."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
+    }
+
+
+def _flat(row: Row) -> dict[str, object]:
+    """Return the row with its stages as columns and the batches as a list of sizes and counts."""
+    stages = row["stages"]
+    assert isinstance(stages, Mapping)
+    flat = {name: value for name, value in row.items() if name != "stages"}
+    flat |= {f"stage_{name}": value for name, value in stages.items() if name not in ("model", "batches")}
+    sizes = stages.get("batches") or {}
+    flat["batches"] = [{"size": int(size), "count": count} for size, count in sizes.items()]
+    return flat

@@ -1,0 +1,140 @@
+"""What ``gpuprof load`` sends: the map's rates or those of the command line, or the requests of a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError, unknown_name
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.serving.load import LoadOutcome, LoadSettings, Stream
+    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.simulator.arrivals import Arriving
+    from gpuprof.simulator.trace import Trace
+
+_NS_PER_S = 1e9
+
+
+def streams_at_rates(
+    deployment: DeploymentMap | None, map_file: Path | None, rates: list[str], scale: float
+) -> list[Stream]:
+    """Return the traffic of the models of a map, or without one of those that ``rates`` names.
+
+    Raises
+    ------
+    InputError
+        When nothing says what to send, or a model is not in the map.
+    """
+    from gpuprof.serving.load import Stream
+
+    given = dict(_rate(text) for text in rates)
+    if deployment is None:
+        if not given:
+            raise InputError(
+                "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
+            )
+        return [Stream(model, scale * rate, float("inf")) for model, rate in given.items()]
+    if unknown := [model for model in given if model not in deployment.models]:
+        raise unknown_name("model", unknown[0], list(deployment.models))
+    assert map_file is not None
+    base = map_file.absolute().parent
+    placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
+    return [
+        Stream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, base))
+        for name, asked in deployment.models.items()
+        if name in placed
+    ]
+
+
+def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, trace: Trace) -> list[Stream]:
+    """Return the traffic of a trace; one that names no model is for the map's only one.
+
+    Raises
+    ------
+    InputError
+        When it names a model that the map lacks, or none where the map has several or there is no map.
+    """
+    from gpuprof.serving.load import Stream
+
+    if deployment is None:
+        if "" in trace.times:
+            raise InputError("the trace names no model", "add a column model to it, or give --map")
+        asked = [Stream(name, 0.0, float("inf")) for name in trace.times]
+        times = dict(trace.times)
+    else:
+        named = trace_arrivals(deployment, trace)
+        times = {model: trace.times[model if model in trace.times else ""] for model in named}
+        asked = [stream for stream in streams_at_rates(deployment, map_file, [], 1.0) if stream.model in times]
+        if lost := sorted(set(times) - {stream.model for stream in asked}):
+            raise InputError(f"the trace names {lost[0]!r}, which the map does not place")
+    return [
+        replace(stream, rate_rps=len(own) / trace.duration_s, times_s=tuple((own / _NS_PER_S).tolist()))
+        for stream in asked
+        if len(own := times[stream.model])
+    ]
+
+
+def trace_arrivals(deployment: DeploymentMap, trace: Trace) -> dict[str, Arriving]:
+    """Return the requests of a trace as the simulator takes them.
+
+    Raises
+    ------
+    InputError
+        As `streams_of_trace`.
+    """
+    from gpuprof.simulator.load import arrivals_of_trace
+
+    return arrivals_of_trace(deployment, trace)
+
+
+def predictions(
+    deployment: DeploymentMap, outcome: LoadOutcome, streams: list[Stream], settings: LoadSettings, trace: Trace | None
+) -> Mapping[str, LoadPrediction]:
+    """Return by model what is predicted: of rates by the map or the queueing model, of a trace by the simulator."""
+    if trace is not None:
+        return _simulated(deployment, trace, settings)
+    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.serving.load_prediction import predict
+
+    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
+    queue = BatchQueue()
+    return {
+        result.model: predict(deployment, result.model, stream.rate_rps, queue, scv)
+        for result, stream in zip(outcome.results, streams, strict=True)
+    }
+
+
+def _simulated(deployment: DeploymentMap, trace: Trace, settings: LoadSettings) -> dict[str, LoadPrediction]:
+    from gpuprof.cli.planning import map_setting
+    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.engine import simulate
+
+    legs = dict.fromkeys(deployment.models, (map_setting(deployment, "overhead_ms") or 0.0, 0.0))
+    options = Options(settings.duration_s, 0.0, settings.seed, legs_ms=legs)
+    outcome = simulate(deployment, trace_arrivals(deployment, trace), options)
+    return {
+        model.model: LoadPrediction(model.goodput_rps, model.p50_ms, model.p95_ms, model.p99_ms)
+        for model in outcome.models
+    }
+
+
+def _file(path: str | None, base: Path) -> str | None:
+    if path is None:
+        return None
+    return next((str(file) for file in (base / path, Path(path)) if file.is_file()), None)
+
+
+def _rate(text: str) -> tuple[str, float]:
+    model, _, value = text.rpartition("=")
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if not model or not 0.0 < rate < 1e7:
+        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return model, rate
