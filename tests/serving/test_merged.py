@@ -1,0 +1,200 @@
+"""Serving several models with one merged graph, over a real server and real workers."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.merging.pipeline import MergeOptions
+from gpuprof.merging.proposal import propose_merges
+from tests.merging.models import Array, finetuned, residual, save, transformer
+from tests.serving.running import RunningServer, map_of, replica, running
+
+LENGTH = 6
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with two fine-tuned transformers and the merged file of both."""
+    directory = tmp_path_factory.mktemp("merged")
+    base = transformer(layers=2)
+    paths = [save(finetuned(base, 0.7, seed), directory, name) for seed, name in ((1, "tuned-a"), (2, "tuned-b"))]
+    propose_merges(paths, MergeOptions(force=True)).merges[0].write(directory / "both.onnx")
+    return directory
+
+
+def merged_map(files: Path, **more: Any) -> dict[str, Any]:
+    one = replica("both", batch=8, sm_share_pct=100.0, latency_ms=2.0, **more)
+    one["rate_rps"] = 100.0
+    one["merged"] = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in ("a", "b")]
+    document = map_of({"a": str(files / "tuned-a.onnx"), "b": str(files / "tuned-b.onnx")}, [one])
+    document["merges"] = {"both": {"path": str(files / "both.onnx"), "members": {"a": "tuned-a", "b": "tuned-b"}}}
+    return document
+
+
+def apart_map(files: Path) -> dict[str, Any]:
+    models = {"a": str(files / "tuned-a.onnx"), "b": str(files / "tuned-b.onnx")}
+    return map_of(models, [replica(name, batch=8, latency_ms=2.0) for name in models])
+
+
+class Originals:
+    """What the models give that were merged."""
+
+    def __init__(self, files: Path) -> None:
+        self._sessions = {
+            name: ort.InferenceSession(str(files / f"tuned-{name}.onnx"), providers=["CPUExecutionProvider"])
+            for name in ("a", "b")
+        }
+
+    def logits(self, model: str, ids: Array, mask: Array) -> Array:
+        return np.asarray(self._sessions[model].run(["logits"], {"ids": ids, "mask": mask})[0])
+
+
+def ask(server: RunningServer, model: str, rows: int, seed: int) -> tuple[Array, Array, Array]:
+    """Return ids, mask and the server's logits."""
+    random = np.random.default_rng(seed)
+    ids = random.integers(0, 50, (rows, LENGTH))
+    mask = np.ones((rows, LENGTH), np.int64)
+    mask[:, LENGTH - seed % 3 :] = 0
+    inputs = [
+        {"name": name, "datatype": "INT64", "shape": list(value.shape), "data": value.ravel().tolist()}
+        for name, value in (("mask", mask), ("ids", ids))  # not in the model's order
+    ]
+    status, answer = server.get(f"/v2/models/{model}/infer", "POST", json.dumps({"inputs": inputs}).encode())
+    assert status == 200, answer
+    (output,) = answer["outputs"]
+    assert output["name"] == "logits"
+    return ids, mask, np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+def check_both(server: RunningServer, originals: Originals, seeds: range) -> None:
+    for seed in seeds:
+        for model in ("a", "b"):
+            ids, mask, logits = ask(server, model, 1 + seed % 3, seed)
+            np.testing.assert_allclose(logits, originals.logits(model, ids, mask), rtol=2e-4, atol=2e-5)
+
+
+@pytest.fixture(scope="module")
+def server(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with running(tmp_path_factory.mktemp("serve"), merged_map(files)) as found:
+        yield found
+
+
+def test_each_model_is_answered_under_its_own_name_as_by_its_own_file(server: RunningServer, files: Path) -> None:
+    check_both(server, Originals(files), range(4))
+    for name in ("a", "b"):
+        metadata = server.get(f"/v2/models/{name}")[1]
+        assert metadata["name"] == name
+        assert {tensor["name"] for tensor in metadata["inputs"]} == {"ids", "mask"}
+        assert [tensor["name"] for tensor in metadata["outputs"]] == ["logits"]
+    assert server.get("/v2/models/both")[0] == 404
+
+
+def test_requests_of_both_models_share_calls_and_none_gets_anothers_answer(server: RunningServer, files: Path) -> None:
+    originals = Originals(files)
+    wrong: list[str] = []
+
+    def client(model: str, first: int) -> None:
+        for seed in range(first, first + 12):
+            ids, mask, logits = ask(server, model, 1 + seed % 3, seed)
+            if not np.allclose(logits, originals.logits(model, ids, mask), rtol=2e-4, atol=2e-5):
+                wrong.append(f"{model} {seed}")
+
+    clients = [threading.Thread(target=client, args=(m, 100 * k)) for k in range(4) for m in ("a", "b")]
+    for thread in clients:
+        thread.start()
+    for thread in clients:
+        thread.join()
+    assert wrong == []
+    stats = {name: server.get(f"/v2/models/{name}/stats")[1]["model_stats"][0] for name in ("a", "b")}
+    rows = sum(1 + seed % 3 for k in range(4) for seed in range(100 * k, 100 * k + 12))
+    for model in stats.values():
+        assert model["inference_count"] >= rows
+        assert model["execution_count"] < model["inference_count"]
+        assert model["inference_stats"]["fail"]["count"] == 0
+
+
+def test_tritonclient_gets_the_same_from_a_merged_model(server: RunningServer, files: Path) -> None:
+    triton = pytest.importorskip("tritonclient.http")
+    client = triton.InferenceServerClient(server.address)
+    ids, mask = np.full((2, LENGTH), 7, np.int64), np.ones((2, LENGTH), np.int64)
+    inputs = []
+    for name, value in (("ids", ids), ("mask", mask)):
+        given = triton.InferInput(name, value.shape, "INT64")
+        given.set_data_from_numpy(value)
+        inputs.append(given)
+    for model in ("a", "b"):
+        found = client.infer(model, inputs).as_numpy("logits")
+        np.testing.assert_allclose(found, Originals(files).logits(model, ids, mask), rtol=2e-4, atol=2e-5)
+
+
+def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(server: RunningServer) -> None:
+    body = {"inputs": [{"name": "ids", "datatype": "INT64", "shape": [1, LENGTH], "data": [1] * LENGTH}]}
+    status, answer = server.get("/v2/models/a/infer", "POST", json.dumps(body).encode())
+    assert status == 400
+    assert "mask" in answer["error"]
+    assert "tuned" not in answer["error"]
+
+
+def test_a_worker_of_a_merged_replica_that_dies_costs_no_request_of_either_model(files: Path, tmp_path: Path) -> None:
+    originals = Originals(files)
+    with running(tmp_path, merged_map(files)) as server:
+        check_both(server, originals, range(1))
+        server.workers()[0].kill()
+        check_both(server, originals, range(1, 4))
+
+
+def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    originals = Originals(files)
+    failed: list[BaseException] = []
+    stop = threading.Event()
+    with running(tmp_path, merged_map(files)) as server:
+
+        def client(first: int) -> None:
+            seed = first
+            while not stop.is_set():
+                try:
+                    check_both(server, originals, range(seed, seed + 1))
+                except BaseException as error:
+                    failed.append(error)
+                    return
+                seed += 1
+
+        clients = [threading.Thread(target=client, args=(1000 * k,)) for k in range(2)]
+        for thread in clients:
+            thread.start()
+        try:
+            for document, started in ((apart_map(files), {"a/0", "b/0"}), (merged_map(files), {"both/0"})):
+                path = tmp_path / "next.json"
+                path.write_text(json.dumps(document))
+                assert main(["apply", str(path), "--port", str(server.port), "--json"]) == 0
+                rows = json.loads(capsys.readouterr().out)
+                assert {row["replica"] for row in rows if row["change"] == "started"} == started
+                time.sleep(0.2)
+        finally:
+            stop.set()
+            for thread in clients:
+                thread.join()
+    assert failed == []
+
+
+def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = merged_map(files)
+    document["merges"]["both"]["path"] = str(save(residual(), tmp_path, "other"))
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(document))
+    assert main(["serve", str(path), "--port", "0"]) == 3
+    assert "it is not a merged model" in capsys.readouterr().err
