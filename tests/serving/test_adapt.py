@@ -198,8 +198,12 @@ class Loaded:
             self.results += run_load(self._target, [self._stream], settings).results
 
 
+@pytest.mark.slow
 def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(placed: Path) -> None:
-    document = json.loads((placed / "first.json").read_text())  # for 5/s; it bears 12/s
+    document = json.loads((placed / "first.json").read_text())
+    (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
+    quarter = {"sm_share_pct": 25.0, "batch_latency_ms": [160.0], "rate_rps": 5.0}  # it bears 6/s
+    partition["replicas"] = [partition["replicas"][0] | quarter]
     options = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
     options += ("--adapt-output", str(placed / "new.json"))
     with running(placed, document, *options) as server:
