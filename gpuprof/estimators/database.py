@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from gpuprof.estimators.colocation import Colocations
 from gpuprof.estimators.curve import BatchCurve
 from gpuprof.estimators.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.estimators.op_work import WorkByBatch
-from gpuprof.estimators.roofline import roofline_ms, source_of
+from gpuprof.estimators.roofline import roofline_ms, source_of, unknown_ms
 from gpuprof.estimators.surface import Reading, Surface
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.model import ModelGraph
@@ -162,9 +163,13 @@ class DatabaseEstimator:
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
             )
-        if learned := self._learned(_Identity(device)):
-            return learned.latency(self._graph(known, batch), share)
-        return self._calibration(device).applied(roofline_ms(work.at(batch), device, share), source_of(device))
+        at = work.at(batch)
+        learned = self._learned(_Identity(device))
+        if learned:
+            figure = learned.latency(self._graph(known, batch), share)
+        else:
+            figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
+        return _widened(figure, unknown_ms(at, device, share))
 
     def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, a line in the batch between, else weights and activations alive at once."""
@@ -279,6 +284,14 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
 def _figure(value: float, source: str, error: float | None) -> Figure:
     """Return the figure with the interval of a relative error: as far below by division as above."""
     return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
+
+
+def _widened(figure: Figure, more: float) -> Figure:
+    """Return the figure with the upper end ``more`` higher; without an interval, one that reaches as far down."""
+    if not more:
+        return figure
+    high = figure.upper() + more
+    return replace(figure, low=figure.value**2 / high if figure.low is None else figure.low, high=high)
 
 
 def _other(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:

@@ -19,6 +19,12 @@ _FETCH_BYTES = 2048 * 16.0
 #: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
 _BANDWIDTH_REACH = 2.0
 _FALLBACK_TYPE = "float32"
+#: What launching a kernel costs at least where nobody measured it: 1.37 us, the scheduling delay of a kernel alone on
+#: a V100 in the profile that iGniter's authors publish with their code (`idletime` of the hardware).
+LAUNCH_US = 1.37
+#: An op without a formula takes at most so many times its traffic, or as long as the dearest op that has one: local
+#: response normalisation, the dearest op measured that multiplies no matrices, takes a hundred times its traffic.
+_DEAREST = 100.0
 
 
 def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
@@ -44,7 +50,17 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     arithmetic = work.flops / (peak * fraction * busy)
     traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
     launched = (work.flops > 0) | (work.bytes_moved > 0)
-    return np.asarray(np.maximum(arithmetic, traffic) + launched * device.launch_overhead_us * 1e-6)
+    return np.asarray(np.maximum(arithmetic, traffic) + launched * _launch_us(device) * 1e-6)
+
+
+def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
+    """Return what the ops without a formula may take more, in milliseconds, than `roofline_ms` counts for them."""
+    unknown = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
+    if not unknown.any():
+        return 0.0
+    times = op_times_s(work, device, share)
+    dearest = float(times[~unknown].max(initial=0.0))
+    return float(np.maximum(_DEAREST * times[unknown], dearest).sum() * 1e3)
 
 
 def bandwidth(device: Device, share: Share) -> float:
@@ -58,6 +74,10 @@ def bandwidth(device: Device, share: Share) -> float:
 def source_of(device: Device) -> str:
     """Return what a roofline figure on ``device`` is called: uncalibrated unless its rates were measured."""
     return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED
+
+
+def _launch_us(device: Device) -> float:
+    return device.launch_overhead_us or (LAUNCH_US if device.kind == "gpu" else 0.0)
 
 
 def _peak(device: Device, dtype: str, matrix: bool) -> float:

@@ -56,19 +56,21 @@ def measured(
     )  # fmt: skip
 
 
-def two_layers(path: Path, width: int = 64) -> Path:
-    """Write a small network with a free batch: width → width → relu → width."""
+def two_layers(path: Path, width: int = 64, middle: str = "Relu") -> Path:
+    """Write a small network with a free batch: width → width → relu, or an op of nobody's → width."""
     weight = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [width, width], [0.01] * width * width) for i in (0, 1)]
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
-            helper.make_node("Relu", ["a"], ["b"], name="relu"),
+            helper.make_node(middle, ["a"], ["b"], name="relu", domain="" if middle == "Relu" else "nobody"),
             helper.make_node("MatMul", ["b", "w1"], ["y"], name="second"),
         ],
         "two_layers",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", width])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", width])],
         weight,
+        value_info=[helper.make_tensor_value_info("b", TensorProto.FLOAT, ["N", width])],
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
     return path

@@ -79,10 +79,24 @@ def test_measured_processes_win(tmp_path: Path) -> None:
 def test_an_unmeasured_model_gets_the_roofline_op_by_op(tmp_path: Path) -> None:
     path = two_layers(tmp_path / "two.onnx", width=64)
     said = DatabaseEstimator(None).estimate(str(path), CPU, 10, WHOLE)
-    assert said.latency_ms.source == UNCALIBRATED and said.latency_ms.low is None
+    assert said.latency_ms.source == UNCALIBRATED
+    assert said.latency_ms.low is not None and said.latency_ms.upper() > 5.0 * said.latency_ms.low
     ops = load_graph(path, 10).ops
     least = sum(max((op.flops or 0) / 1e11, (op.bytes_read + op.bytes_written) / 1e10) for op in ops)
     assert said.latency_ms.value == pytest.approx(least * 1e3, rel=1e-6)
+
+
+def test_an_op_that_nothing_is_known_of_is_named_and_widens_the_interval_to_many_times(tmp_path: Path) -> None:
+    known, unknown = two_layers(tmp_path / "two.onnx"), two_layers(tmp_path / "odd.onnx", middle="NonMaxSuppressed")
+    plain, odd = (DatabaseEstimator(None).estimate(str(path), GPU, 8, WHOLE) for path in (known, unknown))
+    assert plain.unknown_ops == () and odd.unknown_ops == ("NonMaxSuppressed",)
+    assert odd.latency_ms.upper() > 3.0 * plain.latency_ms.upper()
+    assert odd.latency_ms.low is not None and odd.latency_ms.low < odd.latency_ms.value
+
+
+def test_every_kernel_of_a_gpu_takes_a_launch_at_least(tmp_path: Path) -> None:
+    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), GPU, 1, WHOLE)
+    assert said.latency_ms.value >= 3 * 0.00137
 
 
 def test_memory_of_an_unmeasured_model_is_its_weights_and_what_is_alive_at_once(tmp_path: Path) -> None:

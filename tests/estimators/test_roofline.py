@@ -9,7 +9,7 @@ import pytest
 from gpuprof.device import MigProfile
 from gpuprof.estimate import ROOFLINE, UNCALIBRATED
 from gpuprof.estimators.op_work import GraphWork, WorkByBatch, work_of
-from gpuprof.estimators.roofline import bandwidth, op_times_s, roofline_ms, source_of
+from gpuprof.estimators.roofline import LAUNCH_US, bandwidth, op_times_s, roofline_ms, source_of
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
 from tests.estimators.rows import CPU, GPU, two_layers
@@ -40,7 +40,7 @@ def test_a_mig_instance_has_the_bandwidth_of_its_memory_slices() -> None:
 
 def test_a_small_op_cannot_use_all_units_of_a_gpu() -> None:
     tiny = _work(2.0 * 64**3, 1.0)
-    assert op_times_s(tiny, GPU, Share())[0] == pytest.approx(2.0 * 64**3 / 1e13 * 80)
+    assert op_times_s(tiny, GPU, Share())[0] == pytest.approx(2.0 * 64**3 / 1e13 * 80 + LAUNCH_US * 1e-6)
 
 
 def test_launches_cost_what_the_device_says() -> None:
@@ -51,7 +51,7 @@ def test_launches_cost_what_the_device_says() -> None:
 
 def test_matrices_in_float32_run_in_tf32_where_the_device_has_it() -> None:
     ampere = replace(GPU, flops_per_s={"float32": 1e13, "tfloat32": 8e13})
-    assert op_times_s(_work(1e13, 1.0), ampere, Share())[0] == pytest.approx(1 / 8)
+    assert op_times_s(_work(1e13, 1.0), ampere, Share())[0] == pytest.approx(1 / 8 + LAUNCH_US * 1e-6)
     assert op_times_s(_work(1e13, 1.0, "Softmax"), ampere, Share())[0] == pytest.approx(1.0)
 
 
