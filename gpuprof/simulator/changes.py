@@ -61,7 +61,9 @@ def apply(change: Change, cluster: Cluster, state: State, tally: Tally) -> list[
         for model in sorted({int(cluster.replica_model[replica]) for replica in change.replicas}):
             found = failing.take_orphans(state, model, homeless)
             failing.adopt(cluster, state, model, homeless[:found], change.time)
-    return [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
+    took = [int(replica) for replica in np.flatnonzero(state.behind >= 0)]
+    state.behind[took] = -1
+    return took
 
 
 def end(state: State, tally: Tally) -> None:

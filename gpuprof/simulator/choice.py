@@ -44,7 +44,9 @@ def choose(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, f
     if living > 1:
         state.turn[model] += 1
     if state.ranking.leaves[model] > 0:
-        return _fastest(cluster, state, model, now)
+        replica, finish = _fastest(cluster, state, model, now)
+        if replica >= 0:
+            return replica, finish
     return ask_all(cluster, state, model, now)
 
 
@@ -60,21 +62,21 @@ def ask_all(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, 
 
 @jit
 def _fastest(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
-    """Return what `ask_all` returns, by the tree of the model."""
+    """Return what `ask_all` returns, by the tree of the model; -1 where bounds cannot tell."""
     ranking, first = state.ranking, cluster.choice_start[model]
     while not all_settle_first(ranking, model, now):
         position = soonest_falling(ranking, model)
         replica = cluster.choice[first + position]
         finish = finish_of(cluster, state, replica, now)
         if finish > LONGEST_MS:
-            return ask_all(cluster, state, model, now)
+            return -1, 0.0
         bound, slack = ranking.falling[ranking.root[model] + ranking.leaves[model] + position] - now, slack_ns(finish)
         if finish == ranking.floor[replica] or bound < finish * _NS - slack:
             rank(ranking, model, replica, now, finish, ranking.floor[replica])  # settled, or known better now
             continue
         least = ranking.settled[ranking.root[model] + 1]
         if finish == least or another_within(ranking, model, position, now + finish * _NS + slack):
-            return ask_all(cluster, state, model, now)  # too close to be told apart by bounds
+            return -1, 0.0  # too close to one another
         if finish < least:
             return replica, finish
         break

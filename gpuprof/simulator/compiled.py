@@ -18,7 +18,13 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Nothing that is compiled here makes an array, so that references need not be counted: with the named tuples of dozens
 # of arrays that go into every call, the counting would take four times as long as the work.
-_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "_nrt": False, "forceinline": True}
+_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "error_model": "numpy",
+    "_nrt": False,
+    "forceinline": True,
+    "no_cfunc_wrapper": True,
+}
 
 _COMPILED = ("choice", "compiled", "failing", "heap", "histogram", "kernel", "ranking", "slowdown", "state")
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
-from gpuprof.simulator import changes, failing, kernel
+from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.arrivals import NS_PER_S, Arriving
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
@@ -128,7 +128,7 @@ class _Run:
 
     def _change(self, change: changes.Change) -> None:
         for replica in changes.apply(change, self.cluster, self.state, self.tally):
-            failing.go_on(self.cluster, self.state, replica, change.time)
+            kernel.dispatch(self.cluster, self.state, replica, change.time)
             self._find_slowdowns()
             self._refill_factors()
 

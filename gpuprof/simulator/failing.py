@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpuprof.routing import goes_alone, is_given_up
 from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
-from gpuprof.simulator.kernel import FAILED, dispatch, give_up
+from gpuprof.simulator.kernel import FAILED, give_up
 from gpuprof.simulator.state import Cluster, Ints, State, Tally
 
 _is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)
@@ -109,13 +109,6 @@ def take_orphans(state: State, model: int, homeless: Ints) -> int:
         place = state.next[place]
     state.orphans[model] = -1
     return found
-
-
-@jit
-def go_on(cluster: Cluster, state: State, replica: int, now: int) -> int:
-    """Start what a replica can start, now that it has taken over all that it was given; return the replica."""
-    state.behind[replica] = -1
-    return dispatch(cluster, state, replica, now)
 
 
 @jit

@@ -45,30 +45,36 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
         if now >= until:
             return TIME_UP
         priority, ident = priority_of(code), ident_of(code)
+        place = replica = -1
         if priority == COMPLETION:
             replica = _complete(cluster, state, tally, ident, now)
         elif priority == ARRIVAL:
             if state.free[0] < 0 and cluster.settings[3] == 0:
                 return NEEDS_PLACES
-            replica = _arrive(cluster, state, tally, ident, now)
-            if state.store_position[ident] == state.store_size[ident]:
-                return NEEDS_ARRIVALS
+            place = _arrive(cluster, state, tally, ident, now)
         elif priority == JOIN:
-            replica = _end_of_leg(cluster, state, tally, ident, now)
+            place = _end_of_leg(state, ident)
         else:
             drop_first(calendar)
             state.armed[ident] = 0
-            replica = dispatch(cluster, state, ident, now)
-        if replica >= 0 and state.factor_position[replica] >= last:
-            return NEEDS_FACTORS
-        if state.slowdown.missing[0] >= 0:
-            return NEEDS_SLOWDOWN
+            replica = ident
+        # Every event ends here, and only here: what is called once is compiled once.
+        if place >= 0:
+            replica = _join(cluster, state, tally, ident, place, now)
+        if replica >= 0:
+            dispatch(cluster, state, replica, now)
+            if state.factor_position[replica] >= last:
+                return NEEDS_FACTORS
+            if state.slowdown.missing[0] >= 0:
+                return NEEDS_SLOWDOWN
+        if priority == ARRIVAL and state.store_position[ident] == state.store_size[ident]:
+            return NEEDS_ARRIVALS
     return EMPTY
 
 
 @jit
 def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
-    """A client sends a request; return the replica that started a batch for it, or -1."""
+    """A client sends a request; return its place when it is with the replicas at once, else -1."""
     position = state.store_position[model] + 1
     state.store_position[model] = position
     if position < state.store_size[model]:
@@ -78,7 +84,7 @@ def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) 
     if now >= tally.span[0]:
         tally.arrived[model] += 1
         tally.windows[window_of(tally, now), model, 0] += 1
-    place = state.free[0]
+    place: int = state.free[0]
     if place < 0:
         if now >= tally.span[0]:
             tally.missed[model, FULL] += 1
@@ -90,7 +96,7 @@ def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) 
     joins = through + cluster.request_leg[model]
     state.joined[place] = joins
     if joins == now:
-        return join(cluster, state, tally, model, place, now)
+        return place
     state.next[place] = -1
     if state.pending_head[model] < 0:
         state.pending_head[model] = place
@@ -102,21 +108,21 @@ def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) 
 
 
 @jit
-def _end_of_leg(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
-    """A request has passed the router and the network."""
-    place = state.pending_head[model]
+def _end_of_leg(state: State, model: int) -> int:
+    """A request has passed the router and the network; return its place."""
+    place: int = state.pending_head[model]
     following = state.next[place]
     state.pending_head[model] = following
     if following < 0:
         drop_first(state.calendar)
     else:
         replace_first(state.calendar, state.joined[following], code_of(JOIN, model))
-    return join(cluster, state, tally, model, place, now)
+    return place
 
 
 @jit
-def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, now: int) -> int:
-    """Send a request to a replica's queue; return the replica, -1 when none took it."""
+def _join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, now: int) -> int:
+    """Put a request into a replica's queue; return the replica, -1 when none took it."""
     replica, finish = choose(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
@@ -133,12 +139,12 @@ def join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, n
         state.next[state.queue_tail[replica]] = place
     state.queue_tail[replica] = place
     state.waiting[replica] += 1
-    return dispatch(cluster, state, replica, now)
+    return replica
 
 
 @jit
-def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> int:
-    """Start as many batches as the rule allows, and see that the rule is asked again in time; return the replica."""
+def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> None:
+    """Start as many batches as the rule allows, and see that the rule is asked again in time."""
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
         size = _size_now(cluster, state, replica, now)
@@ -149,7 +155,6 @@ def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> int:
             break  # it is asked for, and then this is called again
         _start(cluster, state, replica, size, slowdown, now)
     rank_again(cluster, state, replica, now)
-    return replica
 
 
 @jit
@@ -248,7 +253,7 @@ def _keep(state: State, replica: int, before: int, place: int) -> int:
 def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: int) -> int:
     """A batch is done; return its replica."""
     drop_first(state.calendar)
-    replica = cluster.process_replica[process]
+    replica: int = cluster.process_replica[process]
     begin, end = tally.span[0], tally.span[1]
     started = max(begin, state.started_at[process])
     if started < min(now, end):
@@ -269,7 +274,7 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
     state.free_processes[replica] += 1
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] -= state.slowdown.weight[replica]
-    return dispatch(cluster, state, replica, now)
+    return replica
 
 
 @jit

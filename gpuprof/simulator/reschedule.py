@@ -7,7 +7,8 @@ that ever exist, each living in its time, is exact.
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,16 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenure:
+    """A replica holds its device from when it begins to load until it ends; ``end_s`` infinity: for good."""
+
+    node: str
+    gpu: int
+    begin_s: float
+    end_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Timetable:
     """All replicas that ever exist, as one map, and when each lives; ``absent`` ones do not at the start."""
 
@@ -49,6 +60,7 @@ class Timetable:
     epochs: tuple[Epoch, ...]
     switches: tuple[Switch, ...]
     absent: tuple[int, ...]
+    tenures: tuple[Tenure, ...] = ()
 
     def epoch_outcomes(self, duration_s: float) -> tuple[EpochOutcome, ...]:
         """Return each map's time, devices, cost and how many replicas were started for it."""
@@ -67,6 +79,13 @@ class Timetable:
     def gpu_hours(self, duration_s: float) -> float:
         """Return the devices that the maps hold, times how long, in hours."""
         return sum(one.gpus * (one.end_s - one.begin_s) for one in self.epoch_outcomes(duration_s)) / 3600.0
+
+    def held_gpu_hours(self, duration_s: float) -> float:
+        """Return how long devices are held, in hours: while they change hands, by the old and the new map both."""
+        held: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+        for one in self.tenures:
+            held[one.node, one.gpu].append((one.begin_s, min(one.end_s, duration_s)))
+        return sum(_length(spans) for spans in held.values()) / 3600.0
 
 
 def observed_rates(
@@ -96,7 +115,7 @@ def timetable(
 
     A replica that is in both maps goes on. A new one begins after its model is loaded; until then those that it
     replaces go on, unless the MIG layout of their GPU changes: then they end at once, and the new one begins later by
-    that change too.
+    that change too. A GPU that was not in use is cut up before its first replica loads.
     """
     table = _Table(deployment)
     for period, seen in enumerate(rates[:-1], start=1):
@@ -127,12 +146,19 @@ class _Table:
         self.epochs = [Epoch(0.0, deployment)]
         self.switches: list[Switch] = []
         self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
-        self.alive = {key: self._add(where) for key, where in _keyed(deployment).items()}
+        self.tenures: list[Tenure] = []
+        self.alive = {key: self._add(key, where, 0.0) for key, where in _keyed(deployment).items()}
         self.first = len(self.places)
 
-    def _add(self, where: tuple[Node, Gpu, Partition, Replica]) -> int:
+    def _add(self, key: _Kept, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
         self.places.append(where)
+        self.tenures.append(Tenure(key.node, key.gpu, at_s))
         return len(self.places) - 1
+
+    def _end(self, key: _Kept, at_s: float) -> int:
+        position = self.alive.pop(key)
+        self.tenures[position] = replace(self.tenures[position], end_s=at_s)
+        return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
         after = _keyed(wanted)
@@ -142,12 +168,13 @@ class _Table:
             return
         before_layout, after_layout = _layouts(self.epochs[-1].deployment), _layouts(wanted)
         moved = {gpu for gpu in after_layout if gpu in before_layout and after_layout[gpu] != before_layout[gpu]}
+        fresh = {(key.node, key.gpu) for key in new if key.mig} - set(before_layout)
         for key in gone:
-            now = (key.node, key.gpu) in moved
-            self.switches.append(Switch(at_s if now else at_s + costs.load_s, end=(self.alive.pop(key),)))
+            end_s = at_s if (key.node, key.gpu) in moved else at_s + costs.load_s
+            self.switches.append(Switch(end_s, end=(self._end(key, end_s),)))
         for key in new:
-            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in moved else 0.0)
-            self.alive[key] = self._add(after[key])
+            ready_s = at_s + costs.load_s + (costs.mig_s if (key.node, key.gpu) in moved | fresh else 0.0)
+            self.alive[key] = self._add(key, after[key], at_s)
             self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
         self.epochs.append(Epoch(at_s, wanted, len(new)))
 
@@ -162,11 +189,17 @@ class _Table:
         )
         union = self.deployment.model_copy(update={"nodes": nodes})
         switches = tuple(sorted(self.switches, key=lambda switch: switch.at_s))
-        return Timetable(union, tuple(self.epochs), switches, tuple(range(self.first, len(self.places))))
+        absent = tuple(range(self.first, len(self.places)))
+        return Timetable(union, tuple(self.epochs), switches, absent, tuple(self.tenures))
 
 
-def _alone(partition: Partition, replica: Replica) -> Partition:
-    return Partition(mig=partition.mig, replicas=(replica,))
+def _length(spans: Sequence[tuple[float, float]]) -> float:
+    """Return how long at least one of the spans lasts."""
+    total, until = 0.0, 0.0
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
 
 
 def _keyed(deployment: DeploymentMap) -> dict[_Kept, tuple[Node, Gpu, Partition, Replica]]:

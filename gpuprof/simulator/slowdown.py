@@ -17,7 +17,8 @@ from gpuprof.simulator.compiled import jit
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-_SPREAD = 0x9E3779B97F4A7C15 >> 1  # 2**63 over the golden ratio: neighbouring keys land far apart
+_SPREAD = 2654435761  # 2**32 over the golden ratio: neighbouring keys land far apart
+_LOW = 2**31 - 1
 _FIRST_SLOTS = 1024
 
 
@@ -84,7 +85,7 @@ def factor_now(table: Slowdown, replica: int, runs: bool, now: int) -> float:
 def slot_of(keys: Ints, key: int) -> int:
     """Return where a key stands, or the empty slot where it belongs."""
     mask = len(keys) - 1
-    slot = ((key * _SPREAD) >> 20) & mask
+    slot = (((key & _LOW) * _SPREAD >> 16) ^ (key >> 31)) & mask
     while keys[slot] != key and keys[slot] >= 0:
         slot = (slot + 1) & mask
     return slot

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuprof.deployment import DeploymentMap, MigPlace
+from gpuprof.deployment import DeploymentMap, MigPlace, Node
 from gpuprof.simulator.arrivals import Arriving, Constant, Gamma, Recorded
+from gpuprof.simulator.autoscaling import autoscaling
 from gpuprof.simulator.cluster import Options, Switch, places_of
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
@@ -84,3 +85,39 @@ def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
     assert len(places_of(table.deployment)) == 1
     assert (table.switches, len(table.epochs)) == ((), 1)
     assert observed_rates(ONE, {"m": Constant(10.0)}, Options(25.0), 10.0) == [{"m": 9.9}, {"m": 10.0}]
+
+
+def test_devices_that_change_hands_are_held_by_both_maps() -> None:
+    elsewhere = deployed([[replica("n", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
+    only = {"models": ONE.models, "nodes": (_second_gpu(elsewhere),), "predicted": ONE.predicted}
+    moved = elsewhere.model_copy(update=only)
+    table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: moved, MoveCosts(4.0, 9.0))
+    assert table.gpu_hours(20.0) == pytest.approx(20.0 / 3600)
+    assert table.held_gpu_hours(20.0) == pytest.approx((14.0 + 10.0) / 3600)
+
+
+def _second_gpu(deployment: DeploymentMap) -> Node:
+    node = deployment.nodes[0]
+    return node.model_copy(update={"gpus": node.gpus[1:]})
+
+
+def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
+    content = TWO.model_dump(by_alias=True)
+    content["nodes"][0]["gpus"][1]["partitions"][0]["mig"] = MigPlace(profile="3g.40gb", start=0).model_dump()
+    grown = DeploymentMap.model_validate(content)
+    table = timetable(ONE, [{"m": 1.0}] * 2, 10.0, lambda rates: grown, MoveCosts(4.0, 9.0))
+    assert table.switches == (Switch(23.0, begin=(1,)),)
+
+
+def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests() -> None:
+    table = timetable(ONE, observed_rates(ONE, rising(), Options(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0))
+    outcome = simulate(table.deployment, rising(), Options(60.0, switches=table.switches, absent=table.absent))
+    figures = autoscaling("by load", table, outcome)
+    assert (figures.maps, figures.started, figures.most_gpus, figures.mean_gpus) == (2, 1, 2, 1.5)
+    assert figures.gpu_hours == pytest.approx(figures.held_gpu_hours) == pytest.approx(90.0 / 3600)
+    model = outcome.models[0]
+    assert figures.in_time_pct == pytest.approx(100.0 * model.in_time / model.requests)
+    assert figures.wait_ms == pytest.approx(
+        (model.stage_mean_ms["queue"] or 0) + (model.stage_mean_ms["batching"] or 0)
+    )
+    assert figures.worst_p99_ms == model.p99_ms

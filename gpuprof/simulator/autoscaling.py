@@ -1,0 +1,86 @@
+"""What following the load costs and gives: the figures by which policies are compared (USHER, OSDI'24, section 5.4)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.reschedule import Timetable
+
+
+@dataclass(frozen=True, slots=True)
+class Autoscaling:
+    """One policy's way through a load.
+
+    Attributes
+    ----------
+    policy : str
+    maps, started : int
+        Maps that followed one another, and replicas that had to be started for them.
+    mean_gpus : float
+        Devices of the maps, over time.
+    most_gpus : int
+    gpu_hours, held_gpu_hours : float
+        Devices of the maps, times how long; and with the time in which old and new replicas both stand.
+    cost : float or None
+        Of the maps, in $; None where a device has no price.
+    goodput_rps : float
+    in_time_pct : float or None
+        Of the requests; None without any.
+    wait_ms : float or None
+        Mean time of an answered request before its batch starts: for others to fill it and for a process.
+    worst_p99_ms : float or None
+        Of the model whose p99 is the largest part of its SLO.
+    """
+
+    policy: str
+    maps: int
+    started: int
+    mean_gpus: float
+    most_gpus: int
+    gpu_hours: float
+    held_gpu_hours: float
+    cost: float | None
+    goodput_rps: float
+    in_time_pct: float | None
+    wait_ms: float | None
+    worst_p99_ms: float | None
+
+
+def autoscaling(policy: str, table: Timetable, outcome: Outcome) -> Autoscaling:
+    """Return the figures of a simulation of ``table``."""
+    epochs = table.epoch_outcomes(outcome.duration_s)
+    hours = table.gpu_hours(outcome.duration_s)
+    prices = [one.cost_per_hour for one in epochs]
+    requests = sum(model.requests for model in outcome.models)
+    in_time = sum(model.in_time for model in outcome.models)
+    return Autoscaling(
+        policy=policy,
+        maps=len(epochs),
+        started=sum(one.started for one in epochs),
+        mean_gpus=hours * 3600.0 / outcome.duration_s,
+        most_gpus=max(one.gpus for one in epochs),
+        gpu_hours=hours,
+        held_gpu_hours=table.held_gpu_hours(outcome.duration_s),
+        cost=None
+        if None in prices
+        else sum((one.cost_per_hour or 0.0) * (one.end_s - one.begin_s) / 3600.0 for one in epochs),
+        goodput_rps=outcome.goodput_rps,
+        in_time_pct=100.0 * in_time / requests if requests else None,
+        wait_ms=_wait_ms(outcome),
+        worst_p99_ms=_worst_p99_ms(outcome),
+    )
+
+
+def _wait_ms(outcome: Outcome) -> float | None:
+    answered = sum(model.answered for model in outcome.models)
+    waited = sum(
+        model.answered * ((model.stage_mean_ms["batching"] or 0.0) + (model.stage_mean_ms["queue"] or 0.0))
+        for model in outcome.models
+    )
+    return waited / answered if answered else None
+
+
+def _worst_p99_ms(outcome: Outcome) -> float | None:
+    known = [(model.p99_ms / model.slo_ms, model.p99_ms) for model in outcome.models if model.p99_ms is not None]
+    return max(known)[1] if known else None

@@ -1,0 +1,118 @@
+"""Batches are slowed by what really runs beside them, and each combination is asked for once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from gpuprof.deployment import Replica
+from gpuprof.errors import InputError
+from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
+from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.slowdown import factor_now, new_slowdown, with_factor
+from tests.simulator.maps import deployed, replica
+
+A, B, C = replica("a", [10.0]), replica("b", [4.0]), replica("c", [4.0])
+
+
+def at(*milliseconds: float) -> Recorded:
+    return Recorded(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
+
+
+class Asked:
+    """Half as slow again for each neighbour; remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[str, list[str]]] = []
+
+    def __call__(self, place: Place, beside: Sequence[Place]) -> float:
+        self.questions.append((place.replica.model, sorted(other.replica.model for other in beside)))
+        return 1.0 + 0.5 * len(beside)
+
+
+def run(gpus: Sequence[Sequence[Replica]], asked: Asked, **arrivals: Arriving) -> Outcome:
+    return simulate(deployed(gpus), arrivals, Options(1.0), interference=asked)
+
+
+def means(seen: Outcome) -> list[float | None]:
+    return [model.mean_ms for model in seen.models]
+
+
+def test_a_batch_is_slowed_by_who_runs_when_it_starts_until_it_ends() -> None:
+    seen = run([[A, B]], Asked(), a=at(0.0), b=at(2.0))
+    assert means(seen) == [10.0, 6.0]  # a started alone, and b beside it
+
+
+def test_a_neighbour_that_ends_at_the_instant_of_the_start_does_not_disturb() -> None:
+    assert means(run([[A, B]], Asked(), a=at(0.0), b=at(10.0))) == [10.0, 4.0]
+
+
+def test_of_two_that_start_at_one_instant_the_model_that_comes_first_in_the_map_starts_alone() -> None:
+    assert means(run([[A, B]], Asked(), a=at(5.0), b=at(5.0))) == [10.0, 6.0]
+    assert means(run([[B, A]], Asked(), a=at(5.0), b=at(5.0))) == [4.0, 15.0]
+
+
+def test_other_gpus_and_other_processes_of_the_same_replica_do_not_disturb() -> None:
+    assert means(run([[A], [B]], Asked(), a=at(0.0), b=at(2.0))) == [10.0, 4.0]
+    assert means(run([[replica("a", [10.0], processes=2), B]], Asked(), a=at(0.0, 1.0))) == [10.0, None]
+
+
+def test_a_replica_with_several_processes_is_one_neighbour_as_long_as_any_runs() -> None:
+    seen = run([[replica("a", [10.0], processes=2), B]], Asked(), a=at(0.0, 6.0), b=at(1.0, 12.0, 30.0))
+    assert means(seen) == [pytest.approx((10.0 + 15.0) / 2), pytest.approx((6.0 + 6.0 + 4.0) / 3)]
+
+
+def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
+    options = Options(1.0, failures=(Failure("node0", 0, 0.001, 0.001),))
+    # a is run anew from 2 until 12, alone; b comes after it has ended.
+    arrivals: dict[str, Arriving] = {"a": at(0.0), "b": at(13.0)}
+    assert means(simulate(deployed([[A, B]]), arrivals, options, interference=Asked())) == [12.0, 4.0]
+
+
+def test_each_combination_is_asked_once_for_all_gpus_that_are_alike() -> None:
+    asked = Asked()
+    run([[A, B, C], [A, B, C]], asked, a=Gamma(150.0), b=Gamma(300.0), c=Gamma(300.0))
+    assert len(asked.questions) == len({(name, tuple(beside)) for name, beside in asked.questions})
+    assert len(asked.questions) == 3 * 4
+
+
+def test_equal_neighbours_are_counted_not_told_apart() -> None:
+    asked = Asked()
+    run([[A, A, A, A]], asked, a=Gamma(350.0))
+    assert sorted(len(beside) for _, beside in asked.questions) == [0, 1, 2, 3]
+
+
+def test_a_table_that_grows_keeps_what_it_has() -> None:
+    zero, base = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    table = new_slowdown(zero, zero, base)
+    keys = [*range(900), *(7 * 2**40 + 1024 * i for i in range(900))]
+    for key in keys:
+        table = with_factor(table, key, 1.0 + key)
+    found = []
+    for key in keys:
+        table.running[0] = key
+        found.append(factor_now(table, 0, False, 5))
+    assert found == [1.0 + key for key in keys]
+    table.running[0] = 901
+    assert factor_now(table, 0, False, 5) < 0
+    assert table.missing.tolist() == [0, 901, 5]
+
+
+def test_no_interference_is_what_the_map_says() -> None:
+    arrivals: dict[str, Arriving] = {"a": Gamma(80.0), "b": Gamma(200.0)}
+    plain = simulate(deployed([[A, B]]), arrivals, Options(2.0))
+    neutral = simulate(deployed([[A, B]]), arrivals, Options(2.0), interference=lambda place, beside: 1.0)
+    assert plain == neutral
+
+
+def test_a_slowdown_that_is_none_and_a_gpu_beyond_counting_are_refused() -> None:
+    with pytest.raises(InputError, match="a slowdown must be above 0 and below a million but node0/0 has -1"):
+        simulate(deployed([[A, B]]), {"a": at(0.0)}, Options(1.0), interference=lambda place, beside: -1.0)
+    crowd = [replica(f"m{i}", [5.0]) for i in range(60)]
+    with pytest.raises(InputError, match="too many different replicas"):
+        simulate(deployed([crowd]), {}, Options(1.0), interference=lambda place, beside: 1.0)
