@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from gpuprof.serving.gpu_figures import GpuFigures, local_gpu_figures
 from gpuprof.serving.router import Router
-from gpuprof.serving.served_model import ServedModel
-from gpuprof.serving.statistics import BUCKETS_MS, STAGES
+from gpuprof.serving.served_model import AnyReplica
+from gpuprof.serving.statistics import BUCKETS_MS, STAGES, ModelStatistics, summed
 
+_Counted = Mapping[str, ModelStatistics]
+_Replicas = Sequence[tuple[str, AnyReplica]]
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -21,18 +25,26 @@ class RouterCollector(Collector):
     Parameters
     ----------
     router : Router
+    gpus : callable
+        Returns the figures of the GPUs and MIG instances of this machine.
     """
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, gpus: Callable[[], Iterable[GpuFigures]] = local_gpu_figures) -> None:
         self._router = router
+        self._gpus = gpus
 
     def collect(self) -> Iterable[Metric]:
         """Yield every family."""
         models = self._router.all()
-        yield _requests(models)
-        yield _seconds(models)
-        yield _latencies(models)
-        yield from _replicas(models)
+        counted = {model.name: model.statistics for model in models}
+        replicas = [(model.name, replica) for model in models for replica in model.replicas]
+        yield _requests(counted)
+        yield _seconds(counted)
+        yield _latencies(counted)
+        yield _stage_latencies(counted)
+        yield from _replicas(replicas)
+        yield from _places(replicas)
+        yield from _devices(self._gpus())
         memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory that requests and answers hold")
         memory.add_metric([], float(self._router.arena.used))
         yield memory
@@ -43,58 +55,126 @@ def render(router: Router) -> bytes:
     return generate_latest(RouterCollector(router))
 
 
-def _requests(models: list[ServedModel]) -> Metric:
+def _requests(models: _Counted) -> Metric:
     family = CounterMetricFamily("gpuprof_requests", "Requests by what became of them", labels=["model", "outcome"])
-    for model in models:
-        own = model.statistics
-        for outcome, value in (
-            ("in_slo", own.in_slo),
-            ("late", own.answered - own.in_slo),
-            ("failed", own.failed),
-            ("refused", own.refused),
-        ):
-            family.add_metric([model.name, outcome], value)
+    for model, own in models.items():
+        for outcome, value in _outcomes(own).items():
+            family.add_metric([model, outcome], value)
     return family
 
 
-def _seconds(models: list[ServedModel]) -> Metric:
+def _outcomes(own: ModelStatistics) -> dict[str, float]:
+    return {"in_slo": own.in_slo, "late": own.answered - own.in_slo, "failed": own.failed, "refused": own.refused}
+
+
+def _seconds(models: _Counted) -> Metric:
     family = CounterMetricFamily(
         "gpuprof_stage_seconds", "Time that answered requests spent by stage", labels=["model", "stage"]
     )
-    for model in models:
+    for model, own in models.items():
         for stage in STAGES:
-            family.add_metric([model.name, stage], getattr(model.statistics.stages, stage) / 1e9)
+            family.add_metric([model, stage], getattr(own.stages, stage) / 1e9)
     return family
 
 
-def _latencies(models: list[ServedModel]) -> Metric:
+def _latencies(models: _Counted) -> Metric:
     family = HistogramMetricFamily(
         "gpuprof_latency_seconds", "Time from a request's arrival to its answer", labels=["model"]
     )
-    for model in models:
-        total = 0
-        buckets = []
-        for limit, count in zip((*BUCKETS_MS, float("inf")), model.statistics.buckets, strict=True):
-            total += count
-            buckets.append(("+Inf" if limit == float("inf") else f"{limit / 1000.0:g}", float(total)))
-        family.add_metric([model.name], buckets, model.statistics.total_ns / 1e9)
+    for model, own in models.items():
+        family.add_metric([model], _cumulated(own.buckets), own.total_ns / 1e9)
     return family
 
 
-def _replicas(models: list[ServedModel]) -> Iterator[Metric]:
-    labels = ["model", "replica", "place"]
+def _stage_latencies(models: _Counted) -> Metric:
+    family = HistogramMetricFamily(
+        "gpuprof_stage_latency_seconds", "Time that an answered request spent in a stage", labels=["model", "stage"]
+    )
+    for model, own in models.items():
+        for stage in STAGES:
+            buckets = _cumulated(own.stage_buckets[stage])
+            family.add_metric([model, stage], buckets, getattr(own.stages, stage) / 1e9)
+    return family
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return Prometheus' buckets: upper end in seconds, and how many are at most that."""
+    limits = [f"{limit / 1000.0:g}" for limit in BUCKETS_MS]
+    return [(limit, float(total)) for limit, total in zip([*limits, "+Inf"], accumulate(counts), strict=True)]
+
+
+def _replicas(replicas: _Replicas) -> Iterator[Metric]:
+    labels = ["model", "replica", "place", "mig"]
+    answered = CounterMetricFamily(
+        "gpuprof_replica_requests", "Requests that a replica answered", labels=[*labels, "outcome"]
+    )
+    seconds = CounterMetricFamily(
+        "gpuprof_replica_stage_seconds", "Time that they spent by stage", labels=[*labels, "stage"]
+    )
+    latencies = HistogramMetricFamily(
+        "gpuprof_replica_latency_seconds", "Time from their arrival to their answer", labels=labels
+    )
+    share = GaugeMetricFamily(
+        "gpuprof_replica_share_ratio", "Part of the device or MIG instance that its workers have", labels=labels
+    )
+    planned = GaugeMetricFamily("gpuprof_replica_planned_rps", "Requests per second in the plan", labels=labels)
     waiting = GaugeMetricFamily("gpuprof_queue_requests", "Requests that wait for a batch", labels=labels)
     workers = GaugeMetricFamily("gpuprof_workers_ready", "Workers that take batches", labels=labels)
     restarts = CounterMetricFamily("gpuprof_worker_restarts", "Workers that were started again", labels=labels)
     retried = CounterMetricFamily("gpuprof_requests_retried", "Requests whose worker died", labels=labels)
     batches = CounterMetricFamily("gpuprof_batches", "Batches by their size", labels=[*labels, "size"])
-    for model in models:
-        for replica in model.replicas:
-            own = [model.name, replica.plan.name, replica.plan.place]
-            waiting.add_metric(own, float(replica.waiting_rows))
-            workers.add_metric(own, float(sum(seat.is_ready for seat in replica.seats)))
-            restarts.add_metric(own, float(sum(seat.restarts for seat in replica.seats)))
-            retried.add_metric(own, float(replica.statistics.retried))
-            for size, batch in sorted(replica.statistics.batches.items()):
-                batches.add_metric([*own, str(size)], float(batch.count))
-    yield from (waiting, workers, restarts, retried, batches)
+    for model, replica in replicas:
+        own, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
+        answered.add_metric([*own, "in_slo"], counted.in_slo)
+        answered.add_metric([*own, "late"], counted.answered - counted.in_slo)
+        for stage in STAGES:
+            seconds.add_metric([*own, stage], getattr(counted.stages, stage) / 1e9)
+        latencies.add_metric(own, _cumulated(counted.buckets), counted.total_ns / 1e9)
+        share.add_metric(own, replica.plan.share_pct / 100.0)
+        planned.add_metric(own, replica.plan.rate_rps)
+        waiting.add_metric(own, float(replica.waiting_rows))
+        workers.add_metric(own, float(sum(seat.is_ready for seat in replica.seats)))
+        restarts.add_metric(own, float(sum(seat.restarts for seat in replica.seats)))
+        retried.add_metric(own, float(counted.retried))
+        for size, batch in sorted(counted.batches.items()):
+            batches.add_metric([*own, str(size)], float(batch.count))
+    yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, retried, batches)
+
+
+def _places(replicas: _Replicas) -> Iterator[Metric]:
+    """Yield what the replicas of each device and MIG instance do together."""
+    labels = ["place", "mig"]
+    answered = CounterMetricFamily(
+        "gpuprof_place_requests", "Requests that were answered on a device or MIG instance", labels=[*labels, "outcome"]
+    )
+    busy = CounterMetricFamily(
+        "gpuprof_place_busy_seconds", "Time that its workers spent on batches, added up", labels=labels
+    )
+    share = GaugeMetricFamily("gpuprof_place_share_ratio", "Part of it that replicas have together", labels=labels)
+    found: dict[tuple[str, str], list[AnyReplica]] = {}
+    for _, replica in replicas:
+        found.setdefault((replica.plan.place, replica.plan.mig), []).append(replica)
+    for place, there in found.items():
+        own = summed(replica.statistics for replica in there)
+        answered.add_metric([*place, "in_slo"], own.in_slo)
+        answered.add_metric([*place, "late"], own.answered - own.in_slo)
+        once = {replica.plan.name: replica for replica in there}.values()  # models that are merged share theirs
+        batches = [batch for replica in once for batch in list(replica.batches.values())]
+        busy.add_metric(list(place), sum(batch.gather + batch.infer + batch.scatter for batch in batches) / 1e9)
+        share.add_metric(list(place), sum(replica.plan.share_pct for replica in once) / 100.0)
+    yield from (answered, busy, share)
+
+
+def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
+    """Yield what NVML says of the GPUs and MIG instances of this machine."""
+    labels = ["gpu", "mig", "uuid"]
+    sm = GaugeMetricFamily("gpuprof_gpu_sm_ratio", "Part of the time in which a kernel ran (NVML)", labels=labels)
+    memory = GaugeMetricFamily("gpuprof_gpu_memory_bytes", "Memory in use (NVML)", labels=labels)
+    total = GaugeMetricFamily("gpuprof_gpu_memory_total_bytes", "Memory that there is (NVML)", labels=labels)
+    for gpu in gpus:
+        own = [str(gpu.index), gpu.mig, gpu.uuid]
+        if gpu.sm_ratio is not None:
+            sm.add_metric(own, gpu.sm_ratio)
+        memory.add_metric(own, float(gpu.memory_bytes))
+        total.add_metric(own, float(gpu.memory_total_bytes))
+    yield from (sm, memory, total)

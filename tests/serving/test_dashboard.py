@@ -11,13 +11,25 @@ from tests.serving.running import RunningServer
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "gpuprof-serve.json"
 
 
+SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum", "_count"]}
+
+
 def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningServer) -> None:
     null_server.infer("small", [1.0])
     text = null_server.get("/metrics")[1].decode()
-    known = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    families = list(text_string_to_metric_families(text))
+    known = {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    asked = {
-        name for panel in panels for target in panel["targets"] for name in re.findall(r"gpuprof_\w+", target["expr"])
-    }
+    expressions = [target["expr"] for panel in panels for target in panel["targets"]]
+    asked = {name for expression in expressions for name in re.findall(r"gpuprof_\w+", expression)}
     assert asked <= known
-    assert len(asked) > 7
+    assert {name.removesuffix("_bucket").removesuffix("_total") for name in asked} >= {
+        family.name for family in families if family.name not in NOT_SHOWN
+    }
+    labels = {label for family in families for sample in family.samples for label in sample.labels} | {"uuid", "gpu"}
+    grouped = {label for e in expressions for group in re.findall(r"by \(([^)]*)\)", e) for label in group.split(", ")}
+    assert grouped <= labels
+
+
+#: Parts of others that are shown, or of use to those who look for the cause of something.
+NOT_SHOWN = {"gpuprof_replica_stage_seconds", "gpuprof_replica_share_ratio", "gpuprof_requests_retried"}
