@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from gpuprof.report.picture import write_picture
 REFERENCE = Path("../shared/reference")
 
 
-def run(about: str | None, compute: Callable[[Path], Reproduction]) -> int:
+def run(about: str | None, compute: Callable[[Path], Reproduction], arguments: Sequence[str] | None = None) -> int:
     """Compute and print; return 0, or 1 when a map failed the independent check.
 
     Parameters
@@ -27,12 +27,14 @@ def run(about: str | None, compute: Callable[[Path], Reproduction]) -> int:
         The docstring of the command.
     compute : callable
         Directory of the published measurements → what came out.
+    arguments : sequence of str, optional
+        Of the command; those that the program was started with where not given.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=REFERENCE, help="directory of published measurements")
     parser.add_argument("--plot", type=Path, help="draw into this .svg or .png file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
         started = time.perf_counter()
         outcome = compute(options.reference)

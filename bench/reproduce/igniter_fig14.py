@@ -43,8 +43,8 @@ _WHY = (
     "stand on the same GPU, requests coming evenly. A workload breaks when its p99 exceeds the SLO or it gets less "
     "than 99% of its rate.",
     "The paper's gpu-lets+ does not see what interference does to the throughput: it is 'gpulet blind'. Its sizes "
-    "differ in part, which follow the paper's own profiles of full batches. gpulet asks the model whether two workloads "
-    "bear each other, refuses those that do not, and so breaks nothing on more GPUs.",
+    "differ in part, which follow the paper's own profiles of full batches. gpulet asks the model whether two "
+    "workloads bear each other, refuses those that do not, and so breaks nothing on more GPUs.",
     "ffd+ breaks fewer workloads here than on the testbed: what the model puts just below the SLO counts as kept, and "
     "the model errs by up to 9.8% (§5.2).",
     "GSLICE+ (6 GPUs, 18.36 $/h, 3 broken) adjusts shares while it runs, by what it measures; there is nothing to "

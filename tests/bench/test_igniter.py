@@ -1,0 +1,92 @@
+"""The reproductions of iGniter's figures, with the coefficients fitted to its published profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.igniter_profiles import IgniterEstimator, table_3
+from bench.reproduce import igniter_fig14, igniter_fig20
+from bench.reproduce.igniter_runs import Blind, ByDevice, scaled, with_interference
+from gpuprof.catalogue import device
+from gpuprof.estimate import Workload
+from gpuprof.placement.igniter import Igniter
+from gpuprof.share import Share
+from tests.placement.test_igniter import HARDWARE, MODELS
+
+V100 = device("v100")
+NOWHERE = Path("nowhere")
+
+
+@pytest.fixture
+def estimator() -> IgniterEstimator:
+    return IgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in table_3()[0].items()})
+
+
+def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
+    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(igniter_fig14, "v100_estimator", lambda _: estimator)
+    found = igniter_fig14.compute(NOWHERE)
+    assert found.sound
+    assert found.row("igniter")[:3] == pytest.approx((6.0, 18.36, 0.0))
+    assert found.row("gpulet blind")[:3] == pytest.approx((8.0, 24.48, 3.0))
+    assert found.row("gpulet")[2] == 0.0
+    gpus, cost, broken = found.row("ffd+")[:3]
+    assert (gpus, cost) == pytest.approx((5.0, 15.30))
+    assert isinstance(broken, float)
+    assert broken >= 3.0
+
+
+def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
+    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(igniter_fig20, "v100_estimator", lambda _: estimator)
+    found = igniter_fig20.compute(NOWHERE)
+    assert found.sound
+    assert found.row("t4 or v100")[:2] == found.row("t4")[:2]
+    few, many = found.row("v100")[0], found.row("t4")[0]
+    assert isinstance(few, float)
+    assert isinstance(many, float)
+    assert 2 * few <= many <= 3 * few
+    assert all(fact.agrees for fact in found.facts if fact.what.startswith("T4 that"))
+
+
+def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: IgniterEstimator) -> None:
+    t4 = scaled(estimator, "t4")
+    ratio = V100.flops_per_s["float32"] / device("t4").flops_per_s["float32"]
+    here, there = estimator.workloads["W9"], t4.workloads["W9"]
+    assert there.active_ms(8, 0.5) == pytest.approx(ratio * here.active_ms(8, 0.5))
+    assert there.power_w(8, 0.5) / t4.hardware.max_power_w == pytest.approx(
+        here.power_w(8, 0.5) / estimator.hardware.max_power_w
+    )
+    assert there.l2_pct(8, 0.5) == pytest.approx(here.l2_pct(8, 0.5))
+    assert there.load_bytes == here.load_bytes
+
+
+def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: IgniterEstimator) -> None:
+    both = ByDevice({"v100": estimator, "t4": scaled(estimator, "t4")})
+    share, beside = Share(40.0), [Workload("W9", 6, Share(60.0))]
+    alone = estimator.estimate("W1", V100, 4, share)
+    assert both.estimate("W1", V100, 4, share) == alone
+    assert both.estimate("W1", device("t4"), 4, share).latency_ms.value > alone.latency_ms.value
+    assert both.estimate("W1", V100, 4, share, beside).latency_ms.value > alone.latency_ms.value
+    assert Blind(both).estimate("W1", V100, 4, share, beside) == alone
+
+
+def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
+    from bench.reproduce.igniter_runs import place, problem
+
+    deployment = place(problem(estimator, ("v100",)), "igniter", Igniter()).deployment
+    assert deployment is not None
+    served, legs = with_interference(deployment, estimator)
+    for (_, _, part, planned), (_, _, _, replica) in zip(deployment.places(), served.places(), strict=True):
+        assert replica.batch_latency_ms is not None
+        whole = replica.batch_latency_ms[-1] + legs[replica.model][0]
+        assert whole == pytest.approx(planned.predicted.latency_ms)
+        assert (
+            len(part.replicas) == 1
+            or whole
+            > estimator.estimate(replica.model, V100, replica.batch, Share(replica.sm_share_pct)).latency_ms.value
+        )

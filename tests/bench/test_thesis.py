@@ -1,0 +1,124 @@
+"""The reproductions of the thesis's figures: its router, its shares, its policies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.published_profiles import v100
+from bench.reproduce import thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
+from bench.reproduce.shared_v100 import SharedV100
+from bench.reproduce.thesis_cluster import (
+    Experiment,
+    arrived_rps,
+    as_served,
+    first_gpus,
+    goodput,
+    in_turn,
+    placed,
+    plan,
+)
+from gpuprof.catalogue import device
+from gpuprof.errors import InputError
+from gpuprof.share import Share
+
+NOWHERE = None
+MS = 1_000_000
+
+
+def test_the_router_fills_a_batch_and_goes_to_the_next_replica() -> None:
+    parts = in_turn(np.arange(7) * MS, [2, 3])
+    assert [part.tolist() for part in parts] == [[0, MS, 5 * MS, 6 * MS], [2 * MS, 3 * MS, 4 * MS]]
+
+
+def test_the_router_sends_a_batch_whose_first_request_has_waited_long_enough() -> None:
+    parts = in_turn(np.array([0, 99, 100, 130]) * MS, [4, 4])
+    assert [part.tolist() for part in parts] == [[0, 99 * MS], [100 * MS, 130 * MS]]
+
+
+@given(st.lists(st.integers(0, 10**9), max_size=60), st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_the_router_sends_each_request_to_one_replica(times: list[int], batches: list[int]) -> None:
+    parts = in_turn(np.array(sorted(times), np.int64), batches)
+    assert sorted(time for part in parts for time in part.tolist()) == sorted(times)
+    assert all((np.diff(part) >= 0).all() for part in parts)
+
+
+def test_a_share_below_the_sms_that_a_batch_keeps_busy_stretches_its_time() -> None:
+    shared = SharedV100()
+    alone = shared.latency_ms("resnet50", 4)
+    assert alone == pytest.approx(1000.0 * 4 / 589.78)
+    assert shared.latency_ms("resnet50", 4, 17.55) == pytest.approx(alone * 36.26 / 17.55)  # Table A.1
+    assert shared.latency_ms("resnet50", 4, 50.0) == alone
+    assert shared.latency_ms("resnet50", 1) == alone
+    assert shared.latency_ms("resnet50", 6) == pytest.approx((alone + 1000.0 * 8 / 829.08) / 2)
+
+
+def test_another_gpu_is_as_much_quicker_as_its_peak() -> None:
+    shared, h100 = SharedV100(), device("h100")
+    ratio = h100.flops_per_s["float32"] / v100().flops_per_s["float32"]
+    here, there = (shared.estimate("bert", gpu, 4, Share()) for gpu in (v100(), h100))
+    assert here.latency_ms.value == pytest.approx(ratio * there.latency_ms.value)
+    assert here.memory_bytes == there.memory_bytes
+
+
+@pytest.mark.parametrize(("model", "batch"), [("resnet50", 129), ("resnet51", 4)])
+def test_what_was_not_measured_is_refused(model: str, batch: int) -> None:
+    with pytest.raises(InputError, match=f"{model} was not measured"):
+        SharedV100().latency_ms(model, batch)
+
+
+def test_usher_needs_six_gpus_and_serves_everything_on_them() -> None:
+    # §6.2.1
+    made = plan("usher", thesis_fig6_1.EXPERIMENT, None)
+    assert (made.gpus, made.sound, made.batch("efficientnet_b7")) == (6, True, 8)
+    served, arrived = goodput(made, thesis_fig6_1.EXPERIMENT), arrived_rps(thesis_fig6_1.EXPERIMENT)
+    assert sum(served.values()) > 0.95 * sum(arrived.values())
+    assert all(served[model] <= arrived[model] + 1e-9 for model in served)
+
+
+def test_shares_by_weighted_occupancy_are_too_small_to_serve_what_was_planned() -> None:
+    # §6.2.1, observation 2
+    made = plan("wao-usher", thesis_fig6_1.EXPERIMENT, 4)
+    assert sum(goodput(made, thesis_fig6_1.EXPERIMENT).values()) < 0.5 * made.deployment.predicted.goodput_rps
+
+
+def test_large_batches_are_late_where_small_ones_are_in_time() -> None:
+    # §6.2.1, observation 3
+    assert thesis_fig6_1.in_time_pct(64) < 60.0 < 95.0 < thesis_fig6_1.in_time_pct(8)
+
+
+def test_a_plan_is_cut_off_after_the_gpus_that_there_are() -> None:
+    experiment = Experiment(("resnet50",), 400.0, 200.0)
+    made = placed(experiment, [{"resnet50": 8}] * 10)
+    assert made.gpus == 10
+    assert sum(len(node.gpus) for node in first_gpus(made.deployment, 9).nodes) == 9
+    assert first_gpus(made.deployment, 3).nodes[0].gpus == made.deployment.nodes[0].gpus[:3]
+
+
+def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
+    experiment = Experiment(("bert",), 100.0, 300.0)
+    usher, milp = plan("wao-usher", experiment, 4), plan("wsm-milp", experiment, 4)
+    alone = SharedV100().latency_ms("bert", 4)
+    for made, slower in ((usher, True), (milp, False)):
+        first = next(replica for _, _, _, replica in as_served(made).places())
+        assert first.model == "bert@0"
+        assert first.batch_latency_ms is not None
+        assert (first.batch_latency_ms[0] > alone * 1.01) is slower
+
+
+def test_the_figures_of_the_thesis_have_their_rows_and_facts(tmp_path: object) -> None:
+    from pathlib import Path
+
+    nowhere = Path("nowhere")
+    one = thesis_fig6_1.compute(nowhere, (1,))
+    assert one.sound
+    ideal = one.row("ideal")[0]
+    assert isinstance(ideal, float)
+    assert all(isinstance(row[1], float) and 0.0 < row[1] <= ideal for row in one.rows)
+    assert next(fact for fact in one.facts if fact.what == "GPUs that usher needs for all").agrees
+    assert len(thesis_fig6_10.compute(nowhere, (1,)).rows) == 5
+    load = thesis_fig6_15.compute(nowhere, (1000,), (350,))
+    assert [fact.agrees for fact in load.facts] == [True]
+    assert len(load.charts) == 1
