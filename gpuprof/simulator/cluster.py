@@ -153,6 +153,7 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
         max_wait=_ns(wait),
         cv=np.array([replica.predicted.latency_cv for replica in replicas]),
         pause_factor=np.array([replica.predicted.pause_factor for replica in replicas]),
+        pause_cv=np.array([_pause_cv(replica) for replica in replicas]),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
         settings=np.array(
@@ -165,6 +166,11 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
             np.int64,
         ),
     )
+
+
+def _pause_cv(replica: Replica) -> float:
+    own = replica.predicted.pause_cv
+    return replica.predicted.latency_cv if own is None else own
 
 
 def _latencies(replicas: Sequence[Replica]) -> NDArray[np.float64]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.deployment import DeploymentMap
 from gpuprof.errors import InputError
@@ -101,7 +102,7 @@ class _Run:
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system
         self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as the rules of `gpuprof.routing` begin
-        self.state.factor_position[self.cluster.cv > 0] = factors
+        self.state.factor_position[_varies(self.cluster)] = factors
         self._refill_factors()
         for model in range(models):
             self._refill_arrivals(model)
@@ -156,9 +157,13 @@ class _Run:
         """Draw service times: gamma with mean 1, as the queueing models assume."""
         state, cluster = self.state, self.cluster
         count = state.factors.shape[1]
-        for replica in np.flatnonzero((state.factor_position >= count) & (cluster.cv > 0)):
-            scv = float(cluster.cv[replica]) ** 2
-            state.factors[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
+        for replica in np.flatnonzero((state.factor_position >= count) & _varies(cluster)):
+            for store, cv in ((state.factors, cluster.cv[replica]), (state.rested, cluster.pause_cv[replica])):
+                if cv > 0.0:
+                    scv = float(cv) ** 2
+                    store[replica] = scv * self._factors[replica].standard_gamma(1.0 / scv, count)
+                if state.rested is state.factors:
+                    break
             state.factor_position[replica] = 0
 
     def _grow(self) -> None:
@@ -177,6 +182,10 @@ class _Run:
             losses=np.concatenate([state.losses, more.astype(np.int8)]),
         )
         self.state.free[0] = had
+
+
+def _varies(cluster: Cluster) -> NDArray[np.bool_]:
+    return (cluster.cv > 0) | (cluster.pause_cv > 0)
 
 
 def _share(total: int, among: int) -> int:

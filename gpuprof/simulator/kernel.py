@@ -182,13 +182,7 @@ def _start(cluster: Cluster, state: State, replica: int, size: int, slowdown: fl
         process += 1
     size = _take(state, replica, process, size)
     mean = cluster.latency_ms[replica, size - 1] * 1e6
-    position = state.factor_position[replica]
-    factor = slowdown
-    if cluster.cv[replica] > 0.0:
-        factor *= state.factors[replica, position % state.factors.shape[1]]
-        state.factor_position[replica] = position + 1
-    if now > state.freed_at[process]:
-        factor *= cluster.pause_factor[replica]  # it was at rest, and its caches are cold
+    factor = slowdown * _spread(cluster, state, replica, now > state.freed_at[process])
     done = now + int(mean * factor + 0.5)
     state.idle_before[process] = state.idle_since[replica]
     state.started_at[process], state.done_at[process] = now, done
@@ -197,6 +191,18 @@ def _start(cluster: Cluster, state: State, replica: int, size: int, slowdown: fl
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
     state.free_processes[replica] -= 1
     push(state.calendar, done, code_of(COMPLETION, process))
+
+
+@jit
+def _spread(cluster: Cluster, state: State, replica: int, rested: bool) -> float:
+    """Return the time of the next batch over its mean; one that finds its process at rest finds cold caches there."""
+    factor: float = cluster.pause_factor[replica] if rested else 1.0
+    if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
+        position = state.factor_position[replica]
+        state.factor_position[replica] = position + 1
+        position %= state.factors.shape[1]
+        factor *= state.rested[replica, position] if rested else state.factors[replica, position]
+    return factor
 
 
 @jit

@@ -45,6 +45,7 @@ class Cluster(NamedTuple):
     max_wait: Ints
     cv: Floats
     pause_factor: Floats
+    pause_cv: Floats
     first_process: Ints
     process_replica: Ints
     settings: Ints
@@ -62,6 +63,7 @@ class State(NamedTuple):
     replicas do. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
     when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free (since
     ``freed_at``); ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
+    ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
     """
 
     calendar: Calendar
@@ -98,6 +100,7 @@ class State(NamedTuple):
     store_position: Ints
     store_size: Ints
     factors: Floats
+    rested: Floats
     factor_position: Ints
     busy_ms: Floats
     finish_ms: Floats
@@ -135,6 +138,7 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
     # At most one event stands for each process, for each replica's timer, and two for each model.
     events = processes + replicas + 2 * models + 1
+    ones = np.ones((replicas, factors))
     return State(
         calendar=Calendar(np.zeros(events, np.int64), np.zeros(events, np.int64), np.zeros(1, np.int64)),
         next=chain(0, places),
@@ -169,7 +173,8 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         store=np.zeros((models, store), np.int64),
         store_position=np.zeros(models, np.int64),
         store_size=np.zeros(models, np.int64),
-        factors=np.ones((replicas, factors)),
+        factors=ones,
+        rested=ones if (cluster.cv == cluster.pause_cv).all() else np.ones_like(ones),
         factor_position=np.zeros(replicas, np.int64),
         busy_ms=np.zeros(max(1, int(np.diff(cluster.first_process).max(initial=1)))),
         finish_ms=np.zeros(max(1, replicas)),

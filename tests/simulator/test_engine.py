@@ -88,6 +88,17 @@ def test_a_batch_after_a_pause_takes_longer_than_one_that_follows_another() -> N
     assert seen.stage_mean_ms["service"] == pytest.approx((6.0 + 4.0 + 6.0) / 3)
 
 
+def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
+    server = replica("m", [4.0], cv=0.01)
+    predicted = server.predicted.model_copy(update={"pause_factor": 1.5, "pause_cv": 0.5})
+    cold = server.model_copy(update={"predicted": predicted})
+    resting = simulate(deployed([[cold]]), {"m": Constant(10.0)}, Options(200.0)).models[0]
+    busy = simulate(deployed([[cold]]), {"m": Constant(1000.0)}, Options(2.0, refuse_hopeless=False)).models[0]
+    assert resting.mean_ms == pytest.approx(6.0, rel=0.05)
+    assert resting.p95_ms == pytest.approx(6.0 * 1.94, rel=0.1)  # of a gamma distribution of shape 4
+    assert busy.stage_p99_ms["service"] == pytest.approx(4.0 * 1.024, rel=0.03)
+
+
 def test_the_router_is_one_server_for_all() -> None:
     seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=Options(1.0, router_ms=1.0))
     assert seen.stage_mean_ms["router"] == 2.0
