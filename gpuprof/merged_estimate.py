@@ -35,13 +35,13 @@ class MergedWork:
     saved_weight_bytes: int = 0
     path: Path | None = None
 
-    def rows(self, batch: int) -> dict[str, int]:
+    def rows(self, batch: int, first: Sequence[str] = ()) -> dict[str, int]:
         """Return how a batch of ``batch`` requests of all models divides among them when each sends at its rate.
 
-        Each model has a request as long as there are enough: models that are absent cost nothing, so that this is
-        the slowest kind of batch of its size.
+        Each model has a request as long as there are enough, those in ``first`` before others: models that are absent
+        cost nothing, so that this is the slowest kind of batch of its size when the slowest models are first.
         """
-        order = sorted(self.rates, key=lambda name: (-self.rates[name], name))
+        order = list(first) or sorted(self.rates, key=lambda name: (-self.rates[name], name))
         if batch <= len(order):
             return dict.fromkeys(order[:batch], 1)
         left, total = batch - len(order), sum(self.rates.values())
@@ -130,11 +130,12 @@ class MergedEstimator:
             yield Workload(name, count, part, workload.processes)
 
     def _summed(self, whole: Workload, work: MergedWork, device: Device, beside: Sequence[Workload]) -> Estimate:
+        every = [self._estimator.estimate(name, device, 1, whole.share, beside, whole.processes) for name in work.rates]
+        slowest_first = sorted(every, key=lambda one: (-one.latency_ms.value, one.workload.model))
         parts = [
             self._estimator.estimate(name, device, rows, whole.share, beside, whole.processes)
-            for name, rows in work.rows(whole.batch).items()
+            for name, rows in work.rows(whole.batch, [one.workload.model for one in slowest_first]).items()
         ]
-        every = [self._estimator.estimate(name, device, 1, whole.share, (), whole.processes) for name in work.rates]
         latency = _sum([part.latency_ms for part in parts])
         slowest = max(parts, key=lambda part: part.latency_ms.value)
         return Estimate(

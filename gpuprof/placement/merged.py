@@ -114,8 +114,10 @@ class Merging:
         """Return the merged replica with the most requests in time, or why none keeps the SLOs."""
         found: list[Replica] = []
         reasons: list[str] = []
-        most = sum(replica.batch for replica in chosen)
-        for batch in sorted({2**power for power in range(most.bit_length())} | {most}):
+        # A call has room for a request of each model, and for the largest request that one of them took.
+        least, most = max(len(chosen), *(r.batch for r in chosen)), sum(replica.batch for replica in chosen)
+        doubled = (least * 2**power for power in range(most.bit_length()))
+        for batch in sorted({least, most, *(batch for batch in doubled if batch < most)}):
             made = self._replica(spot, Workload(name, batch, *_part(self._partition(spot), chosen)), chosen, others)
             (reasons if isinstance(made, str) else found).append(made)  # type: ignore[arg-type]
         if not found:

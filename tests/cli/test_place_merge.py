@@ -1,0 +1,163 @@
+"""``place --merge``: what shares a device and weights becomes one replica where that pays and keeps the SLOs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.deployment import read_map
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.local_device import local_cpu
+from gpuprof.merged_model import read_merged
+from tests.merging.models import finetuned, residual, save, transformer
+from tests.serving.running import running
+from tests.serving.test_merged import Originals, check_both
+
+Times = Mapping[str, tuple[float, float]]
+ALIKE: Times = {"a": (4.0, 2.0), "b": (4.0, 2.0)}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    base = transformer(layers=2)
+    for seed, name in ((1, "a"), (2, "b")):
+        save(finetuned(base, 0.7, seed), tmp_path, f"tuned-{name}")
+    save(residual(), tmp_path, "image")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def profiled(here: Path, times: Times, files: Mapping[str, str] | None = None, run: str = "r1") -> None:
+    """Write a database in which a batch of n takes (start + n · each) / share."""
+    device, rows = local_cpu(), []
+    for model, (start, each) in times.items():
+        path = here / (files or {}).get(model, f"tuned-{model}.onnx")
+        rows += [
+            ModelRow(
+                run_id=run,
+                model=model,
+                device=device.name,
+                batch=batch,
+                sm_share_pct=share,
+                model_path=str(path),
+                model_sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+                repeats=100,
+                latency_mean_ms=(start + batch * each) * 100.0 / share,
+                latency_std_ms=0.1,
+                memory_peak_bytes=2**20,
+                weight_bytes=2**16,
+            )
+            for batch in (1, 2, 4)
+            for share in (50.0, 100.0)
+        ]
+    store = here / "gpuprof-db"
+    db = KernelDb(store) if store.exists() else KernelDb.create(store)
+    db.append(Run(RunRow(run, datetime(2026, 1, 1, tzinfo=UTC), device.name, "test", "net"), models=rows))
+
+
+def slo(here: Path, **models: tuple[float, float]) -> None:
+    lines = [f"{name},{rate:g},{slo_ms:g}" for name, (rate, slo_ms) in models.items()]
+    (here / "slo.csv").write_text("\n".join(["model,rate_rps,slo_ms", *lines]) + "\n")
+
+
+def placed(*more: str) -> int:
+    return main(["place", "--merge", "--gpus", "cpu:1", *more])
+
+
+def test_fine_tuned_models_on_one_device_become_one_replica_that_holds_shared_weights_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(here, ALIKE)
+    slo(here, a=(20, 200), b=(10, 300))
+    assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
+    assert placed() == 0
+    said = capsys.readouterr().err
+    assert "are merged" in said
+    apart, merged = read_map(here / "apart.json"), read_map(here / "map.json")
+    (replica,) = [replica for *_, replica in merged.places()]
+    before = [replica for *_, replica in apart.places()]
+    assert replica.rates() == {"a": 20.0, "b": 10.0}
+    assert replica.sm_share_pct == sum(one.sm_share_pct for one in before)
+    (name, merge), *_ = merged.merges.items()
+    assert replica.model == name
+    assert merge.saved_weight_bytes > 0
+    assert replica.memory_limit_bytes == 2 * 2**20 - merge.saved_weight_bytes
+    described = read_merged(here / merge.path)
+    assert described is not None
+    assert {member.name for member in described.members} == set(merge.members.values())
+    assert merge.sha256 == hashlib.sha256((here / merge.path).read_bytes()).hexdigest()
+    for model in ("a", "b"):
+        said_of = merged.models[model].predicted
+        assert said_of is not None
+        assert said_of.p99_ms == pytest.approx(replica.predicted.p99_ms)
+    assert main(["check"]) == 0
+
+
+def test_the_check_of_a_merged_map_finds_rates_and_slos_that_do_not_hold(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(here, ALIKE)
+    slo(here, a=(20, 200), b=(10, 300))
+    assert placed() == 0
+    content = json.loads((here / "map.json").read_text())
+    content["models"]["b"]["slo_ms"] = 5.0
+    content["models"]["a"]["rate_rps"] = 25.0
+    (here / "broken.json").write_text(json.dumps(content))
+    capsys.readouterr()
+    assert main(["check", "broken.json", "--json"]) == 1
+    rules = {(row["rule"], row["where"]) for row in json.loads(capsys.readouterr().out)["violations"]}
+    assert rules == {("rate", "a"), ("slo", "b")}
+
+
+def test_a_merge_that_would_break_an_slo_is_left_out_and_the_reason_told(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(here, {"a": (1.0, 0.2), "b": (40.0, 5.0)})
+    slo(here, a=(10, 20), b=(4, 900))
+    assert placed() == 0
+    assert "not merged: p99 of the merged replica would be" in (said := capsys.readouterr().err)
+    assert "a allows 20 ms" in said
+    assert read_map(here / "map.json").merges == {}
+    assert sorted(path.name for path in here.glob("*.onnx")) == ["image.onnx", "tuned-a.onnx", "tuned-b.onnx"]
+
+
+def test_models_that_share_nothing_stay_apart(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profiled(here, ALIKE, {"b": "image.onnx"})
+    slo(here, a=(20, 200), b=(10, 300))
+    assert placed() == 0
+    assert "a is not merged: no other model has an architecture like it" in capsys.readouterr().err
+    content = json.loads((here / "map.json").read_text())
+    assert "merges" not in content
+    assert all("merged" not in replica for replica in content["nodes"][0]["gpus"][0]["partitions"][0]["replicas"])
+
+
+def test_a_profile_of_the_merged_file_is_believed_rather_than_the_sum(here: Path) -> None:
+    profiled(here, ALIKE)
+    slo(here, a=(20, 200), b=(10, 300))
+    assert placed() == 0
+    guessed = read_map(here / "map.json")
+    (merge,) = guessed.merges.values()
+    profiled(here, {"both": (5.0, 2.5)}, {"both": merge.path}, run="r2")
+    assert placed() == 0
+    (replica,) = [replica for *_, replica in read_map(here / "map.json").places()]
+    assert replica.predicted.source == "measured"
+    rows = -(-replica.batch // 2)
+    assert replica.predicted.latency_ms == pytest.approx((5.0 + 2.5 * rows) * 100.0 / replica.sm_share_pct)
+
+
+def test_placed_merged_and_served_both_models_answer_as_their_own_files_do(here: Path) -> None:
+    profiled(here, ALIKE)
+    slo(here, a=(20, 2000), b=(10, 3000))
+    assert placed() == 0
+    document = json.loads((here / "map.json").read_text())
+    with running(here, document) as server:
+        check_both(server, Originals(here), range(2))
