@@ -19,6 +19,8 @@ from gpuprof.model import Op
 from gpuprof.share import Share
 
 Array = NDArray[Any]
+#: Channels that runtimes keep together in blocks: layers of other widths take slower paths.
+_LANES = 16
 Shape = tuple[int, ...]
 
 #: Kinds of ops that runtimes implement alike; what is in none is "other".
@@ -30,6 +32,7 @@ KINDS: Mapping[str, frozenset[str]] = {
     "local_norm": frozenset({"LRN"}),  # a power for each element: nothing costs like it
     "reduce": frozenset({"Softmax", "LogSoftmax", "ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2",
                          "ArgMax", "ArgMin", "TopK", "CumSum"}),
+    "recurrent": frozenset({"LSTM", "GRU", "RNN"}),
     "function": frozenset({"Sigmoid", "Tanh", "Erf", "Exp", "Log", "Gelu", "Sqrt", "Pow", "HardSwish", "HardSigmoid",
                            "Softplus", "Mish", "Elu", "Selu", "Swish", "Reciprocal", "Sin", "Cos"}),
     "elementwise": frozenset({"Add", "Sub", "Mul", "Div", "Relu", "Clip", "Sum", "LeakyRelu", "PRelu", "Neg", "Abs",
@@ -39,14 +42,14 @@ KINDS: Mapping[str, frozenset[str]] = {
                        "Transpose", "DepthToSpace", "SpaceToDepth", "GatherND", "GatherElements", "Upsample"}),
     "view": frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout", "Shape"}),
 }  # fmt: skip
-_CONVOLUTIONS = ("conv", "pointwise", "depthwise")
+_CONVOLUTIONS = ("conv", "pointwise", "depthwise", "grouped")
 _KIND_NAMES = (*_CONVOLUTIONS, *KINDS, "other")
 _KIND_OF = {op_type: kind for kind, members in KINDS.items() for op_type in members}
 
 FEATURES = (
     "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
-    "last_dimension", "inputs", "dtype_bytes", "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth",
+    "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes", "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth",
     "log_units", *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
 
@@ -113,7 +116,7 @@ def kind_of(facts: OpFacts) -> str:
     if facts.op_type not in ("Conv", "ConvTranspose", "FusedConv", "ConvInteger"):
         return _KIND_OF.get(facts.op_type, "other")
     if _int(facts.attributes.get("group"), 1) > 1:
-        return "depthwise"
+        return "depthwise" if _channels_in_group(facts) == 1 else "grouped"
     return "pointwise" if _window(facts) == 1 else "conv"
 
 
@@ -161,6 +164,7 @@ def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
 def _op_features(facts: OpFacts) -> list[float]:
     moved = facts.bytes_read + facts.bytes_written
     rows, columns, depth = _as_matrix(facts)
+    group = max(1, _int(facts.attributes.get("group"), 1))
     inputs = sum(prod(shape) for shape in facts.inputs)
     outputs = sum(prod(shape) for shape in facts.outputs)
     return [
@@ -177,7 +181,10 @@ def _op_features(facts: OpFacts) -> list[float]:
         math.log1p(depth),
         math.log(_window(facts)),
         float(max(_ints(facts.attributes.get("strides")), default=1)),
-        math.log(max(1, _int(facts.attributes.get("group"), 1))),
+        math.log(group),
+        math.log1p(columns / group),
+        math.log1p(_channels_in_group(facts)),
+        float(columns % _LANES == 0) + float(_channels_in_group(facts) % _LANES == 0),
         math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
         float(len(facts.inputs)),
         moved / max(1.0, inputs + outputs),
@@ -192,6 +199,12 @@ def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
         rows = prod(out) / max(1, columns)
         return rows, float(columns), facts.flops / (2.0 * max(1.0, rows * columns))
     return float(prod(out[:-1])), float(out[-1]) if out else 1.0, 0.0
+
+
+def _channels_in_group(facts: OpFacts) -> int:
+    """Return the input channels that each output channel of a convolution sees; 1 for anything else."""
+    is_convolution = "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) > 1
+    return max(1, facts.inputs[1][1]) if is_convolution else 1
 
 
 def _window(facts: OpFacts) -> int:
@@ -211,5 +224,6 @@ def _int(value: object, default: int) -> int:
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    """Read ``"1x3x224x224,64x3x7x7"``; a scalar is written as nothing between the commas."""
-    return tuple(tuple(int(side) for side in part.split("x") if side) for part in text.split(",")) if text else ()
+    """Read ``"1x3x224x224,64x3x7x7,()"``; the last is a scalar."""
+    parts = text.split(",") if text else ()
+    return tuple(tuple(int(side) for side in part.strip("()").split("x") if side) for part in parts)

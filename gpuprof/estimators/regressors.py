@@ -91,15 +91,16 @@ def fit_regressors(
     mapping of str to regressor
         ``"stack"`` among them, weighted with weights of at least 0.
     """
-    fitted = {name: model.fit(features, target) for name, model in make_constituents(names).items()}
     kinds = len(set(groups))
     if kinds < 2:
+        fitted = {name: model.fit(features, target) for name, model in make_constituents(names).items()}
         return fitted | {"stack": fitted["gradient_boosting" if "gradient_boosting" in fitted else names[0]]}
     splits = list(GroupKFold(min(_FOLDS, kinds)).split(features, target, groups))
     stack = StackingRegressor(
         list(make_constituents(names).items()), LinearRegression(positive=True), cv=splits, n_jobs=1
     )
-    return fitted | {"stack": stack.fit(features, target)}
+    stack.fit(features, target)
+    return dict(zip(names, stack.estimators_, strict=True)) | {"stack": stack}
 
 
 def _xgboost() -> BaseEstimator:

@@ -73,7 +73,10 @@ def test_convolutions_are_told_apart_by_window_and_groups(tmp_path: Path) -> Non
     conv = facts_of_op(load_graph(convolutional(tmp_path / "c.onnx", (8,))).ops[0], 1)
     assert kind_of(conv) == "conv"
     assert kind_of(replace(conv, attributes={"kernel_shape": [1, 1]})) == "pointwise"
-    assert kind_of(replace(conv, attributes={"kernel_shape": [3, 3], "group": 8})) == "depthwise"
+    weight = conv.inputs[1]
+    grouped = replace(conv, attributes={"kernel_shape": [3, 3], "group": 8})
+    assert kind_of(replace(grouped, inputs=(conv.inputs[0], (weight[0], 1, 3, 3)))) == "depthwise"
+    assert kind_of(replace(grouped, inputs=(conv.inputs[0], (weight[0], 4, 3, 3)))) == "grouped"
     assert kind_of(replace(conv, op_type="Nobody")) == "other"
 
 
@@ -252,3 +255,13 @@ def test_a_device_without_ops_cannot_be_learnt(tmp_path: Path) -> None:
     db = database(tmp_path / "db")
     with pytest.raises(InputError, match="no ops were measured on cpu-test-4c"):
         load_training_set(db, CPU, database_graphs(db))
+
+
+def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
+    row = {
+        "op_type": "Clip", "shapes": "2x8,(),()->2x8", "dtype": "float32", "attributes": None, "flops": 16,
+        "bytes_read": 72, "bytes_written": 64, "weight_bytes": 0, "batch": 2,
+    }  # fmt: skip
+    facts = facts_of_row(row)
+    assert facts.inputs == ((2, 8), (), ())
+    assert facts.outputs == ((2, 8),)
