@@ -122,7 +122,7 @@ class _Cluster:
     def tasks(self, demand: Demand) -> list[_Task]:
         """Return the demand, split into the fewest equal parts of which each fits a device; none when nothing does."""
         most = min(demand.max_replicas or _MOST_SPLITS, _MOST_SPLITS)
-        parts = _first(range(1, most + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
+        parts = first_of(range(1, most + 1), lambda n: self._task(demand, demand.rate_rps / n) is not None)
         task = None if parts is None else self._task(demand, demand.rate_rps / parts)
         return [] if task is None or parts is None else [task] * parts
 
@@ -137,7 +137,7 @@ class _Cluster:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
         for batch in self._batches(demand, rate_rps):
-            units = _first(range(1, self.most_units + 1), partial(self._alone, demand, rate_rps, batch))
+            units = first_of(range(1, self.most_units + 1), partial(self._alone, demand, rate_rps, batch))
             if units is not None and (best is None or units < best.units):
                 estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
                 held = self.segments.memory_bytes(estimate) or 0
@@ -252,7 +252,7 @@ class _Devices:
         return tuple(gpus)
 
 
-def _first(numbers: range, holds: Callable[[int], bool]) -> int | None:
+def first_of(numbers: range, holds: Callable[[int], bool]) -> int | None:
     """Return the first number for which ``holds``, which then holds for all above, by bisection."""
     low, high = numbers.start, numbers.stop - 1
     if high < low or not holds(high):

@@ -16,6 +16,7 @@ from gpuprof.plugins import load_plugin, plugin_names
 BUILTIN: dict[str, str] = {
     "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
     "gpulet": "gpuprof.placement.gpulet:Gpulet",
+    "gslice": "gpuprof.placement.gslice:Gslice",
     "igniter": "gpuprof.placement.igniter:Igniter",
     "mig-serving": "gpuprof.placement.mig_serving:MigServing",
     "milp": "gpuprof.placement.milp:Milp",

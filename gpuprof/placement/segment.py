@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from gpuprof.demand import Demand, Slo
@@ -142,7 +142,8 @@ class Segments:
         """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
         kept = [] if beside else self._alone_ms.setdefault(_series(device, workload), [])
         for n in range(len(kept) + 1, workload.batch + 1):
-            kept.append(self.latency_ms(device, replace(workload, batch=n), beside))
+            size = Workload(workload.model, n, workload.share, workload.processes)
+            kept.append(self.latency_ms(device, size, beside))
         return tuple(kept[: workload.batch])
 
     def meets(

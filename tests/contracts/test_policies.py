@@ -3,6 +3,7 @@ from __future__ import annotations
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.gpulet import Gpulet
+from gpuprof.placement.gslice import Gslice
 from gpuprof.placement.igniter import Igniter
 from gpuprof.placement.mig_serving import MigServing
 from gpuprof.placement.milp import Milp
@@ -85,6 +86,15 @@ class TestIgniterByThePapersRule(TestIgniter):
 class TestGpulet(PolicyContract):
     def policy(self) -> Policy:
         return Gpulet()
+
+
+class TestGslice(PolicyContract):
+    def policy(self) -> Policy:
+        return Gslice()
+
+
+class TestGsliceByThePapersRule(TestGslice):
+    options = Options(latency_budget=0.5)
 
 
 class TestMigServing(PolicyContract):
