@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from gpuprof.serving.frame_connection import FrameConnection, FrameReceiver
+from gpuprof.serving.frame_connection import FrameConnection
 from gpuprof.serving.wire import MAX_GREETING_BYTES, BlockingStream, Frame, Kind
 
 _GREETING_S = 20.0
@@ -202,8 +202,8 @@ def knock(key: DoorKey, who: str, said: dict[str, Any]) -> BlockingStream:
     return stream
 
 
-async def connect(key: DoorKey, receiver: FrameReceiver) -> FrameConnection:
-    """Come to the door from an event loop; ``receiver`` is asked who it is by a `Kind.CHALLENGE`.
+async def connect(key: DoorKey, connection: FrameConnection) -> None:
+    """Bring ``connection`` to the door; its receiver is asked who it is by a `Kind.CHALLENGE`.
 
     Raises
     ------
@@ -211,14 +211,12 @@ async def connect(key: DoorKey, receiver: FrameReceiver) -> FrameConnection:
         When nobody opens.
     """
     loop = asyncio.get_running_loop()
-    connection = FrameConnection(receiver)
     kind, _, where = key.address.partition(":")
     if kind == "unix":
         await loop.create_unix_connection(lambda: connection, f"\0{where}")
     else:
         host, _, port = where.rpartition(":")
         await loop.create_connection(lambda: connection, host, int(port), ssl=key.context())
-    return connection
 
 
 def _connected(key: DoorKey) -> socket.socket:

@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -28,7 +28,15 @@ _PATIENCE_S = 20.0
 
 
 class Engine(Protocol):
-    """Keeps machine processes where the nodes of a map are."""
+    """Keeps machine processes where the nodes of a map are.
+
+    Attributes
+    ----------
+    on_moved : callable
+        Told when a machine has been replaced by another, which may have other parts.
+    """
+
+    on_moved: Callable[[], None]
 
     async def parts(self, nodes: Sequence[str]) -> dict[str, MachineParts]:
         """Return what the machines of these nodes have.
@@ -76,6 +84,7 @@ class LocalEngine:
         self._failures = 0
         self._closing = False
         self._opening = asyncio.Lock()
+        self.on_moved: Callable[[], None] = lambda: None
 
     async def parts(self, nodes: Sequence[str]) -> dict[str, MachineParts]:
         """Return what this machine has, for each node."""

@@ -77,7 +77,7 @@ class Machine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._router_has_gone = asyncio.Event()
-        self._connection: FrameConnection | None = None
+        self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._tell_legacy)
 
     async def run(self) -> None:
@@ -88,7 +88,7 @@ class Machine:
         OSError
             When the router does not open.
         """
-        self._connection = await connect(self._order.key, self)
+        await connect(self._order.key, self._connection)
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))
         await self._gpus.close()
@@ -151,8 +151,7 @@ class Machine:
         self._send(Kind.LEGACY, self._gpus.legacy())
 
     def _send(self, kind: Kind, head: object) -> None:
-        if self._connection is not None:
-            self._connection.send(kind, head)
+        self._connection.send(kind, head)
 
     def _do(self, task: Coroutine[Any, Any, None]) -> None:
         running = asyncio.ensure_future(task)

@@ -69,6 +69,7 @@ class MachineLink:
         self.parts: MachineParts | None = None
         self.pid: int | None = None
         self.on_silence: Callable[[], None] | None = None
+        self.on_moved: Callable[[], None] | None = None
         door.expect(f"machine:{node}", self)
 
     async def wait(self) -> MachineParts:
@@ -138,6 +139,7 @@ class MachineLink:
             self._legacy = None
             for post in list(self._posts.values()):
                 post.posted.strand()
+        moved = bool(self._host) and not same
         self._connection, self._host, self._pinged = connection, said["host"], None
         self.pid = said["pid"]
         self.parts = MachineParts.from_message(said["parts"])
@@ -147,6 +149,8 @@ class MachineLink:
             connection.send(Kind.POST, [number, post.order.to_machine(), living])
         LOGGER.info("machine is there", extra={"machine": self.node, "pid": self.pid})
         self._came.set()
+        if moved and self.on_moved is not None:
+            self.on_moved()
 
     def receive(self, frame: Frame) -> None:
         """Take what the machine says."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError
+from gpuprof.errors import GpuprofError, InputError
 from gpuprof.scheduling import answer_quickly
 from gpuprof.serving.adapt import Adapter, AdaptSettings
 from gpuprof.serving.arena import Arena
@@ -27,6 +27,7 @@ from gpuprof.serving.planner import MapSource, Planner
 from gpuprof.serving.router import Router
 from gpuprof.serving.security import OPEN, Security
 from gpuprof.serving.shadow import Shadows
+from gpuprof.serving.tracing import SpanTracer
 from gpuprof.serving.workforce import Move, Workforce
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class ServerSettings:
         Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     adapt : AdaptSettings or None
         When and how the map is planned anew; None: never.
+    tracer : SpanTracer or None
+        Makes spans of requests.
     security : Security
         What clients must know and are shown.
     """
@@ -84,6 +87,7 @@ class ServerSettings:
     idle_s: float = 300.0
     shadow: bool = False
     adapt: AdaptSettings | None = None
+    tracer: SpanTracer | None = None
     security: Security = OPEN
 
 
@@ -107,8 +111,9 @@ class Server:
         self._settings = settings
         self._stop = asyncio.Event()
         self._arena = Arena(settings.buffer_bytes)
-        self.router = Router(self._arena)
+        self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
+        self._engine.on_moved = lambda: self._decide(self._follow_machines())
         self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings.max_body_bytes, settings.security.admits)
         self.router.on_change(self._api.forget_routes)
@@ -151,6 +156,8 @@ class Server:
                 connection.close()
             await self._workforce.stop()
             await self._engine.close()
+            if self._settings.tracer is not None:
+                await asyncio.to_thread(self._settings.tracer.close)
             self._arena.close()
 
     async def _listen(self) -> asyncio.Server:
@@ -231,6 +238,15 @@ class Server:
             self._adapter.follow(source.deployment)
         LOGGER.info("moved to another map", extra={"map": str(path), **asdict(move)})
         return asdict(move)
+
+    async def _follow_machines(self) -> None:
+        """Plan the same map anew: a machine was replaced by another, whose cores and GPUs may be others."""
+        try:
+            move = await self._move(self._source)
+        except GpuprofError as error:
+            LOGGER.error("the map does not fit the machine that came", extra={"error": str(error)})
+        else:
+            LOGGER.info("moved to other machines", extra=asdict(move))
 
     async def _move(self, source: MapSource) -> Move:
         """Plan the workers of a map on the machines as they are, and have exactly these."""

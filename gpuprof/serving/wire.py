@@ -145,6 +145,10 @@ class BlockingStream:
             self._frames.extend(self._buffer.take(count))
         return self._frames.popleft()
 
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
     def send(self, kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> None:
         """Write one frame."""
         buffers = encode(kind, head, payload)

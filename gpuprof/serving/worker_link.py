@@ -145,7 +145,7 @@ class WorkerLink:
                 else:
                     tensors.append((tensor.shape, INLINE, tensor.data[1]))
                     payload.append(self._arena.view(*tensor.data))
-            slot = self._room(inference)
+            slot = self._room(inference) if self._shares_memory else None
             place = None if slot is None else (slot.offset, slot.size)
             described.append((inference.rows, tensors, place, inference.wanted))
         assert self._connection is not None

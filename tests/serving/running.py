@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ class RunningServer:
     process: subprocess.Popen[str]
     url: str
     line: str
+    token: str = ""
+    context: ssl.SSLContext | None = None
 
     @property
     def port(self) -> int:
@@ -47,16 +50,23 @@ class RunningServer:
 
     @property
     def address(self) -> str:
-        return self.url.removeprefix("http://")
+        return self.url.split("//", 1)[1]
+
+    def client(self) -> http.client.HTTPConnection:
+        if self.context is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=30, context=self.context)
 
     def workers(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if _is_worker(child)]
 
     def get(self, path: str, method: str = "GET", body: bytes | None = None, **headers: str) -> tuple[int, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = self.client()
+        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        own |= {name.replace("_", "-"): value for name, value in headers.items()}
         try:
-            connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+            connection.request(method, path, body, own)
             answer = connection.getresponse()
             text = answer.read()
         finally:
@@ -97,7 +107,7 @@ def running(directory: Path, document: dict[str, Any], *options: str) -> Iterato
         line = process.stdout.readline()
         if not line:
             raise AssertionError(process.communicate()[1])
-        url = next(word for word in line.split() if word.startswith("http://"))
+        url = next(word for word in line.split() if word.startswith("http"))
         yield RunningServer(process, url, line)
     finally:
         with process:  # closes its pipes

@@ -44,7 +44,7 @@ class Askers:
             thread.join()
 
     def _ask(self, value: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._server.port, timeout=30)
+        connection = self._server.client()
         while not self._stop.is_set():
             value += 1
             tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [float(value)]}
