@@ -61,6 +61,10 @@ def serve(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in without a token or without TLS.")
     ] = False,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces to this collector, http://HOST:4318.")
+    ] = None,
+    otlp_sample: Annotated[float, typer.Option(help="Part of the requests to trace.", min=0.0, max=1.0)] = 1.0,
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
@@ -71,6 +75,7 @@ def serve(
     from gpuprof.serving.security import check_exposure, server_security
     from gpuprof.serving.server import ServerSettings, run_server
     from gpuprof.serving.shadow_plan import SHADOW_PCT
+    from gpuprof.serving.tracing import otlp_tracer
 
     if buffer_mb < max_body_mb:
         raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
@@ -92,6 +97,7 @@ def serve(
         hang_s=hang_s,
         drain_s=drain_s,
         shadow=shadow,
+        tracer=None if otlp is None else otlp_tracer(otlp, otlp_sample),
         adapt=_adapting(source.deployment, map_file, adapt_output, db, node, adapt_period, simulate) if adapt else None,
         security=security,
     )

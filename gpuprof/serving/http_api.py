@@ -149,6 +149,7 @@ class HttpApi:
                 priority=asked.priority,
                 slots=slots,
                 kin=kin(model, asked),
+                traceparent=head.headers.get(b"traceparent", b"").decode("latin-1"),
             )
             model.submit(inference)
         except RefusedError as refusal:

@@ -100,6 +100,10 @@ class Inference:
         It must not share a batch, because the last one that it was in failed.
     guest : object
         What it was before it entered the queue of a merged replica, which alone knows what that is.
+    replica : str
+        Where it was sent last.
+    traceparent : str
+        The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
     """
 
     rows: int
@@ -119,6 +123,8 @@ class Inference:
     times: StageTimes = field(default_factory=StageTimes)
     kin: object = None
     guest: object = None
+    replica: str = ""
+    traceparent: str = ""
 
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""

@@ -243,6 +243,7 @@ class Replica:
         for inference in inferences:
             inference.attempts += 1
             inference.sent = now
+            inference.replica = self.plan.name
         seat.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
 
     def _wake_in(self, seconds: float) -> None:

@@ -9,6 +9,7 @@ from gpuprof.serving.arena import Arena
 from gpuprof.serving.infer_request import Asked
 from gpuprof.serving.inference import RefusedError, bad_request
 from gpuprof.serving.served_model import ServedModel
+from gpuprof.serving.tracing import RequestTracer
 
 
 class Router:
@@ -17,10 +18,13 @@ class Router:
     Parameters
     ----------
     arena : Arena
+    tracer : RequestTracer or None
+        Is told what becomes of requests.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
         self.arena = arena
+        self.tracer = tracer
         self.models: dict[str, dict[str, ServedModel]] = {}
         self.draining = False
         self._listeners: list[Callable[[], None]] = []
@@ -36,6 +40,7 @@ class Router:
 
     def add(self, model: ServedModel, version: str = "1") -> None:
         """Serve ``model`` from now on."""
+        model.tracer = self.tracer
         self.models.setdefault(model.name, {})[version] = model
 
     def find(self, name: str, version: str = "") -> ServedModel:

@@ -13,6 +13,7 @@ from gpuprof.serving.merged_replica import MemberReplica
 from gpuprof.serving.metadata import ModelSpec
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.statistics import ModelStatistics, summed
+from gpuprof.serving.tracing import RequestTracer
 from gpuprof.serving.worker_link import BatchAnswer
 
 #: A replica of one model, or what a model sees of one that serves several.
@@ -38,6 +39,7 @@ class ServedModel:
         self.slo_ms = slo_ms
         self.percentile = percentile
         self.replicas: list[AnyReplica] = []
+        self.tracer: RequestTracer | None = None
         self._counts = ModelStatistics()
         self._leaving: list[AnyReplica] = []
         self._rule = rule
@@ -95,21 +97,27 @@ class ServedModel:
         RefusedError
             503, when it could not be answered in time.
         """
-        now = time.monotonic()
         self._counts.arrived += 1
+        try:
+            self._place(inference)
+        except RefusedError as refusal:
+            self._counts.refused += 1
+            if self.tracer is not None:
+                self.tracer.refused(self.name, inference, refusal)
+            raise
+
+    def _place(self, inference: Inference) -> None:
+        now = time.monotonic()
         alive = self._able(inference.rows)
         if not alive:
-            self._counts.refused += 1
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
         loads = [replica.load(now) for replica in alive]
         chosen = self._rule.choose(loads)
         finish_ms = expected_finish_ms(loads[chosen])
         waited_ms = 1000.0 * (now - inference.arrived)
         if is_hopeless(finish_ms, waited_ms, inference.deadline_ms) and loads[chosen].waiting:
-            self._counts.refused += 1
             raise overloaded(self.name, finish_ms + waited_ms - inference.deadline_ms)
         if loads[chosen].waiting > _MAX_WAITING:
-            self._counts.refused += 1
             raise overloaded(self.name, finish_ms)
         alive[chosen].submit(inference)
 
@@ -143,6 +151,8 @@ class ServedModel:
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
+        if self.tracer is not None:
+            self.tracer.answered(self.name, inference)
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
@@ -151,6 +161,8 @@ class ServedModel:
         """Count an accepted request that cannot be answered, and say so to whoever waits for it."""
         self._counts.failed += 1
         self._counts.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
+        if self.tracer is not None:
+            self.tracer.refused(self.name, inference, refusal)
         self.discard(inference)
         inference.on_refused(inference, refusal)
 
