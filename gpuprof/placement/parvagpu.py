@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
+from gpuprof.demand import Demand, Slo
+from gpuprof.deployment import DeploymentMap, Unplaced, share_of
 from gpuprof.device import Device
 from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
 from gpuprof.fleet import FleetEntry
-from gpuprof.mig import MigPlacement, basic_profiles, legal_starts
+from gpuprof.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.placement.cover import MOST_REPLICAS, shared_out
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
@@ -86,7 +87,12 @@ class ParvaGpu:
     The paper and the published code leave open, and here is decided: the starts are those that the driver allows
     (the paper's configuration 18 has one that it does not); of equally efficient instance sizes the smaller is
     taken; the broken-up placement is kept only where it takes no more GPUs; the rate is shared out over a service's
-    segments in proportion to their throughput.
+    segments in proportion to their throughput. `triplets` and `_matched` are Algorithm 1, `allocate` and `optimize`
+    Algorithm 2.
+
+    With an older map in the problem (`Problem.previous`), only services whose demand or profile is another than then
+    are configured and relocated (§III-F), beside the segments of the others. Decided here: Allocation Optimization
+    then breaks up only GPUs on which changed services stand alone, so that nobody else is moved.
 
     Attributes
     ----------
@@ -114,10 +120,13 @@ class ParvaGpu:
         most = 1 if self.single else max(self.processes, problem.options.max_processes)
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
-        queue = [(service, triplet) for service in services for triplet in _matched(service)]
-        gpus = allocate(entry, queue, [])
+        kept = standing(problem, segments, entry, services)
+        settled = {id(service) for gpu in kept for _, service, _ in gpu.placed}
+        changed = [service for service in services if id(service) not in settled]
+        queue = [(service, triplet) for service in changed for triplet in _matched(service)]
+        gpus = allocate(entry, queue, kept)
         if not self.unoptimized:
-            gpus = optimize(entry, gpus)
+            gpus = optimize(entry, gpus, frozenset(service.demand.model for service in changed))
         name = f"parvagpu{'-single' if self.single else ''}{'-unoptimized' if self.unoptimized else ''}"
         return _placement(name, problem, segments, entry, gpus)
 
@@ -170,16 +179,62 @@ def allocate(entry: FleetEntry, queue: Sequence[tuple[_Service, _Triplet]], gpus
     return filled
 
 
-def optimize(entry: FleetEntry, gpus: Sequence[_Gpu]) -> list[_Gpu]:
+def standing(problem: Problem, segments: Segments, entry: FleetEntry, services: Sequence[_Service]) -> list[_Gpu]:
+    """Return the GPUs of the older map with the segments of the services that it serves as they are asked for now.
+
+    Nothing of the map is kept when it takes more GPUs of this kind than there are, or two of its segments overlap.
+    """
+    if problem.previous is None:
+        return []
+    found = {service.demand.model: _segments_then(problem.previous, segments, entry, service) for service in services}
+    gpus: dict[tuple[str, int], _Gpu] = {}
+    for service in services:
+        for where, place, triplet in found[service.demand.model]:
+            gpus.setdefault(where, _Gpu()).placed.append((place, service, triplet))
+    order = [(node.name, gpu.index) for node in problem.previous.nodes for gpu in node.gpus]
+    kept = [gpus[where] for where in order if where in gpus]
+    legal = all(is_legal(entry.device, [place for place, _, _ in gpu.placed]) for gpu in kept)
+    return kept if legal and (entry.count is None or len(kept) <= entry.count) else []
+
+
+def _segments_then(
+    previous: DeploymentMap, segments: Segments, entry: FleetEntry, service: _Service
+) -> list[tuple[tuple[str, int], MigPlacement, _Triplet]]:
+    """Return where the service's segments stood, none when it has to be configured anew."""
+    demand, then = service.demand, previous.models.get(service.demand.model)
+    if then is None or (then.rate_rps, Slo(then.slo_ms, then.percentile)) != (demand.rate_rps, demand.slo):
+        return []
+    profiles = {profile.name: profile for profile in entry.device.mig_profiles}
+    found = []
+    for node, gpu, partition, replica in previous.places():
+        if replica.model != demand.model:
+            continue
+        profile = profiles.get(partition.mig.profile) if partition.mig is not None else None
+        if profile is None or gpu.device != entry.device.name or len(partition.replicas) > 1:
+            return []
+        workload = Workload(demand.model, replica.batch, share_of(partition, replica), replica.processes)
+        segment = segments.make(demand, entry.device, workload)
+        if segment is None or workload.share.sm_pct < 100.0 or partition.mig is None:
+            return []
+        place = MigPlacement(profile, partition.mig.start)
+        found.append(((node.name, gpu.index), place, _Triplet(segment, profile.compute_slices)))
+    served = sum(triplet.segment.capacity_rps for _, _, triplet in found)
+    enough = served >= demand.rate_rps * (1.0 - 1e-9) and len(found) <= (demand.max_replicas or MOST_REPLICAS)
+    return found if enough else []
+
+
+def optimize(entry: FleetEntry, gpus: Sequence[_Gpu], movable: frozenset[str]) -> list[_Gpu]:
     """Allocation Optimization (Algorithm 2, lines 12 to 32): breaks up fragmented GPUs, the last first.
 
     Their services get segments of one or two slices instead, in the gaps of the GPUs before them. What was freed
-    beyond need is counted towards the service's next segments.
+    beyond need is counted towards the service's next segments. GPUs with a service that is not ``movable`` stay.
     """
     current = list(gpus)
     owed: dict[str, float] = {}  # by model; below zero a surplus (freed_rate of Algorithm 2)
     for position in range(len(gpus) - 1, -1, -1):
         if position >= len(current) or not 0 < current[position].slices <= FRAGMENTED_SLICES:
+            continue
+        if any(service.demand.model not in movable for _, service, _ in current[position].placed):
             continue
         broken_up = _broken_up(current[position], owed)
         if broken_up is None:

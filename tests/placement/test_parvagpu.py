@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.demand import Demand, Slo
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
-from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.deploy import to_map
 from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
@@ -77,3 +79,62 @@ def test_a_fixed_fleet_serves_what_it_can_and_names_the_rest() -> None:
 def test_devices_without_mig_are_refused() -> None:
     with pytest.raises(InputError, match="parvagpu needs a device with MIG but the fleet has plain"):
         ParvaGpu().place(problem([demand("m")], [(plain_device(), None)]))
+
+
+SERVICES = [demand(f"s{i}", 60.0 + 90.0 * i, 40.0 + 15.0 * i) for i in range(8)]
+
+
+def stood(placement: Placement, without: str = "") -> list[tuple[tuple[str, str | None, int | None, int, int], ...]]:
+    """Return for each GPU what stands where on it, besides the service ``without``."""
+    found = []
+    for gpu in placement.gpus:
+        parts = [(p.replicas[0], p.mig, p.start) for p in gpu.partitions]
+        found.append(tuple((r.model, mig, at, r.batch, r.processes) for r, mig, at in parts if r.model != without))
+    return [one for one in found if one]
+
+
+def planned_from(asked: list[Demand], count: int | None = None) -> Problem:
+    now = problem(SERVICES, [(sliced_device(), None)], options=Options(latency_budget=0.5))
+    running = to_map(now, ParvaGpu().place(now))
+    changed = problem(asked, [(sliced_device(), count)], options=Options(latency_budget=0.5))
+    return replace(changed, previous=running)
+
+
+@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("slo_factor", [0.7, 1.0, 1.5])
+def test_only_the_service_whose_slo_or_rate_changed_is_reconfigured(index: int, slo_factor: float) -> None:
+    # ParvaGPU §III-F
+    old = SERVICES[index]
+    new = replace(old, slo=Slo(old.slo.latency_ms * slo_factor), rate_rps=old.rate_rps * 1.3)
+    given = planned_from([new if one is old else one for one in SERVICES])
+    before = ParvaGpu().place(replace(given, demands=tuple(SERVICES), previous=None))
+    after, _ = solved(ParvaGpu(), given)
+    assert after.unplaced == ()
+    assert stood(after, old.model) == stood(before, old.model)
+    assert sum(after.rates_rps().values()) == pytest.approx(sum(one.rate_rps for one in given.demands))
+
+
+def test_the_same_demands_give_the_same_map_again() -> None:
+    given = planned_from(SERVICES)
+    assert stood(ParvaGpu().place(given)) == stood(ParvaGpu().place(replace(given, previous=None)))
+
+
+def test_a_service_that_is_gone_frees_its_segments_and_a_new_one_takes_them() -> None:
+    given = planned_from([*SERVICES[1:], demand("new", 60.0, 40.0)])
+    after, _ = solved(ParvaGpu(), given)
+    before = ParvaGpu().place(replace(given, demands=tuple(SERVICES), previous=None))
+    assert stood(after, "new") == stood(before, "s0")
+    assert len(after.gpus) == len(before.gpus)
+
+
+def test_nothing_is_kept_of_a_map_that_does_not_fit_the_fleet_any_more() -> None:
+    after, _ = solved(ParvaGpu(), planned_from(SERVICES, count=1))
+    assert len(after.gpus) == 1
+    assert after.unplaced
+
+
+def test_a_service_whose_profile_changed_is_configured_anew() -> None:
+    given = planned_from(SERVICES)
+    slower = replace(given, estimator=LinearEstimator(each_ms=1.6))
+    after, _ = solved(ParvaGpu(), slower)  # sound by the new times, although the map was planned by the old ones
+    assert after.unplaced == ()
