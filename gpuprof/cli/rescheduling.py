@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.cli.output import Column, Format, number, print_rows
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
+    from gpuprof.simulator.autoscaling import Autoscaling
     from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.outcome import Outcome
     from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
+
+_POLICIES = (
+    Column("policy", "policy", right=False),
+    Column("maps", "maps"),
+    Column("started", "replicas started"),
+    Column("mean_gpus", "mean devices", number()),
+    Column("most_gpus", "most"),
+    Column("gpu_hours", "device hours", number(4)),
+    Column("held_gpu_hours", "with moving", number(4)),
+    Column("cost", "$", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("in_time_pct", "in time %", number(5)),
+    Column("wait_ms", "mean wait ms", number()),
+    Column("worst_p99_ms", "worst p99 ms", number()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """How the map follows the load.
+
+    Attributes
+    ----------
+    period_s : float
+        Between two decisions.
+    headroom : float
+        Times the rates that were seen.
+    costs : MoveCosts
+    db : Path or None
+        Kernel database of the policies' estimator.
+    """
+
+    period_s: float
+    headroom: float
+    costs: MoveCosts
+    db: Path | None
 
 
 def reschedule(
@@ -38,6 +77,31 @@ def reschedule(
     if period_s >= options.duration_s:
         raise InputError(f"--reschedule must be shorter than the duration of {options.duration_s:g} s")
     return timetable(deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs)
+
+
+def follow(
+    deployment: DeploymentMap,
+    arrivals: Mapping[str, Arriving],
+    options: Options,
+    loop: Loop,
+    policy: str | None,
+    run: Callable[[DeploymentMap, Options], Outcome],
+) -> tuple[Timetable, Outcome]:
+    """Simulate the map as it follows the load under ``policy``; None: the map's own.
+
+    ``run`` simulates a map with options.
+    """
+    scheduler = policy_scheduler(deployment, policy, loop.headroom, loop.db)
+    table = reschedule(deployment, arrivals, options, loop.period_s, scheduler, loop.costs)
+    outcome = run(table.deployment, replace(options, switches=table.switches, absent=table.absent))
+    return table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s))
+
+
+def print_comparison(rows: Sequence[Autoscaling], chosen: Format) -> None:
+    """Print what each policy made of the same load."""
+    from dataclasses import asdict
+
+    print_rows([asdict(row) for row in rows], _POLICIES, chosen)
 
 
 def policy_scheduler(deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None) -> Scheduler:

@@ -23,11 +23,13 @@ from gpuprof.cli.output import (
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
+    from gpuprof.cli.rescheduling import Loop
     from gpuprof.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.network import NetworkDelay
     from gpuprof.simulator.outcome import ModelOutcome, Outcome
+    from gpuprof.simulator.reschedule import Timetable
     from gpuprof.simulator.trace import Trace
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
@@ -108,7 +110,9 @@ def simulate(
     every: Annotated[
         str | None, typer.Option("--reschedule", help="Place anew this often, for the rates seen since: 60s.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="Policy of --reschedule; else the map's own.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="Policy of --reschedule, else the map's own; several, with commas, are compared.")
+    ] = None,
     headroom: Annotated[float, typer.Option(help="Times the rates that --reschedule sees.", min=0.1)] = 1.2,
     load_time: Annotated[str, typer.Option(help="Of a model into a new replica.")] = "5s",
     mig_time: Annotated[str, typer.Option(help="Of giving a GPU another MIG layout.")] = "10s",
@@ -121,9 +125,9 @@ def simulate(
     as_csv: CsvOption = False,
 ) -> None:
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
-    from dataclasses import replace
+    from functools import partial
 
-    from gpuprof.cli.rescheduling import policy_scheduler, reschedule
+    from gpuprof.cli.rescheduling import Loop
     from gpuprof.deployment import read_map
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.duration import parse_duration
@@ -151,15 +155,34 @@ def simulate(
         if sample:
             raise InputError("--reschedule cannot be sampled", "leave out --sample")
         costs = MoveCosts(parse_duration(load_time, "--load-time"), parse_duration(mig_time, "--mig-time"))
-        scheduler = policy_scheduler(deployment, policy, headroom, db)
-        period_s = parse_duration(every, "--reschedule")
-        table = reschedule(deployment, load, options, period_s, scheduler, costs)
-        options = replace(options, switches=table.switches, absent=table.absent)
-        outcome = _run(table.deployment, load, options, 0)
-        outcome = replace(outcome, epochs=table.epoch_outcomes(seconds))
+        loop = Loop(parse_duration(every, "--reschedule"), headroom, costs, db)
+        run = partial(_follow, deployment, load, options, loop)
+        names = [name.strip() for name in (policy or "").split(",") if name.strip()]
+        if len(names) > 1:
+            _compare({name: run(name) for name in names}, output, chosen)
+            return
+        _, outcome = run(names[0] if names else None)
     if output is not None:
-        _write(outcome, output)
+        _write(outcome.document(), output)
     _show(outcome, chosen)
+
+
+def _follow(
+    deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, loop: Loop, policy: str | None
+) -> tuple[Timetable, Outcome]:
+    from gpuprof.cli.rescheduling import follow
+
+    return follow(deployment, load, options, loop, policy, lambda map_, asked: _run(map_, load, asked, 0))
+
+
+def _compare(runs: Mapping[str, tuple[Timetable, Outcome]], output: Path | None, chosen: Format) -> None:
+    """Print a line a policy; the file gets the whole outcome of each."""
+    from gpuprof.cli.rescheduling import print_comparison
+    from gpuprof.simulator.autoscaling import autoscaling
+
+    if output is not None:
+        _write({name: outcome.document() for name, (_, outcome) in runs.items()}, output)
+    print_comparison([autoscaling(name, *run) for name, run in runs.items()], chosen)
 
 
 def _load(
@@ -224,11 +247,11 @@ def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Optio
         return simulate_whole(deployment, load, options, told)
 
 
-def _write(outcome: Outcome, path: Path) -> None:
+def _write(document: Mapping[str, object], path: Path) -> None:
     import json
 
     try:
-        path.write_text(json.dumps(outcome.document(), indent=1) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 

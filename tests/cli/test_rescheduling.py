@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -50,6 +51,7 @@ def test_what_cannot_be_rescheduled_is_refused(options: Options, period_s: float
     [
         (["--policy", "ffd"], "--policy says how to reschedule (add --reschedule 60s)"),
         (["--reschedule", "10s", "--sample", "4"], "--reschedule cannot be sampled"),
+        (["--reschedule", "10s", "--policy", "ffd,nothing", "--db", "nowhere"], "nowhere does not exist"),
         (["--reschedule", "10s", "--db", "nowhere"], "nowhere does not exist"),
         (["--reschedule", "10s", "--load-time", "soon"], "cannot read --load-time from 'soon'"),
     ],
@@ -60,3 +62,51 @@ def test_the_command_line_says_what_is_wrong(
     write_map(ONE, tmp_path / "map.json")
     assert main(["simulate", str(tmp_path / "map.json"), *words]) == 3
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """A database of one model in three sizes of instance, and a map for 200 requests/s of it."""
+    measured = {1: 60, 2: 130, 7: 500}  # slices: requests/s of one process
+    rows = [f"{size},{batch},1,{rate},{batch / rate:.3f}" for size, rate in measured.items() for batch in (1, 2)]
+    content = ["Mig instance,Batch size,Workload Number,Throughput,Latency", *rows]
+    (tmp_path / "m.csv").write_text("\n".join(content) + "\n")
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nm,200,100\n")
+    db, a100 = ["--db", str(tmp_path / "db")], ["--gpus", "a100-80"]
+    assert main(["db", "import", str(tmp_path / "m.csv"), "--format", "parvagpu", *db]) == 0
+    place = ["place", "--slo-file", str(tmp_path / "slo.csv"), "-o", str(tmp_path / "map.json")]
+    assert main([*place, *a100, "--latency-budget", "0.5", *db]) == 0
+    return tmp_path
+
+
+def test_policies_are_compared_on_the_same_load(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    load = [
+        "--rate",
+        "600",
+        "--arrivals",
+        "diurnal:4,60",
+        "--duration",
+        "60s",
+        "--reschedule",
+        "10s",
+        "--load-time",
+        "2s",
+    ]
+    words = [*load, "--policy", "parvagpu,optimal", "--db", str(planned / "db"), "-o", str(planned / "both.json")]
+    assert main(["simulate", str(planned / "map.json"), *words, "--json"]) == 0
+    rows = {row["policy"]: row for row in json.loads(capsys.readouterr().out)}
+    documents = json.loads((planned / "both.json").read_text())
+    assert list(rows) == list(documents) == ["parvagpu", "optimal"]
+    assert documents["parvagpu"]["requests"] == documents["optimal"]["requests"]
+    for name, row in rows.items():
+        assert row["maps"] == len(documents[name]["epochs"]) > 1
+        assert row["held_gpu_hours"] >= row["gpu_hours"] > 0
+        assert row["goodput_rps"] == pytest.approx(documents[name]["goodput_rps"])
+
+
+def test_one_policy_shows_its_maps(planned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    words = ["--duration", "30s", "--reschedule", "10s", "--policy", "ffd", "--db", str(planned / "db"), "--json"]
+    assert main(["simulate", str(planned / "map.json"), *words]) == 0
+    assert json.loads(capsys.readouterr().out)["epochs"][0]["gpus"] == 1
