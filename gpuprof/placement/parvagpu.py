@@ -263,7 +263,12 @@ def _broken_up(gpu: _Gpu, owed: Mapping[str, float]) -> tuple[list[tuple[_Servic
 
 
 def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] | None, float]:
-    """Return segments of at most two slices for the rate, and what of it remains (below zero: a surplus)."""
+    """Return segments of at most two slices for the rate, and what of it remains (below zero: a surplus).
+
+    SMALLSEGMENTS (Algorithm 2, line 22) says no more than that. Here the last one is the smallest that serves the
+    rest, as LASTSEG chooses; were all of the most efficient size, ParvaGPU-single would take eight GPUs for the
+    paper's scenario 4, as its Figure 5 has it, and not seven; no other scenario tells the two apart.
+    """
     small = [triplet for triplet in service.triplets if triplet.slices <= _SMALL_SLICES]
     if not small or service.demand.max_replicas is not None:
         return None, owed_rps
