@@ -75,6 +75,10 @@ def load(
     warmup: Annotated[float, typer.Option(help="Seconds before those that count.", min=0.0)] = 2.0,
     clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None,
     seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0,
+    token_file: Annotated[Path | None, typer.Option(help="File with the server's token; or GPUPROF_TOKEN.")] = None,
+    ca_file: Annotated[
+        Path | None, typer.Option(help="Certificate (PEM) to trust on https; what the system trusts unless given.")
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the results here: .json, .csv or .parquet.")
     ] = None,
@@ -86,6 +90,7 @@ def load(
     from gpuprof.cli.load_traffic import predictions, streams_at_rates, streams_of_trace
     from gpuprof.serving.load import LoadSettings, run_load
     from gpuprof.serving.load_target import Target
+    from gpuprof.serving.security import read_token
     from gpuprof.serving.traffic import ARRIVALS
 
     chosen = chosen_format(as_json, as_csv)
@@ -104,7 +109,7 @@ def load(
         duration = min(duration or whole_s, whole_s)
     settings = LoadSettings(duration or 20.0, warmup, seed, arrivals, scv, clients)
     say(f"sending {_named(streams)} to {address} for {warmup:g} + {settings.duration_s:g} s")
-    outcome = run_load(Target.parse(address), streams, settings)
+    outcome = run_load(Target.parse(address, read_token(token_file), ca_file), streams, settings)
     known = {} if deployment is None else predictions(deployment, outcome, streams, settings, recorded)
     rows = _rows(outcome, known)
     if output is not None:

@@ -121,6 +121,7 @@ def make_schedules(
             times[first::clients].tolist(),
             models[first::clients].tolist(),
             settings.patience_s,
+            target if target.encrypted else None,
         )
         for first in range(clients)
     ]

@@ -8,16 +8,23 @@ from __future__ import annotations
 import gc
 import select
 import socket
+import ssl
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gpuprof.scheduling import answer_quickly
+
+if TYPE_CHECKING:
+    from gpuprof.serving.load_target import Target
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # select takes file descriptors up to 1023
 _LOST = 0
+#: What a socket says that has nothing to give, or takes nothing, at the moment.
+_LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,8 @@ class Schedule:
         Position in ``requests`` of each.
     patience_s : float
         How long to wait for the last answers.
+    target : Target or None
+        Where it is encrypted: what tells how.
     """
 
     host: str
@@ -43,6 +52,7 @@ class Schedule:
     times: Sequence[float]
     models: Sequence[int]
     patience_s: float = 10.0
+    target: Target | None = None
 
 
 @dataclass(slots=True)
@@ -68,13 +78,19 @@ class Connection:
     Parameters
     ----------
     host, port : str, int
+    context : SSLContext or None
+        It is encrypted.
     """
 
-    __slots__ = ("closing", "expected", "head", "number", "received", "socket", "unsent")
+    __slots__ = ("closing", "expected", "head", "number", "received", "socket", "unread", "unsent")
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.unread: Callable[[], int] = lambda: 0
+        if context is not None:
+            encrypted = context.wrap_socket(self.socket, server_hostname=host)
+            self.socket, self.unread = encrypted, encrypted.pending
         self.socket.setblocking(False)
         self.number = -1
         self.unsent: memoryview | None = None
@@ -113,7 +129,7 @@ class Connection:
         assert self.unsent is not None
         try:
             count = self.socket.send(self.unsent)
-        except BlockingIOError:
+        except _LATER:
             return
         self.unsent = self.unsent[count:] if count < len(self.unsent) else None
 
@@ -125,19 +141,21 @@ class Connection:
         OSError
             When the connection has ended before that.
         """
-        try:
-            count = self.socket.recv_into(buffer)
-        except BlockingIOError:
-            return None
-        if not count:
-            raise ConnectionResetError("closed by the server")
-        if self.expected < 0:
-            self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
-            self._read_head()
-        self.received += count
-        if 0 <= self.expected <= self.received:
-            return int(self.head[9:12])
-        return None
+        while True:
+            try:
+                count = self.socket.recv_into(buffer)
+            except _LATER:
+                return None
+            if not count:
+                raise ConnectionResetError("closed by the server")
+            if self.expected < 0:
+                self.head += bytes(memoryview(buffer)[:count]) if self.head or count < 4096 else bytes(buffer[:4096])
+                self._read_head()
+            self.received += count
+            if 0 <= self.expected <= self.received:
+                return int(self.head[9:12])
+            if not self.unread():  # decrypted bytes that wait are not seen by select
+                return None
 
     def _read_head(self) -> None:
         end = self.head.find(b"\r\n\r\n")
@@ -164,6 +182,7 @@ class LoadClient:
         self._writing: dict[int, Connection] = {}
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
+        self._context = None if schedule.target is None else schedule.target.context()
         count = len(schedule.times)
         self.sent = Sent(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
 
@@ -204,7 +223,7 @@ class LoadClient:
         request = requests[self._turns[model] % len(requests)]
         self.sent.sent_s[number] = now
         try:
-            connection = self._idle.pop() if self._idle else Connection(self._schedule.host, self._schedule.port)
+            connection = self._idle.pop() if self._idle else self._connect()
             self._busy[connection.fileno()] = connection
             connection.begin(number, request)
             if connection.unsent is not None:
@@ -213,6 +232,9 @@ class LoadClient:
             pass  # counted as lost: it has no answer
             if self._busy.get(connection.fileno()) is connection:
                 self._drop(connection)
+
+    def _connect(self) -> Connection:
+        return Connection(self._schedule.host, self._schedule.port, self._context)
 
     def _receive(self, timeout: float, start: float) -> None:
         readable, writable, _ = select.select(list(self._busy), list(self._writing), [], timeout)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
@@ -13,6 +14,7 @@ from urllib.parse import quote, urlsplit
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.datatypes import NUMPY_NAMES, join_strings
 from gpuprof.serving.metadata import TensorSpec
+from gpuprof.serving.security import client_context, is_loopback
 
 if TYPE_CHECKING:
     from gpuprof.serving.datatypes import Array
@@ -24,31 +26,69 @@ _MAX_ANSWER_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server that speaks the Open Inference Protocol over HTTP."""
+    """A server that speaks the Open Inference Protocol over HTTP.
+
+    Attributes
+    ----------
+    host, port : str, int
+    token : str
+        Sent with every request; empty: none is.
+    encrypted : bool
+        Whether it speaks TLS.
+    authority : Path or None
+        PEM file of the certificates to trust; None: those that the system trusts.
+    """
 
     host: str
     port: int
+    token: str = field(default="", repr=False)
+    encrypted: bool = False
+    authority: Path | None = None
 
     @classmethod
-    def parse(cls, url: str) -> Target:
-        """Read ``http://host:port`` or ``host:port``.
+    def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:
+        """Read ``http://host:port``, ``https://host:port`` or ``host:port``.
 
         Raises
         ------
         InputError
-            For anything else.
+            For anything else, and when a token would go over the network in clear.
         """
         try:
             parts = urlsplit(url if "//" in url else f"//{url}")
             host, port = parts.hostname, parts.port
         except ValueError:
             host = port = None
-        if not host or parts.scheme not in ("", "http"):
+        if not host or parts.scheme not in ("", "http", "https"):
             raise InputError(f"cannot read the address {url!r}", "write http://127.0.0.1:8000")
-        return cls(host, 80 if port is None else port)
+        encrypted = parts.scheme == "https"
+        if token and not encrypted and not is_loopback(host):
+            raise InputError(f"the token would go to {host} for everybody to read", f"write https://{host}")
+        return cls(host, (443 if encrypted else 80) if port is None else port, token, encrypted, authority)
 
     def __str__(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http{'s' if self.encrypted else ''}://{self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request has in its head."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what the server's certificate is compared with; None where it speaks no TLS.
+
+        Raises
+        ------
+        InputError
+            When the authority is no certificate.
+        """
+        return client_context(self.authority) if self.encrypted else None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        context = self.context()
+        if context is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=10)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=10, context=context)
 
     def get(self, path: str) -> Any:
         """Return the JSON that a GET answers.
@@ -60,11 +100,14 @@ class Target:
         InputError
             When the answer is an error or no JSON.
         """
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=10)
+        connection = self._connection()
         try:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=self.headers)
             answer = connection.getresponse()
             text = answer.read(_MAX_ANSWER_BYTES)
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise UnavailableError(f"{self} is not trusted: {reason}", "--ca-file names what is to be") from None
         except (OSError, http.client.HTTPException):
             raise UnavailableError(
                 f"no server answers at {self}", "start one with gpuprof serve map.json, or give its address"
@@ -140,10 +183,12 @@ def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: 
         )
     text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
     body = text + b"".join(tensors)
+    own = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (
         f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n"
         f"Host: {target.host}:{target.port}\r\n"
         "Content-Type: application/octet-stream\r\n"
+        f"{own}"
         f"Inference-Header-Content-Length: {len(text)}\r\n"
         f"Content-Length: {len(body)}\r\n\r\n"
     )

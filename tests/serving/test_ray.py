@@ -20,18 +20,18 @@ from tests.serving.test_reliability import Askers, figure
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
 
 
-def two_nodes(**more: Any) -> dict[str, Any]:
+def two_nodes() -> dict[str, Any]:
     document = map_of({"m": "null:4", "large": "null:600k"}, [replica("m"), replica("large")], slo_ms=20_000.0)
     document["nodes"] = [{**document["nodes"][0], "name": name} for name in ("one", "two")]
     return document
 
 
-def ray_node(*resources: str, alive: bool = True, **labels: str) -> dict[str, Any]:
-    return {"Alive": alive, "Resources": dict.fromkeys(resources, 1.0), "Labels": labels}
+def ray_node(*resources: str, alive: bool = True, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": dict.fromkeys(resources, 1.0), "Labels": labels or {}}
 
 
 def test_a_node_of_the_map_is_the_ray_node_that_has_its_name_or_one_that_stands_in() -> None:
-    nodes = [ray_node("gpuprof:one"), ray_node("gpuprof:two", alive=False), ray_node(**{"gpuprof.node": "three"})]
+    nodes = [ray_node("gpuprof:one"), ray_node("gpuprof:two", alive=False), ray_node(labels={"gpuprof.node": "three"})]
     assert placement("one", nodes) == {"resources": {"gpuprof:one": 1}}
     assert placement("two", nodes) is None
     assert placement("three", nodes) == {"label_selector": {"gpuprof.node": "three"}}
@@ -102,7 +102,7 @@ def test_a_node_that_the_cluster_lacks_is_named(tmp_path: Path, cluster: RayClus
 @needs_ray
 def test_without_a_cluster_it_is_said(tmp_path: Path) -> None:
     with (
-        pytest.raises(AssertionError, match="no Ray cluster answers at '127.0.0.1:1'"),
+        pytest.raises(AssertionError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"),
         running(tmp_path, two_nodes(), "--engine", "ray", "--ray-address", "127.0.0.1:1"),
     ):
         pass

@@ -14,9 +14,11 @@ import pytest
 import tritonclient.grpc as triton_grpc
 import trustme
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.door import Door, DoorKey, knock
 from gpuprof.serving.frame_connection import FrameConnection
+from gpuprof.serving.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load_target import Target
 from gpuprof.serving.security import Security, check_exposure, client_context, is_loopback, read_token, server_security
 from gpuprof.serving.wire import Frame, Kind
 from tests.serving.running import RunningServer, map_of, replica, running
@@ -79,6 +81,23 @@ def test_large_tensors_pass_encrypted_both_ways(server: RunningServer) -> None:
         line for line in mine.get("/metrics")[1].decode().splitlines() if line.startswith("gpuprof_buffer_bytes ")
     )
     assert float(buffered.split()[1]) == 0.0  # what was sent is given back
+
+
+def test_load_brings_token_and_authority(server: RunningServer, papers: Papers) -> None:
+    target = Target.parse(server.url, TOKEN, papers.authority)
+    streams = [Stream("m", 30.0, 60_000.0), Stream("large", 10.0, 60_000.0)]
+    outcome = run_load(target, streams, LoadSettings(1.0, 0.0, clients=2, patience_s=30.0))
+    assert all(result.answered == result.sent > 0 for result in outcome.results)
+    with pytest.raises(InputError, match="answers 401"):
+        Target.parse(server.url, "", papers.authority).model_inputs("m")
+    with pytest.raises(UnavailableError, match="is not trusted"):
+        Target.parse(server.url, TOKEN).model_inputs("m")
+
+
+def test_a_token_is_not_sent_in_clear_to_other_machines() -> None:
+    with pytest.raises(InputError, match="for everybody to read"):
+        Target.parse("http://192.0.2.1:8000", TOKEN)
+    assert TOKEN not in repr(Target.parse("https://192.0.2.1:8000", TOKEN))
 
 
 def test_a_client_that_does_not_trust_the_certificate_goes_away(server: RunningServer) -> None:
