@@ -83,6 +83,8 @@ class HttpApi:
         match words:
             case ["metrics"]:
                 return _only("GET", method, _simple(self._metrics))
+            case ["openapi.json"]:
+                return _only("GET", method, _simple(self._openapi))
             case ["v2"]:
                 return _only("GET", method, _simple(lambda c: c.respond_json(200, descriptions.server_metadata())))
             case ["v2", "health", "live"]:
@@ -118,6 +120,11 @@ class HttpApi:
         from gpuprof.serving.metrics import CONTENT_TYPE, render
 
         connection.respond(200, CONTENT_TYPE, render(self.router))
+
+    def _openapi(self, connection: HttpConnection) -> None:
+        from gpuprof.serving.openapi import document
+
+        connection.respond_json(200, document(model.spec for model in self.router.all()))
 
     def _index(self, connection: HttpConnection) -> None:
         connection.respond_json(200, descriptions.repository_index(self.router.models))
