@@ -20,6 +20,8 @@ Index = npt.NDArray[np.int64]
 CELLS_PER_TOLERANCE = 32
 #: How near a border is near: one tolerance and a little for the rounding of the division.
 REACH = 1.001 / CELLS_PER_TOLERANCE
+#: Pairs whose places are computed before any is looked up: lookups that follow one another do not wait for memory.
+_BLOCK = 512
 _SMALLEST_BITS, _LARGEST_BITS = 12, 30
 
 
@@ -48,9 +50,9 @@ class PairTable:
 
     def found(self, matrix: Matrix, step: int, at: Index, both_sides: bool = True) -> Index:
         """Return which of the pairs at ``at`` were entered, or, if ``both_sides``, may agree with one that was."""
-        hit = np.zeros(len(at), np.bool_)
+        hit = np.zeros(len(at), np.uint8)
         _ask(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt, hit)
-        return at[hit]
+        return at[hit.view(np.bool_)]
 
 
 def _slot_of(first: int, second: int, shift: Any, salt: Any) -> Any:
@@ -68,44 +70,51 @@ def _border(scaled: float, cell: float) -> int:
     return -1 if within < REACH else 0
 
 
-def _enter_pairs(
-    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any
-) -> None:
+def _slots_of(
+    flat: Matrix, step: int, at: Index, scale: float, both: bool, shift: Any, salt: Any, slots: Any, owners: Any
+) -> int:
+    """Write the slots of the pairs at ``at``, then those of their other cells near borders; return how many."""
+    count = len(at)
     for k in range(len(at)):
         one, two = np.float64(flat[at[k]]) * scale, np.float64(flat[at[k] + step]) * scale
         cell_one, cell_two = np.floor(one), np.floor(two)
         first, second = np.int64(cell_one), np.int64(cell_two)
-        table[_slot(first, second, shift, salt)] = 1
+        slots[k], owners[k] = _slot(first, second, shift, salt), k
         if both:
             beside, beyond = _near(one, cell_one), _near(two, cell_two)
-            if beside != 0:
-                table[_slot(first + beside, second, shift, salt)] = 1
-            if beyond != 0:
-                table[_slot(first, second + beyond, shift, salt)] = 1
+            # Written in any case and kept only if there is such a cell: cheaper than branches that nobody foresees.
+            slots[count], owners[count] = _slot(first + beside, second, shift, salt), k
+            count += beside != 0
+            slots[count], owners[count] = _slot(first, second + beyond, shift, salt), k
+            count += beyond != 0
             if beside != 0 and beyond != 0:
-                table[_slot(first + beside, second + beyond, shift, salt)] = 1
+                slots[count], owners[count] = _slot(first + beside, second + beyond, shift, salt), k
+                count += 1
+    return count
+
+
+def _enter_pairs(
+    flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any
+) -> None:
+    slots, owners = np.empty(4 * _BLOCK + 2, np.uint64), np.empty(4 * _BLOCK + 2, np.int64)
+    for begin in range(0, len(at), _BLOCK):
+        count = _slots(flat, step, at[begin : begin + _BLOCK], scale, both, shift, salt, slots, owners)
+        for k in range(count):
+            table[slots[k]] = 1
 
 
 def _ask_pairs(
     flat: Matrix, step: int, at: Index, scale: float, both: bool, table: Any, shift: Any, salt: Any, hit: Any
 ) -> None:
-    for k in range(len(at)):
-        one, two = np.float64(flat[at[k]]) * scale, np.float64(flat[at[k] + step]) * scale
-        cell_one, cell_two = np.floor(one), np.floor(two)
-        first, second = np.int64(cell_one), np.int64(cell_two)
-        seen = table[_slot(first, second, shift, salt)] != 0
-        if both:
-            beside, beyond = _near(one, cell_one), _near(two, cell_two)
-            if beside != 0:
-                seen |= table[_slot(first + beside, second, shift, salt)] != 0
-            if beyond != 0:
-                seen |= table[_slot(first, second + beyond, shift, salt)] != 0
-            if beside != 0 and beyond != 0:
-                seen |= table[_slot(first + beside, second + beyond, shift, salt)] != 0
-        hit[k] = seen
+    slots, owners = np.empty(4 * _BLOCK + 2, np.uint64), np.empty(4 * _BLOCK + 2, np.int64)
+    for begin in range(0, len(at), _BLOCK):
+        count = _slots(flat, step, at[begin : begin + _BLOCK], scale, both, shift, salt, slots, owners)
+        for k in range(count):
+            hit[begin + owners[k]] |= table[slots[k]]
 
 
 _slot: Any = numba.njit(cache=True, nogil=True)(_slot_of)
 _near: Any = numba.njit(cache=True, nogil=True)(_border)
+_slots: Any = numba.njit(cache=True, nogil=True)(_slots_of)
 _enter: Any = numba.njit(cache=True, nogil=True)(_enter_pairs)
 _ask: Any = numba.njit(cache=True, nogil=True)(_ask_pairs)
