@@ -43,12 +43,21 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None) -> 
 def mig_parted(deployment: DeploymentMap) -> Files:
     """Return one file with a configuration for each node, as ``nvidia-mig-parted apply`` reads it.
 
-    It holds counts of instances and not their starts: the driver places them, in general as the map does.
+    It holds counts of instances and not their starts: the driver places them, in general as the map does. Processors
+    are left out.
+
+    Raises
+    ------
+    InputError
+        When the map has no GPU.
     """
     lines = ["version: v1", "mig-configs:"]
+    names = _Names()
     for node in deployment.nodes:
-        lines.append(f"  {_slug(node.name)}:")
-        for gpu in node.gpus:
+        gpus = [gpu for gpu in node.gpus if not _is_cpu(gpu)]
+        if gpus:
+            lines.append(f"  {names.unique(_slug(node.name))}:")
+        for gpu in gpus:
             counts = Counter(partition.mig.profile for partition in gpu.partitions if partition.mig is not None)
             lines.append(f"    - devices: [{gpu.index}]")
             lines.append(f"      mig-enabled: {'true' if counts else 'false'}")
@@ -57,6 +66,8 @@ def mig_parted(deployment: DeploymentMap) -> Files:
                 lines += [f'        "{profile}": {count}' for profile, count in sorted(counts.items())]
             else:
                 lines.append("      mig-devices: {}")
+    if len(lines) == 2:
+        raise InputError("the map has no GPU that could be cut into MIG instances", "export it to triton or json")
     return {"mig-parted.yaml": "\n".join(lines) + "\n"}
 
 
@@ -82,25 +93,14 @@ def kubernetes(deployment: DeploymentMap, image: str | None) -> Files:
     """Return one manifest with a Deployment for each replica.
 
     Replicas in MIG instances ask for the instance's resource, the others for the device, which they share through
-    MPS with a share of their own in the environment (the device plugin alone would give all the same).
+    MPS with a share of their own in the environment (the device plugin alone would give all the same). Clients reach
+    the MPS daemon of their device through its pipe directory on the host and the host's shared memory.
     """
     if not image:
         raise InputError("a Kubernetes manifest needs a container image", "name it with --image")
     documents = []
     for name, node, gpu, partition, replica in _replicas(deployment):
-        resource = "nvidia.com/gpu" if partition.mig is None else f"nvidia.com/mig-{partition.mig.profile}"
-        container = {
-            "name": "server",
-            "image": image,
-            "args": ["--model", replica.model, "--batch", str(replica.batch), "--processes", str(replica.processes)],
-            "env": [
-                {"name": key, "value": value}
-                for key, value in _environment(node, gpu, partition, replica).items()
-                if key != "CUDA_VISIBLE_DEVICES"  # the device plugin decides that
-            ],
-            "resources": {} if _is_cpu(gpu) else {"limits": {resource: 1}},
-        }
-        labels = {"app": "gpuprof", "gpuprof/model": _slug(replica.model), "gpuprof/replica": name}
+        labels = {"app": "gpuprof", "gpuprof/model": _label(replica.model), "gpuprof/replica": name}
         documents.append(
             {
                 "apiVersion": "apps/v1",
@@ -109,7 +109,7 @@ def kubernetes(deployment: DeploymentMap, image: str | None) -> Files:
                 "spec": {
                     "replicas": 1,
                     "selector": {"matchLabels": {"gpuprof/replica": name}},
-                    "template": {"metadata": {"labels": labels}, "spec": {"containers": [container]}},
+                    "template": {"metadata": {"labels": labels}, "spec": _pod(image, node, gpu, partition, replica)},
                 },
             }
         )
@@ -118,13 +118,55 @@ def kubernetes(deployment: DeploymentMap, image: str | None) -> Files:
     return {"gpuprof.yaml": json.dumps(content, indent=1) + "\n"}
 
 
+def _pod(image: str, node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, object]:
+    """Return the pod of one replica."""
+    environment = _environment(node, gpu, partition, replica)
+    environment.pop("CUDA_VISIBLE_DEVICES", None)  # the device plugin decides that
+    container: dict[str, object] = {
+        "name": "server",
+        "image": image,
+        "args": ["--model", replica.model, "--batch", str(replica.batch), "--processes", str(replica.processes)],
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "resources": {},
+    }
+    if _is_cpu(gpu):
+        return {"containers": [container]}
+    pipes = environment["CUDA_MPS_PIPE_DIRECTORY"]
+    container["resources"] = {"limits": {_resource(partition): 1}}
+    container["volumeMounts"] = [{"name": "mps", "mountPath": pipes}]
+    return {"hostIPC": True, "containers": [container], "volumes": [{"name": "mps", "hostPath": {"path": pipes}}]}
+
+
+def _resource(partition: Partition) -> str:
+    """Return the extended resource that the device plugin offers (strategy "mixed"); a plus is none of its letters."""
+    if partition.mig is None:
+        return "nvidia.com/gpu"
+    return "nvidia.com/mig-" + partition.mig.profile.replace("+", ".")
+
+
 def _replicas(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, Partition, Replica]]:
     """Yield the replicas with a name for each that Kubernetes and file systems accept."""
-    seen: Counter[str] = Counter()
+    names = _Names()
     for node, gpu, partition, replica in deployment.places():
-        name = _slug(f"{node.name}-gpu{gpu.index}-{replica.model}")[:50].rstrip("-")
-        seen[name] += 1
-        yield (name if seen[name] == 1 else f"{name}-{seen[name]}"), node, gpu, partition, replica
+        name = names.unique(_slug(f"{node.name}-gpu{gpu.index}-{replica.model}")[:50].rstrip("-"))
+        yield name, node, gpu, partition, replica
+
+
+class _Names:
+    """Gives every name once; what was given before gets a number."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._times: Counter[str] = Counter()
+
+    def unique(self, name: str) -> str:
+        """Return ``name``, or ``name-2``, ``name-3`` … whichever was not given yet."""
+        free = name
+        while free in self._given:
+            self._times[name] += 1
+            free = f"{name}-{self._times[name] + 1}"
+        self._given.add(free)
+        return free
 
 
 def _environment(node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, str]:
@@ -163,3 +205,8 @@ def _is_cpu(gpu: Gpu) -> bool:
 def _slug(text: str) -> str:
     """Return ``text`` in lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def _label(text: str) -> str:
+    """Return ``text`` as the value of a label, which Kubernetes limits to 63 characters."""
+    return _slug(text)[:63].rstrip("-")

@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
 
+from gpuprof.deployment import DeploymentMap, MigPlace
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
@@ -11,6 +17,8 @@ from gpuprof.placement.export import export
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import ModelFile
 from gpuprof.share import Share
+
+yaml = pytest.importorskip("yaml")
 
 A = PlacedReplica("Net/A", 4, 2, Share(100.0, "3g.40gb"), 10.0, memory_bytes=3 * 2**20 + 1)
 B = PlacedReplica("b", 2, 1, Share(30.0), 5.0)
@@ -94,3 +102,95 @@ def test_a_models_file_is_named() -> None:
 def test_what_cannot_be_written_is_said(target: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         export(MAP, target)
+
+
+LONG = "a-model-with-a-name-that-is-longer-than-the-sixty-three-letters-of-a-label"
+AWKWARD = problem(
+    [demand(name, 10.0) for name in ("b", "b-2", LONG, "plus")],
+    [(sliced_device(), None), (plain_device(), None), (replace(plain_device("cpu-2c"), kind="cpu"), None)],
+)
+
+
+def awkward() -> DeploymentMap:
+    """Return a map of names that collide, are too long, or hold letters that others do not allow."""
+    small = [PlacedReplica(name, 4, 1, Share(20.0), 5.0) for name in ("b", "b", "b-2", LONG)]
+    gpus = (
+        PlacedGpu("sliced", (PlacedPartition((replace(A, model="plus", rate_rps=5.0),), "3g.40gb", 0),)),
+        PlacedGpu("plain", (PlacedPartition(tuple(small)),)),
+        PlacedGpu("cpu-2c", (PlacedPartition((PlacedReplica("b", 2, 1, Share(50.0), 1.0),)),)),
+    )
+    drawn = to_map(AWKWARD, Placement("by hand", gpus))
+    first, second, *rest = drawn.nodes
+    partition = first.gpus[0].partitions[0]
+    media = partition.model_copy(update={"mig": MigPlace(profile="1g.10gb+me", start=0)})
+    cut = first.model_copy(
+        update={"name": "Rack_1", "gpus": (first.gpus[0].model_copy(update={"partitions": (media,)}),)}
+    )
+    return drawn.model_copy(update={"nodes": (cut, second.model_copy(update={"name": "rack-1"}), *rest)})
+
+
+def test_the_yaml_is_what_mig_parted_reads() -> None:
+    # NVIDIA/mig-parted, api/spec/v1: version, mig-configs → list of devices, mig-enabled, mig-devices (profile: count)
+    spec = yaml.safe_load(export(awkward(), "mig-parted")["mig-parted.yaml"])
+    assert spec["version"] == "v1"
+    assert list(spec["mig-configs"]) == ["rack-1", "rack-1-2"]  # the processor is none of its business
+    for config in spec["mig-configs"].values():
+        for device in config:
+            assert set(device) == {"devices", "mig-enabled", "mig-devices"}
+            assert all(type(index) is int for index in device["devices"])
+            assert device["mig-enabled"] is bool(device["mig-devices"])
+            assert all(re.fullmatch(r"\d+g\.\d+gb(\+me)?", profile) for profile in device["mig-devices"])
+    assert spec["mig-configs"]["rack-1"][0]["mig-devices"] == {"1g.10gb+me": 1}
+
+
+def test_a_map_without_gpus_is_nothing_for_mig_parted() -> None:
+    drawn = awkward()
+    with pytest.raises(InputError, match="the map has no GPU that could be cut into MIG instances"):
+        export(drawn.model_copy(update={"nodes": drawn.nodes[2:]}), "mig-parted")
+
+
+def test_tritons_own_parser_reads_the_configurations() -> None:
+    files = export(awkward(), "triton")
+    configs = {name: text for name, text in files.items() if name.endswith("config.pbtxt")}
+    assert len(configs) == 6
+    for name, text in configs.items():
+        parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
+        assert parsed.name == Path(name).parent.name  # Triton refuses a model whose directory is called otherwise
+        assert parsed.platform == "onnxruntime_onnx"
+        assert parsed.max_batch_size in parsed.dynamic_batching.preferred_batch_size
+        assert parsed.instance_group[0].count >= 1
+        kind = model_config_pb2.ModelInstanceGroup.Kind.Name(parsed.instance_group[0].kind)
+        assert kind == ("KIND_CPU" if "node2" in name else "KIND_GPU")
+
+
+def test_the_manifest_keeps_the_rules_of_kubernetes() -> None:
+    manifest = yaml.safe_load(export(awkward(), "k8s", "registry/image:1")["gpuprof.yaml"])
+    names = [item["metadata"]["name"] for item in manifest["items"]]
+    assert len(set(names)) == len(names) == 6
+    for item in manifest["items"]:
+        assert (item["apiVersion"], item["kind"]) == ("apps/v1", "Deployment")
+        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", item["metadata"]["name"])
+        pod = item["spec"]["template"]
+        chosen = item["spec"]["selector"]["matchLabels"].items()
+        assert chosen <= pod["metadata"]["labels"].items()
+        assert all(
+            re.fullmatch(r"[a-zA-Z0-9]([-\w.]{0,61}[a-zA-Z0-9])?", v) for v in pod["metadata"]["labels"].values()
+        )
+        (container,) = pod["spec"]["containers"]
+        assert all(type(one["value"]) is str for one in container["env"])
+        limits = container["resources"].get("limits", {})
+        assert all(re.fullmatch(r"nvidia\.com/[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) for name in limits)
+        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])}
+        assert volumes == {mount["name"] for mount in container.get("volumeMounts", [])}
+    resources = [list(i["spec"]["template"]["spec"]["containers"][0]["resources"]) for i in manifest["items"]]
+    assert resources == [["limits"]] * 5 + [[]]
+
+
+def test_clients_in_a_pod_reach_the_mps_daemon_of_their_device() -> None:
+    manifest = yaml.safe_load(export(awkward(), "k8s", "registry/image:1")["gpuprof.yaml"])
+    pod = manifest["items"][0]["spec"]["template"]["spec"]
+    pipes = next(one["value"] for one in pod["containers"][0]["env"] if one["name"] == "CUDA_MPS_PIPE_DIRECTORY")
+    assert pod["hostIPC"] is True
+    assert pod["volumes"][0]["hostPath"]["path"] == pod["containers"][0]["volumeMounts"][0]["mountPath"] == pipes
+    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb.me": 1}
+    assert "hostIPC" not in manifest["items"][-1]["spec"]["template"]["spec"]
