@@ -1,4 +1,4 @@
-"""``gpuprof calibrate``: fit iGniter's coefficients of a GPU and its models."""
+"""``gpuprof calibrate``: fit how workloads slow each other down, iGniter's coefficients of a GPU among it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,50 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    number,
+    print_rows,
+    progress,
+    say,
+)
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.share import Share
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprof.device import Device
     from gpuprof.estimators.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.igniter_fit import HardwareProfile, WorkloadProfile
+    from gpuprof.estimators.interference_choice import Ranked
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.profiling.campaign import Cell
+    from gpuprof.profiling.planning import NamedModel
+
+    Profile = tuple[HardwareProfile, dict[str, WorkloadProfile]]
+
+#: Below the database: copies of models with a fixed batch that take any.
+MODELS = ".models"
 
 _COLUMNS = (
     Column("of", "of", right=False),
     Column("coefficient", "coefficient", right=False),
     Column("value", "value", number(4)),
     Column("unit", "unit", right=False),
+)
+_RANKED = (
+    Column("interference", "interference", right=False),
+    Column("left_out", "left out", right=False),
+    Column("rows", "latencies"),
+    Column("mean_pct", "mean error %", number(3)),
+    Column("p95_pct", "95th percentile %", number(3)),
+    Column("interval", "measured / predicted, 90%"),
+    Column("coefficients", "coefficients", right=False),
 )
 _HARDWARE_UNITS = {
     "max_power_w": "W",
@@ -32,41 +65,138 @@ _HARDWARE_UNITS = {
 
 
 def calibrate(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE: measured here first.", show_default=False),
+    ] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), instead of the database.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="GPU of the catalogue or the database.")] = None,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the coefficients go.")] = Path("igniter.json"),
+    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database.")] = None,
+    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto",
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write iGniter's coefficients here, too.")
+    ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Fit iGniter's model of co-located inference and keep the coefficients."""
-    from gpuprof.estimators.igniter_fit import fit_all
-    from gpuprof.estimators.igniter_profile import write_coefficients
+    """Fit how workloads slow each other down on a device, for estimates beside others.
+
+    Of MODELs it first measures what is missing: on a GPU iGniter's eleven configurations and copies at once, on a
+    CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
+    any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
+    """
+    from gpuprof.cli.devices import database_path, resolve_device
+    from gpuprof.kernel_db.store import KernelDb
 
     chosen = chosen_format(as_json, as_csv)
-    name, measured, models = _profiles(profile, device, db)
-    hardware, workloads = fit_all(measured, models)
-    write_coefficients(output, name, hardware, workloads)
-    print_rows(_rows(name, hardware, workloads), _COLUMNS, chosen)
-    say(f"gpuprof: wrote {output}")
+    path = database_path(db)
+    if profile is not None:
+        measured = _profile_of_file(profile)
+        _fit_igniter(KernelDb.create(path), device or profile.stem, measured, output, chosen)
+        return
+    target = _measure(models, device, collector, time_limit, path) if models else resolve_device(device, KernelDb(path))
+    database = KernelDb(path)
+    if target.kind == "gpu":
+        from gpuprof.estimators.igniter_rows import profile_of
+
+        _fit_igniter(database, target.name, profile_of(database, target), output, chosen)
+        if chosen is Format.TABLE and database.read("colocations", ["device"], {"device": target.name}).num_rows:
+            _judge(database, target, chosen)
+        return
+    _judge(database, target, chosen)
 
 
-def _profiles(
-    path: Path | None, device: str | None, db: Path | None
-) -> tuple[str, HardwareProfile, dict[str, WorkloadProfile]]:
-    from gpuprof.cli.devices import open_database, resolve_device
+def _measure(models: Sequence[str], name: str | None, collector: str, time_limit: float, path: Path) -> Device:
+    """Measure what the device's interference models need and the database lacks; return the device."""
+    from gpuprof.cli.devices import resolve_device
+    from gpuprof.cli.local import local_device
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.profiling import planning
+    from gpuprof.profiling.campaign import Campaign
+    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.job import limits_within
+
+    here = local_device(name, collector)
+    measuring, why = choose(collector, here.kind)
+    cells = _cells(planning.parse_models(models), here.kind == "gpu", path / MODELS)
+    say(f"{here.name}, collector {why}")
+    campaign = Campaign(KernelDb.create(path), here, measuring, limits=limits_within(time_limit))
+    outcomes = []
+    with progress() as bar:
+        task = bar.add_task("starting", total=len(cells))
+        for outcome in campaign.run(cells, lambda cell: bar.update(task, description=str(cell))):
+            outcomes.append(outcome)
+            bar.advance(task)
+        bar.update(task, description="what the device can do at best")
+        campaign.measure_ceilings([Share()])
+    failed = [outcome.row["error"] for outcome in outcomes if outcome.row.get("error")]
+    old = sum(not outcome.measured_now for outcome in outcomes)
+    say(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
+    if failed:
+        raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0]}")
+    return resolve_device(here.name, KernelDb(path))
+
+
+def _cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
+    from gpuprof.profiling import planning
+    from gpuprof.profiling.colocation_cells import BATCHES, colocation_cells
+    from gpuprof.profiling.igniter_cells import CONFIGURATIONS, igniter_cells
+
+    batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else BATCHES
+    named = [planning.freed(model, batches, copies) for model in models]
+    return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
+
+
+def _profile_of_file(path: Path) -> Profile:
     from gpuprof.estimators.igniter_profile import read_igniter_profile
-    from gpuprof.estimators.igniter_rows import profile_of
 
-    if path is not None:
-        hardware, models = read_igniter_profile(path)
-        return device or path.stem, hardware, models
-    database = open_database(db)
-    assert database is not None
-    target = resolve_device(device, database)
-    return (target.name, *profile_of(database, target))
+    return read_igniter_profile(path)
+
+
+def _fit_igniter(database: KernelDb, name: str, profile: Profile, output: Path | None, chosen: Format) -> None:
+    """Fit iGniter's coefficients, keep them in the database and print them."""
+    from gpuprof.estimators.igniter_fit import fit_all
+    from gpuprof.estimators.igniter_profile import coefficients_path, write_coefficients
+
+    hardware, workloads = fit_all(*profile)
+    kept = coefficients_path(database.path, name)
+    for path in (kept, *([output] if output else [])):
+        write_coefficients(path, name, hardware, workloads)
+        say(f"gpuprof: wrote {path}")
+    print_rows(_rows(name, hardware, workloads), _COLUMNS, chosen)
+
+
+def _judge(database: KernelDb, device: Device, chosen: Format) -> None:
+    """Print the interference models of the device, best first."""
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    colocations = DatabaseEstimator(database).colocations
+    ranked = colocations.ranked(device)
+    if not ranked:
+        raise InputError(
+            f"too little was co-located on {device.name} to fit an interference model: "
+            f"{len(colocations.measured(device))} latencies",
+            "gpuprof calibrate ONE.onnx TWO.onnx, or gpuprof profile --beside",
+        )
+    print_rows([_ranked_row(one) for one in ranked], _RANKED, chosen)
+
+
+def _ranked_row(one: Ranked) -> dict[str, object]:
+    weights = getattr(one.model, "weights_", None)
+    return {
+        "interference": one.name,
+        "left_out": one.left_out,
+        "rows": one.rows,
+        "mean_pct": one.mean_pct,
+        "p95_pct": one.p95_pct,
+        "low": one.low,
+        "high": one.high,
+        "interval": f"{one.low:.2f} … {one.high:.2f}",
+        "coefficients": None if weights is None else ", ".join(f"{float(weight):.3g}" for weight in weights),
+    }
 
 
 def _rows(

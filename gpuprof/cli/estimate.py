@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuprof.device import Device
-    from gpuprof.estimate import Estimate, Figure
-    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.estimate import Estimate, Estimator, Figure, Workload
+    from gpuprof.kernel_db.store import KernelDb
     from gpuprof.share import Share
+
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
 
 
 def _short(model: object) -> str:
@@ -28,6 +31,7 @@ _COLUMNS = (
     Column("device", "device", right=False),
     Column("share", "share", right=False),
     Column("batch", "batch"),
+    Column("beside", "beside", right=False),
     Column("latency_ms", "latency ms", number(4)),
     Column("latency_interval", "90% interval"),
     Column("latency_source", "from", right=False),
@@ -45,14 +49,20 @@ def estimate(
     device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database, or cpu.")] = None,
     share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100",
     processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1,
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="With this running on the device, too; repeatable."),
+    ] = None,
+    estimator: Annotated[
+        str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")
+    ] = "database",
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
-    from gpuprof.cli.devices import database_path, open_database, resolve_device, trained_for
-    from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.cli.devices import database_path, open_database, resolve_device
     from gpuprof.share import parse_share
 
     chosen = chosen_format(as_json, as_csv)
@@ -61,12 +71,50 @@ def estimate(
     target = resolve_device(device, database)
     part = parse_share(share, target.compute_units)
     target.fraction(part)
-    estimator = DatabaseEstimator(database, learned=lambda device: trained_for(device, database))
-    names = models or estimator.models
+    asked = _estimator(estimator, database)
+    names = models or getattr(asked, "models", ())
     if not names:
         raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
-    rows = [_row(one) for one in _estimates(estimator, names, target, sizes, part, processes, strict)]
-    print_rows(rows, _COLUMNS, chosen)
+    others = _neighbours(beside or (), target, part)
+    found = _estimates(asked, names, target, sizes, part, processes, others, strict)
+    shown = [column for column in _COLUMNS if others or column.key != "beside"]
+    print_rows([{**_row(one), "beside": " + ".join(map(_label, others)) or None} for one in found], shown, chosen)
+
+
+def _estimator(name: str, database: KernelDb | None) -> Estimator:
+    from gpuprof.cli.devices import trained_for
+    from gpuprof.estimators.builtin import make_estimator
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    if name == "database":
+        return DatabaseEstimator(database, learned=lambda device: trained_for(device, database))
+    return make_estimator(name, database)
+
+
+def _neighbours(texts: Sequence[str], device: Device, share: Share) -> tuple[Workload, ...]:
+    """Read ``"resnet50@8:50"``: batch 1 where none is said, and an equal part of what is left of the device."""
+    from gpuprof.estimate import Workload
+    from gpuprof.share import Share, parse_share
+
+    read = []
+    for text in texts:
+        match = _NEIGHBOUR.fullmatch(text)
+        if match is None:
+            raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
+        given = parse_share(match["share"], device.compute_units) if match["share"] else None
+        read.append((match["model"], int(match["batch"] or 1), given))
+    taken = share.sm_pct + sum(given.sm_pct for _, _, given in read if given)
+    open_parts = sum(given is None for _, _, given in read)
+    if share.mig is None and (taken > 100.0 + 1e-6 or (open_parts and taken >= 100.0)):
+        raise InputError(
+            f"shares of {taken:g}% leave no room beside them", "give smaller shares, --share and @batch:share"
+        )
+    left = (100.0 - taken) / max(open_parts, 1)
+    return tuple(Workload(model, batch, given or Share(left)) for model, batch, given in read)
+
+
+def _label(workload: Workload) -> str:
+    return f"{_short(workload.model)}@{workload.batch}:{workload.share}"
 
 
 def _sizes(text: str) -> list[int]:
@@ -80,12 +128,13 @@ def _sizes(text: str) -> list[int]:
 
 
 def _estimates(
-    estimator: DatabaseEstimator,
+    estimator: Estimator,
     names: Sequence[str],
     device: Device,
     sizes: Sequence[int],
     share: Share,
     processes: int,
+    beside: Sequence[Workload],
     strict: bool,
 ) -> list[Estimate]:
     from gpuprof.estimators.fit import check_memory
@@ -93,7 +142,7 @@ def _estimates(
     found = []
     for name in names:
         for size in sizes:
-            one = estimator.estimate(name, device, size, share, processes=processes)
+            one = estimator.estimate(name, device, size, share, beside, processes)
             check_memory(one, device)
             found.append(one)
         if found[-1].unknown_ops:

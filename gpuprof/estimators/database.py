@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
@@ -14,6 +15,7 @@ from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Fig
 from gpuprof.estimators.calibration import Calibration
 from gpuprof.estimators.colocation import Colocations
 from gpuprof.estimators.curve import BatchCurve
+from gpuprof.estimators.interference import Running
 from gpuprof.estimators.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.estimators.op_work import WorkByBatch
 from gpuprof.estimators.roofline import roofline_ms, source_of, unknown_ms
@@ -53,13 +55,18 @@ class DatabaseEstimator:
     ) -> None:
         self._measured = read_measured(db) if db is not None else {}
         self._graphs = dict(graphs or {})
-        self._colocations = Colocations(db)
+        self._colocations = Colocations(db, self._running)
         self._learned = cache(lambda identity: learned(identity.device))
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
+
+    @property
+    def colocations(self) -> Colocations:
+        """What was co-located, and the interference models that it speaks for."""
+        return self._colocations
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -170,6 +177,31 @@ class DatabaseEstimator:
         else:
             figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
         return _widened(figure, unknown_ms(at, device, share))
+
+    def _running(self, device: Device, workload: Workload) -> Running | None:
+        """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
+        try:
+            known = self._known(workload.model)
+            alone = self._latency(known, device, workload)[0].value
+        except InputError:
+            return None
+        l2, dram = (_drawn(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
+        return Running(
+            model=workload.model,
+            batch=workload.batch,
+            share=device.fraction(workload.share),
+            solo_ms=alone,
+            l2_pct=l2 or 0.0,
+            dram_pct=self._traffic_pct(known, device, workload, alone) if dram is None else dram,
+        )
+
+    def _traffic_pct(self, known: MeasuredModel, device: Device, workload: Workload, alone_ms: float) -> float:
+        """Return what the ops read and write over what the memory could deliver meanwhile, 0 without the graph."""
+        work = self._work(known)
+        if work is None:
+            return 0.0
+        moved = float(work.at(workload.batch).bytes_moved.sum()) * workload.processes
+        return min(100.0, 100.0 * moved / (device.dram_bytes_per_s * alone_ms / 1e3))
 
     def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
         """Return the peak memory: measured, a line in the batch between, else weights and activations alive at once."""
@@ -303,6 +335,21 @@ def _other(known: MeasuredModel, device: Device, workload: Workload, column: str
     }
     found = BatchCurve(points).at(workload.batch) if points else None
     return None if found is None else Figure(*found)
+
+
+def _drawn(known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float) -> float | None:
+    """Return the percent of a bandwidth that a workload draws alone: measured, or as much a request as the nearest."""
+    exact = _other(known, device, workload, column)
+    if exact is not None:
+        return exact.value
+    points = [point for point in known.points.get(device.name, []) if column in point.figures]
+    if not points:
+        return None
+    nearest = min(
+        points, key=lambda p: (abs(math.log2(p.batch / workload.batch)), abs(p.share.sm_pct - workload.share.sm_pct))
+    )
+    each = nearest.figures[column] * nearest.latency_ms / (nearest.batch * nearest.processes)
+    return min(100.0, each * workload.batch * workload.processes / alone_ms)
 
 
 def _after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from gpuprof.estimators.igniter import HardwareCoefficients, WorkloadCoefficient
 from gpuprof.estimators.igniter_fit import Configuration, HardwareProfile, WorkloadProfile
 
 SCHEMA = "gpuprof.igniter/1"
+_FOLDER = ".calibrated"  # hidden, so that the database does not take it for a run
 _MAX_BYTES = 16 * 2**20
 #: Configurations of iGniter's published profiles: rows of its matrices are batches, columns shares.
 _BATCHES = (1, 16, 32)
@@ -38,11 +39,29 @@ def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, Workloa
                 tables.setdefault(name, {}).update(content)
         except (ValueError, AttributeError, TypeError):
             raise InputError(f"{path}:{number}: not a line of an iGniter profile") from None
+    return profile_of_tables(tables, str(path))
+
+
+def profile_of_tables(
+    tables: Mapping[str, Mapping[str, Any]], where: str
+) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Return the profile in the tables of the hardware and of each model, as iGniter publishes them.
+
+    Raises
+    ------
+    InputError
+        When a key is missing or garbled; the message names it and ``where`` it was looked for.
+    """
     try:
-        hardware = _hardware(tables.pop("hardware"))
-        return hardware, {name: _workload(table) for name, table in tables.items()}
+        hardware = _hardware(tables["hardware"])
+        return hardware, {name: _workload(table) for name, table in tables.items() if name != "hardware"}
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise InputError(f"{path}: the profile lacks or garbles {error}") from None
+        raise InputError(f"{where}: the profile lacks or garbles {error}") from None
+
+
+def coefficients_path(database: Path, device: str) -> Path:
+    """Return where the coefficients of a device are kept beside a kernel database."""
+    return database / _FOLDER / f"{device}.json"
 
 
 def write_coefficients(
@@ -62,6 +81,7 @@ def write_coefficients(
         "workloads": {name: asdict(one) for name, one in sorted(workloads.items())},
     }
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter_fit import Configuration, HardwareProfile, WorkloadProfile
+from gpuprof.estimators.igniter_profile import profile_of_tables
 from gpuprof.kernel_db.schema import workload_label
 from gpuprof.kernel_db.store import KernelDb
 
 Row = Mapping[str, Any]
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
 _LEAST_CONFIGURATIONS = 5
+_IMPORTED = "import:igniter"
 
 
 def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
     """Return the profiles of ``device`` and of every model measured on it in enough configurations.
 
-    What is needed: for each model at least five (the paper: eleven) configurations of batch and share with power,
+    A profile by iGniter's own tools that was imported counts as it is. What is needed of measurements: for each model at least five (the paper: eleven) configurations of batch and share with power,
     clock, launch delay (``dispatch_ms``), kernels and bytes copied; for one model, one to five copies at once.
 
     Raises
@@ -27,6 +30,9 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     InputError
         Saying what is missing.
     """
+    imported = _imported(db, device)
+    if imported is not None:
+        return imported
     models = [dict(row) for row in db.read("models", where={"device": device.name, "processes": 1}).to_pylist()]
     complete = [row for row in models if all(row[name] is not None for name in _NEEDED)]
     if not complete:
@@ -47,6 +53,16 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
         if len(rows) >= _LEAST_CONFIGURATIONS and (profile := _workload(rows, beside, pcie)) is not None
     }
     return _hardware(device, complete, beside, pcie), workloads
+
+
+def _imported(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
+    """Return the last profile of iGniter's own that was imported, which its run keeps whole."""
+    runs = db.read("runs", ["run_id", "settings"], {"device": device.name, "collector": _IMPORTED}).to_pylist()
+    for run in sorted(runs, key=lambda run: str(run["run_id"]), reverse=True):
+        tables = json.loads(run["settings"] or "{}")
+        if tables.get("hardware"):
+            return profile_of_tables(tables, f"run {run['run_id']}")
+    return None
 
 
 def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:

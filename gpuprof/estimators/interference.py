@@ -124,6 +124,32 @@ class LinearInterference:
         )
 
 
+class TrafficInterference:
+    """Ours where nothing but the memory traffic is known, as on a CPU: what others move slows down who moves much.
+
+    The slowdown above 1 is a sum with coefficients of at least 0, the same for all models: a part that any neighbour
+    costs (clock, last-level cache), one in proportion to the bandwidth that others draw, one to the product of theirs
+    and the victim's, and one to what all together ask beyond what there is. Bandwidths are what the workloads draw
+    alone, ``dram_pct``.
+    """
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Fit the coefficients by non-negative least squares on relative errors."""
+        features = np.array([self._features(one.victim, one.beside) for one in measured])
+        slow = np.array([one.slowdown for one in measured])
+        self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return 1 and the parts."""
+        return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
+
+    @staticmethod
+    def _features(victim: Running, beside: Sequence[Running]) -> Array:
+        own, others = victim.dram_pct / 100.0, sum(one.dram_pct for one in beside) / 100.0
+        return np.array([1.0, others, own * others, max(0.0, own + others - 1.0)])
+
+
 class IgniterInterference:
     """iGniter's model: its prediction beside others over its prediction alone."""
 

@@ -60,20 +60,26 @@ def evaluate(
     ----------
     left_out : {"pair", "victim", "nothing"}
     """
-    group = _GROUPS[left_out]
-    errors = []
-    for held in sorted({group(row) for row in measured}):
-        training = [row for row in measured if group(row) != held] or list(measured)
-        model = make().fit(training)
-        errors += [
-            abs(model.slowdown(row.victim, row.beside) * row.victim.solo_ms / row.latency_ms - 1.0)
-            for row in measured
-            if group(row) == held
-        ]
-    percent = 100.0 * np.array(errors)
+    errors = np.abs(1.0 / np.array(ratios(make, measured, left_out)) - 1.0)
+    percent = 100.0 * errors
     return InterferenceError(
         name, left_out, len(errors), float(percent.mean()), float(np.percentile(percent, 95)), float(percent.max())
     )
+
+
+def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> list[float]:
+    """Return measured over predicted latency of each row, predicted by a fit without its group."""
+    group = _GROUPS[left_out]
+    found = []
+    for held in sorted({group(row) for row in measured}):
+        training = [row for row in measured if group(row) != held] or list(measured)
+        model = make().fit(training)
+        found += [
+            row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
+            for row in measured
+            if group(row) == held
+        ]
+    return found
 
 
 def read_pairs(

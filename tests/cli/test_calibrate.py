@@ -1,11 +1,34 @@
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gpuprof.cli.main import main
-from tests.estimators.rows import database, measured
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow
+from tests.estimators.rows import CPU, database, measured, two_layers
+
+TRAFFIC = {"a": 20.0, "b": 50.0, "c": 80.0}
+
+
+def _colocated(folder: Path) -> str:
+    """Write pairs of three models, each slowed down by a fifth of the bandwidth that the other draws."""
+    models = [replace(measured(name, 1, 10.0, share=50.0), dram_pct=drawn) for name, drawn in TRAFFIC.items()]
+    rows = [
+        ColocationRow("r1", CPU.name, group, 0, victim, 1, f"{other}:1:50%", 50.0,
+                      latency_mean_ms=10.0 * (1.0 + 0.2 * TRAFFIC[other] / 100.0), solo_latency_mean_ms=10.0,
+                      dram_pct=TRAFFIC[victim])
+        for group, (victim, other) in enumerate((v, o) for v in TRAFFIC for o in TRAFFIC)
+    ]  # fmt: skip
+    database(folder / "db", models, [device_row()], rows)
+    return str(folder / "db")
+
+
+def device_row() -> DeviceRow:
+    return DeviceRow("r1", CPU.name, "cpu", compute_units=4, dram_bytes=2**33, dram_bytes_per_s=1e10,
+                     float32_flops_per_s=1e11, measured=True, source="test")  # fmt: skip
 
 
 def test_a_database_without_the_metrics_is_told_which(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -19,3 +42,81 @@ def test_a_profile_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "p.jsonl").write_text("nonsense")
     assert main(["calibrate", "--profile", str(tmp_path / "p.jsonl")]) == 3
     assert "not a line of an iGniter profile" in capsys.readouterr().err
+
+
+def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = _colocated(tmp_path)
+    assert main(["calibrate", "--db", db, "--json"]) == 0
+    ranked = json.loads(capsys.readouterr().out)
+    assert ranked[0]["interference"] == "traffic" and ranked[0]["mean_pct"] < 0.1
+    assert next(one for one in ranked if one["interference"] == "none")["mean_pct"] > 5.0
+    words = ["estimate", "a", "--db", db, "--share", "50", "--beside", "b@1:25", "--beside", "c@1:25", "--json"]
+    assert main(words) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["latency_source"] == "measured × traffic"
+    assert 10.0 < row["latency_ms"] <= 10.0 * (1.0 + 0.2 * 1.3) + 0.05
+
+
+def test_what_was_measured_beside_another_is_said_as_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = _colocated(tmp_path)
+    assert main(["estimate", "a", "--db", db, "--share", "50", "--beside", "c", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert (row["latency_ms"], row["latency_source"]) == (pytest.approx(11.6), "measured")
+
+
+def test_nothing_colocated_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database(tmp_path / "db", [measured("a", 1, 1.0)], [device_row()])
+    assert main(["calibrate", "--db", str(tmp_path / "db")]) == 3
+    said = capsys.readouterr().err
+    assert "too little was co-located on cpu-test-4c" in said and said.count("\n") == 1
+
+
+def _profile(path: Path) -> Path:
+    """Write a GPU and a model that obey iGniter's equations, as its tools write them."""
+    batches, shares = (1, 16, 32), (0.1, 0.5, 1.0)
+    active = [[0.5 * batch / share + 1.0 for share in shares] for batch in batches]
+    hardware = {"maxGPUpower": 300, "maxGPUfrequency": 1530, "idlepower": 50, "bandwidth": 1e7, "unit": 2.5,
+                "power": [150, 250, 299, 300, 300], "frequency": [1530, 1530, 1530, 1480, 1430],
+                "idletime": [0.001, 0.0015, 0.006, 0.011, 0.016]}  # fmt: skip
+    net = {"gpulatency": [[ms + 0.05 for ms in row] for row in active], "power": [[80.0] * 3] * 3,
+           "frequency": [[1530.0] * 3] * 3, "l2caches": [5.0, 6.0, 7.0], "inputdata": 600000, "outputdata": 4000,
+           "kernel": 50, "idletime_1": 0.05, "activetime_1": 17.0, "activetime_2": 17.5, "frequency_2": 1530,
+           "l2cache": 6.0}  # fmt: skip
+    path.write_text("\n".join(json.dumps(one) for one in ({"hardware": hardware}, {"net": net})))
+    return path
+
+
+def test_an_imported_profile_is_fitted_and_kept_where_estimates_find_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    db = str(tmp_path / "db")
+    assert main(["db", "import", str(_profile(tmp_path / "config.jsonl")), "--device", "v100", "--db", db]) == 0
+    share = ["--db", db, "--device", "v100", "--share", "30", "--batch", "16"]
+    beside = [word for _ in range(3) for word in ("--beside", "net@16:20")]
+    capsys.readouterr()
+    assert main(["estimate", "net", *share, *beside, "--json"]) == 0
+    (before,) = json.loads(capsys.readouterr().out)
+    assert main(["calibrate", "--db", db, "--device", "v100"]) == 0
+    assert "alpha_f" in capsys.readouterr().out
+    assert main(["estimate", "net", *share, *beside, "--json"]) == 0
+    (after,) = json.loads(capsys.readouterr().out)
+    assert after["latency_source"].endswith("× igniter") and after["latency_ms"] > before["latency_ms"]
+    assert after["latency_low_ms"] < after["latency_ms"] < after["latency_high_ms"]
+
+
+@pytest.mark.slow
+def test_models_are_colocated_for_real_on_this_cpu_and_not_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [str(two_layers(tmp_path / f"{name}.onnx", width)) for name, width in (("one", 64), ("two", 256))]
+    words = ["calibrate", *files, "--db", str(tmp_path / "db"), "--device", "cpu", "--time-limit", "0.2"]
+    code = main(words)
+    first = capsys.readouterr()
+    assert code == 0, first.err
+    assert "none" in first.out and "traffic" in first.out
+    assert main(words) == 0
+    assert "were there before" in capsys.readouterr().err
