@@ -78,10 +78,11 @@ def _database(path: Path) -> list[Section]:
         last = max((row for row in models if row["model"] == model), key=lambda row: (row["batch"], row["run_id"]))
         ops = database.read("ops", where={"run_id": last["run_id"], "model": model}).to_pylist()
         ops.sort(key=lambda op: op["position"])
+        kernels = database.read("kernels", where={"run_id": last["run_id"], "model": model}).to_pylist()
         name = f"{model}, batch {last['batch']}"
         charts = (
             roofline_figure(f"{name}: roofline", ops, devices.get(last["device"])),
-            timeline_figure(f"{name}: timeline", ops),
+            timeline_figure(f"{name}: timeline", ops, kernels),
         )
         if shown := tuple(chart for chart in charts if chart is not None):
             sections.append(Section(model, f"{len(ops)} ops on {last['device']}, batch {last['batch']}.", shown))

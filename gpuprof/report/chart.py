@@ -19,6 +19,8 @@ class Axis:
         Ends; None: from the marks.
     names : tuple of str
         Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
+    marks : tuple of float
+        The values that are labelled; empty: round ones.
     """
 
     label: str
@@ -26,6 +28,7 @@ class Axis:
     low: float | None = None
     high: float | None = None
     names: tuple[str, ...] = ()
+    marks: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ def utilization_figure(replicas: Sequence[Row]) -> Chart:
     return Chart(
         "How busy the replicas were",
         Axis("time in %", low=0.0, high=100.0),
-        Axis("replica", names=tuple(str(replica["place"]) for replica in shown)),
+        Axis("replica", names=tuple(f"{replica['place']} {replica['model']}" for replica in shown)),
         boxes=boxes,
         note=note,
         height=max(120, 16 * len(shown)),

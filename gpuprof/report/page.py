@@ -32,6 +32,7 @@ button{background:var(--paper);color:var(--ink);border:1px solid var(--faint);bo
 font:inherit;cursor:pointer}
 #tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);border-radius:6px;padding:5px 9px;
 font-size:13px;max-width:420px;visibility:hidden;z-index:9}
+@media(max-width:600px){main{padding:12px}figure{padding:2px}}
 @media print{button{display:none}}
 """
 

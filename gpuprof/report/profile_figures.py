@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from gpuprof.report.chart import Axis, Box, Chart, Line, Points
 
 Row = Mapping[str, Any]
-_TYPES = 7  # op types with a colour of their own, those that take the most time; the others share one
+_TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one
 _OTHER = 6
+_REST = "other"
+_MOST_MARKS = 10  # labels of an axis that stand at what was measured
 
 
 def roofline_figure(title: str, ops: Sequence[Row], device: Row | None) -> Chart | None:
@@ -66,32 +70,79 @@ def _roofs(device: Row | None, low: float, high: float) -> tuple[Line, ...]:
     return (Line("roof of the device, float32", x, tuple(min(peak, bandwidth * at) for at in x), 7),)
 
 
-def timeline_figure(title: str, ops: Sequence[Row]) -> Chart | None:
-    """Return when each op runs in one inference, a row an op type; None when nothing was timed.
+def timeline_figure(title: str, ops: Sequence[Row], kernels: Sequence[Row] = ()) -> Chart | None:
+    """Return when what runs in one inference, a row an op type; None when nothing was timed.
 
-    Where the start of each is not known, they stand one after the other in the order of the graph.
+    Parameters
+    ----------
+    title : str
+    ops : sequence of mapping
+        With ``name``, ``op_type``, ``duration_p50_ns``; where the start of nothing is known, they stand one after the
+        other in the order of the graph.
+    kernels : sequence of mapping
+        With ``name``, ``op_type``, ``repeat``, ``start_ns``, ``duration_ns``; where starts were measured, the
+        repetition of median length is shown as it ran.
     """
-    timed = [op for op in ops if op["duration_p50_ns"]]
-    if not timed:
+    measured = _median_repeat(kernels)
+    spans = [_Span(row["name"], row["op_type"], *_when(row)) for row in measured] or _in_order(ops)
+    if not spans:
         return None
-    colors = _type_colors(timed)
-    rows = [*colors, *(["other"] if any(op["op_type"] not in colors for op in timed) else [])]
-    boxes, now = [], 0.0
-    for op in timed:
-        start, length = now, op["duration_p50_ns"] / 1e6
-        now = start + length
-        kind = op["op_type"] if op["op_type"] in colors else "other"
-        row = rows.index(kind)
-        tip = f"{op['name']} ({op['op_type']}): {length:.4g} ms from {start:.4g} ms on"
-        boxes.append(Box("", start, now, row - 0.4, row + 0.4, tip, colors.get(kind, _OTHER)))
+    first = min(span.start_ms for span in spans)
+    colors = _type_colors([{"op_type": span.kind, "duration_p50_ns": span.length_ms} for span in spans])
+    rows = [*colors, *([_REST] if any(span.kind not in colors for span in spans) else [])]
+    boxes = []
+    for span in spans:
+        kind = span.kind if span.kind in colors else _REST
+        start, row = span.start_ms - first, rows.index(kind)
+        tip = f"{span.name} ({span.kind}): {span.length_ms:.4g} ms from {start:.4g} ms on"
+        color = colors.get(kind, _OTHER)
+        boxes.append(Box("", start, start + span.length_ms, row - 0.4, row + 0.4, tip, color))
     return Chart(
         title,
-        Axis("time in ms", low=0.0, high=now),
+        Axis("time in ms", low=0.0, high=max(box.x1 for box in boxes)),
         Axis("op type", names=tuple(rows)),
         boxes=tuple(boxes),
-        note="Ops by their median times, one after the other in the order of the graph.",
+        note=f"As measured, in the repetition of median length ({len(spans)} kernels)."
+        if measured
+        else "Ops by their median times, one after the other in the order of the graph: no starts were measured.",
         height=max(80, 26 * len(rows)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    name: str
+    kind: str
+    start_ms: float
+    length_ms: float
+
+
+def _in_order(ops: Sequence[Row]) -> list[_Span]:
+    timed = [op for op in ops if op["duration_p50_ns"]]
+    ends = list(accumulate(op["duration_p50_ns"] / 1e6 for op in timed))
+    lengths = [op["duration_p50_ns"] / 1e6 for op in timed]
+    return [
+        _Span(op["name"], op["op_type"], end - length, length)
+        for op, end, length in zip(timed, ends, lengths, strict=True)
+    ]
+
+
+def _when(kernel: Row) -> tuple[float, float]:
+    return kernel["start_ns"] / 1e6, kernel["duration_ns"] / 1e6
+
+
+def _median_repeat(kernels: Sequence[Row]) -> list[Row]:
+    """Return the kernels of the repetition whose time from its first start to its last end is the median of all."""
+    repeats: dict[int, list[Row]] = defaultdict(list)
+    for kernel in kernels:
+        if kernel["start_ns"] is not None and kernel["duration_ns"]:
+            repeats[kernel["repeat"]].append({**kernel, "op_type": kernel["op_type"] or _REST})
+
+    def length_ns(rows: Sequence[Row]) -> float:
+        return float(max(row["start_ns"] + row["duration_ns"] for row in rows) - min(row["start_ns"] for row in rows))
+
+    ordered = sorted(repeats.values(), key=length_ns)
+    return sorted(ordered[len(ordered) // 2], key=lambda row: float(row["start_ns"])) if ordered else []
 
 
 def _type_colors(ops: Sequence[Row]) -> dict[str, int]:
@@ -100,7 +151,7 @@ def _type_colors(ops: Sequence[Row]) -> dict[str, int]:
     for op in ops:
         times[op["op_type"]] += op["duration_p50_ns"]
     largest = sorted(times, key=lambda name: (-times[name], name))[:_TYPES]
-    return {name: i if i < _OTHER else _OTHER + 1 for i, name in enumerate(largest)}
+    return {name: i for i, name in enumerate(largest)}
 
 
 def over_figures(models: Sequence[Row]) -> list[Chart]:
@@ -142,7 +193,9 @@ def _over(rows: Sequence[Row], along: str, x_label: str, key: str, y_label: str,
         )
         for line in lines
     )
-    return Chart(title, Axis(x_label, log=along == "batch"), Axis(y_label, log=True), lines, dots)
+    values = tuple(sorted({x for line in lines for x in line.x}))
+    marks = values if len(values) <= _MOST_MARKS else ()
+    return Chart(title, Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True), lines, dots)
 
 
 def _label(row: Row, names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from gpuprof.report.scale import Scale, scale_of, tick_text
 
 WIDTH = 580
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
+_MOST_LETTERS = 26  # of a name beside the drawing
 _LEGEND_LINE = 18
 _LETTER = 7.0  # mean width of a letter at 12 pixels
 _TARGETS = 240  # of a line, that can be pointed at
@@ -36,12 +37,18 @@ def _drawn(chart: Chart) -> tuple[str, int]:
     legend, rows = _legend(chart)
     top = _TOP + rows * _LEGEND_LINE
     height = top + chart.height + _BOTTOM
-    x = scale_of(chart.x, _values(chart, "x"), _LEFT, WIDTH - _RIGHT)
+    x = scale_of(chart.x, _values(chart, "x"), _left(chart.y), WIDTH - _RIGHT)
     y = scale_of(chart.y, _values(chart, "y"), top + chart.height, top)
     parts = [f'<text class="title" x="12" y="20">{escape(chart.title)}</text>', legend]
     parts += [_grid(chart, x, y), *(_box(box, x, y) for box in chart.boxes)]
     parts += [*(_line(line, x, y, chart) for line in chart.lines), *(_points(points, x, y) for points in chart.points)]
     return "".join(parts), height
+
+
+def _left(axis: Axis) -> float:
+    """Return where the drawing begins: names beside it get the room they need."""
+    letters = min(_MOST_LETTERS, max(map(len, axis.names), default=0))
+    return max(_LEFT, 14 + _LETTER * letters)
 
 
 def _values(chart: Chart, which: str) -> list[float]:
@@ -103,11 +110,11 @@ def _grid(chart: Chart, x: Scale, y: Scale) -> str:
 
 def _labels(axis: Axis, scale: Scale) -> list[tuple[float, str]]:
     if not axis.names:
-        return [(value, tick_text(value)) for value in scale.ticks()]
+        return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
     room = abs(scale.end - scale.begin) / len(axis.names)
     across = scale.begin < scale.end  # a row of names needs their width, a column their height
     every = 1 if across else max(1, round(14 / room))
-    longest = max(3, int(room / _LETTER)) if across else 12
+    longest = max(3, int(room / _LETTER)) if across else _MOST_LETTERS
     return [
         (float(i), escape(name if len(name) <= longest else name[: longest - 1] + "…"))
         for i, name in enumerate(axis.names)

@@ -65,6 +65,18 @@ def test_an_svg_is_xml_has_axes_with_units_and_escapes_what_it_is_given() -> Non
     assert {'tip "quoted" <b>', "a box"} <= tips
 
 
+def test_names_beside_the_drawing_get_the_room_they_need_and_marks_stand_where_asked() -> None:
+    names = ("node0/0 a_model_of_some_length", "b")
+    box = Box("b", 1.0, 4.0, -0.4, 0.4, "", 0)
+    chart = Chart("", Axis("batch", log=True, marks=(1.0, 3.0, 4.0)), Axis("", names=names), boxes=(box,))
+    root = ElementTree.fromstring(standalone(chart))
+    labels = {element.text: element for element in root.iter(f"{SVG}text")}
+    assert {"1", "3", "4"} <= set(labels)
+    assert "2" not in labels
+    long = next(text for text in labels if text and text.startswith("node0/0 a_model"))
+    assert float(labels[long].attrib["x"]) > 6.5 * len(long)
+
+
 def test_the_legend_names_each_series_once_and_shows_dashes() -> None:
     assert a_chart().names() == {"a": (0, False), "dashed": (1, True), "p": (2, False), "b": (3, False)}
     assert 'stroke-dasharray="4 2"' in inline(a_chart())

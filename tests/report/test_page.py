@@ -183,6 +183,22 @@ def test_a_timeline_puts_ops_one_after_the_other() -> None:
     assert timeline_figure("m", []) is None
 
 
+def test_a_timeline_of_kernels_shows_the_median_repetition_as_it_ran() -> None:
+    def kernel(repeat: int, start: int | None, length: int, op_type: str | None = "Conv") -> dict[str, Any]:
+        return {"name": "k", "op_type": op_type, "repeat": repeat, "start_ns": start, "duration_ns": length}
+
+    slow = [kernel(0, 0, 9_000_000), kernel(0, 20_000_000, 1_000_000)]
+    median = [kernel(1, 50_000_000, 1_000_000), kernel(1, 50_500_000, 2_000_000, None)]  # on two streams at once
+    fast = [kernel(2, 90_000_000, 1_000_000)]
+    chart = timeline_figure("m", ops(), [*slow, *median, *fast, kernel(1, None, 5)])
+    assert chart is not None
+    assert [(box.x0, box.x1) for box in chart.boxes] == [(0.0, 1.0), (0.5, 2.5)]
+    assert set(chart.y.names) == {"Conv", "other"}
+    assert "2 kernels" in chart.note
+    without = timeline_figure("m", ops(), [kernel(0, None, 5)])
+    assert without is not None and len(without.boxes) == 3
+
+
 def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
     rows = [
         {
