@@ -69,7 +69,7 @@ def model_statistics(model: ServedModel, version: str) -> dict[str, Any]:
     """Return counts and nanoseconds by stage, as ``/stats`` answers them."""
     own = model.statistics
     return {
-        "name": model.name,
+        "name": model.public.name,
         "version": version,
         "last_inference": own.last_ms,
         "inference_count": own.rows,
@@ -124,7 +124,7 @@ def repository_index(models: Mapping[str, Mapping[str, ServedModel]]) -> list[di
 def _index_entry(model: ServedModel, version: str) -> dict[str, str]:
     ready = model.is_ready
     return {
-        "name": model.name,
+        "name": model.public.name,
         "version": version,
         "state": "READY" if ready else "UNAVAILABLE",
         "reason": "" if ready else "no worker",

@@ -17,6 +17,7 @@ from gpuprof.serving.arena import Slot
 from gpuprof.serving.grpc_messages import protocol, read_infer, write_infer
 from gpuprof.serving.http_api import kin
 from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.public_name import version_order
 from gpuprof.serving.router import Router, deadline_ms
 from gpuprof.serving.security import OPEN, Security
 
@@ -110,7 +111,8 @@ class GrpcApi:
 
     async def _model_metadata(self, request: Any) -> Any:
         model = self._router.find(request.name, request.version)
-        versions = [request.version] if request.version else sorted(self._router.models[request.name])
+        known = sorted(self._router.models[request.name], key=version_order)
+        versions = [request.version] if request.version else known
         return protocol().message("ModelMetadataResponse")(**descriptions.model_metadata(model.spec, versions))
 
     async def _model_config(self, request: Any) -> Any:

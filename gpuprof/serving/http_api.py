@@ -14,6 +14,7 @@ from gpuprof.serving.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
 from gpuprof.serving.infer_request import Asked, read_request
 from gpuprof.serving.infer_response import write_response
 from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.public_name import version_order
 from gpuprof.serving.router import Router, deadline_ms
 from gpuprof.serving.served_model import ServedModel
 
@@ -131,7 +132,7 @@ class HttpApi:
 
     def _metadata(self, name: str, version: str, connection: HttpConnection) -> None:
         model = self.router.find(name, version)
-        versions = [version] if version else sorted(self.router.models[name])
+        versions = [version] if version else sorted(self.router.models[name], key=version_order)
         connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
 
     def _config(self, name: str, version: str, connection: HttpConnection) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.datatypes import NUMPY_NAMES, join_strings
 from gpuprof.serving.metadata import TensorSpec
+from gpuprof.serving.public_name import model_address
 from gpuprof.serving.security import client_context, is_loopback
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Target:
         GpuprofError
             As `get`.
         """
-        document = self.get(f"/v2/models/{quote(model, safe='')}")
+        document = self.get(model_address(model))
         try:
             return [TensorSpec(t["name"], t["datatype"], tuple(t["shape"])) for t in document["inputs"]]
         except (KeyError, TypeError):
@@ -140,7 +141,7 @@ class Target:
     def statistics(self, model: str) -> dict[str, Any] | None:
         """Return the server's statistics of a model, None where it keeps none."""
         try:
-            document = self.get(f"/v2/models/{quote(model, safe='')}/stats")
+            document = self.get(f"{model_address(model)}/stats")
             stats: dict[str, Any] = document["model_stats"][0]
             return stats
         except (InputError, KeyError, TypeError, IndexError):
@@ -185,7 +186,7 @@ def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: 
     body = text + b"".join(tensors)
     own = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (
-        f"POST /v2/models/{quote(model, safe='')}/infer HTTP/1.1\r\n"
+        f"POST {model_address(model)}/infer HTTP/1.1\r\n"
         f"Host: {target.host}:{target.port}\r\n"
         "Content-Type: application/octet-stream\r\n"
         f"{own}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.infer_request import Asked
 from gpuprof.serving.inference import RefusedError, bad_request
+from gpuprof.serving.public_name import version_order
 from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.tracing import RequestTracer
 
@@ -33,15 +34,18 @@ class Router:
         """Call ``listener`` whenever models came or went."""
         self._listeners.append(listener)
 
-    def changed(self) -> None:
-        """Tell everybody that models came or went."""
+    def publish(self, models: Iterable[ServedModel]) -> None:
+        """Serve exactly these models from now on."""
+        self.models = {}
+        for model in models:
+            model.tracer = self.tracer
+            self.models.setdefault(model.public.name, {})[model.public.version] = model
         for listener in self._listeners:
             listener()
 
-    def add(self, model: ServedModel, version: str = "1") -> None:
-        """Serve ``model`` from now on."""
-        model.tracer = self.tracer
-        self.models.setdefault(model.name, {})[version] = model
+    def served(self, model: str) -> ServedModel | None:
+        """Return what is served of a model of the map, by its name there."""
+        return next((served for served in self.all() if served.name == model), None)
 
     def find(self, name: str, version: str = "") -> ServedModel:
         """Return a model; without a version the newest.
@@ -59,9 +63,9 @@ class Router:
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
             raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
         if not version:
-            return versions[max(versions, key=_version_order)]
+            return versions[max(versions, key=version_order)]
         if version not in versions:
-            known = ", ".join(sorted(versions, key=_version_order))
+            known = ", ".join(sorted(versions, key=version_order))
             raise RefusedError(
                 HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})"
             )
@@ -96,7 +100,3 @@ def deadline_ms(model: ServedModel, asked: Asked) -> float:
 
 
 _LOWEST_PRIORITY = 1 << 31
-
-
-def _version_order(version: str) -> tuple[int, str]:
-    return (int(version), "") if version.isdigit() else (-1, version)

@@ -11,6 +11,7 @@ from gpuprof.serving.arena import Arena
 from gpuprof.serving.inference import Inference, RefusedError
 from gpuprof.serving.merged_replica import MemberReplica
 from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.public_name import PublicName
 from gpuprof.serving.replica import Replica
 from gpuprof.serving.statistics import ModelStatistics, summed
 from gpuprof.serving.tracing import RequestTracer
@@ -32,10 +33,21 @@ class ServedModel:
     arena : Arena
     percentile : float
         Of the latencies, that the SLO is for.
+    public : PublicName or None
+        As clients know it; None: by its name, version 1.
     """
 
-    def __init__(self, name: str, slo_ms: float, rule: RoutingRule, arena: Arena, percentile: float = 99.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        slo_ms: float,
+        rule: RoutingRule,
+        arena: Arena,
+        percentile: float = 99.0,
+        public: PublicName | None = None,
+    ) -> None:
         self.name = name
+        self.public = PublicName(name) if public is None else public
         self.slo_ms = slo_ms
         self.percentile = percentile
         self.replicas: list[AnyReplica] = []

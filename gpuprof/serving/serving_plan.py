@@ -16,6 +16,7 @@ from gpuprof.serving.machine_parts import MachineParts
 from gpuprof.serving.merged_plan import planned_members
 from gpuprof.serving.merged_replica import PlannedMember
 from gpuprof.serving.mps import GpuShare, needs_mps
+from gpuprof.serving.public_name import PublicName
 from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.runtime import NULL_PREFIX, null_bytes
 from gpuprof.serving.shadow_plan import Spare, Standby
@@ -84,6 +85,7 @@ def plan_workers(
     everywhere = parts is not None or (simulated and node is None)
     nodes = deployment.nodes if everywhere else (_node(deployment, node),)
     here = MachineParts.here() if parts is None else MachineParts(())
+    public_names = _public_names(deployment)
     planned: list[PlannedReplica] = []
     counts: dict[str, int] = {}
     for one in nodes:
@@ -97,6 +99,8 @@ def plan_workers(
             counts[replica.model] = number + 1
             name = f"{replica.model}/{number}"
             order = _order(replica, path, part, f"{group}-{name}")
+            public = public_names.get(replica.model)
+            order = order if public is None else replace(order, model=public.name, version=public.version)
             order = order if parts is None else replace(order, node=one.name)
             plan = _plan(replica, name, place, mig)
             standby = spare.standby(plan, order, replica.processes, shadow_pct) if shadow_pct else None
@@ -105,6 +109,17 @@ def plan_workers(
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)
+
+
+def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
+    """Return under which name and version clients find each model of the map; no two may have the same."""
+    names: dict[str, PublicName] = {}
+    owners: dict[PublicName, str] = {}
+    for model, asked in deployment.models.items():
+        names[model] = public = PublicName.of(model, asked.path)
+        if owners.setdefault(public, model) != model:
+            raise InputError(f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}")
+    return names
 
 
 def needs_machine(node: Node, simulated: bool) -> bool:

@@ -16,6 +16,7 @@ from gpuprof.serving.local_engine import Engine
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.merged_replica import MergedReplica
 from gpuprof.serving.metadata import ModelSpec
+from gpuprof.serving.public_name import PublicName
 from gpuprof.serving.replica import Replica, ReplicaPlan
 from gpuprof.serving.router import Router
 from gpuprof.serving.seat import Seat
@@ -99,7 +100,7 @@ class Workforce:
             await self._end_standbys()
             for model in models.values():
                 model.spec = _widest(face for s in self._staffed for served, face in s.faces if served is model)
-            self._publish(models)
+            self._router.publish(models.values())
             await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
             await self._start_standbys()
             return Move(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
@@ -195,10 +196,12 @@ class Workforce:
         return all(self._claimed.get(c.resource, 0.0) + c.amount <= c.spare + _EPSILON for c in standby.claims)
 
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
-        known = self._router.models.get(name)
-        if known:
-            return next(iter(known.values()))
-        return ServedModel(name, deployment.models[name].slo_ms, routing_rule(self._routing), self._router.arena)
+        asked = deployment.models[name]
+        public = PublicName.of(name, asked.path)
+        known = self._router.served(name)
+        if known is not None and known.public == public:
+            return known
+        return ServedModel(name, asked.slo_ms, routing_rule(self._routing), self._router.arena, public=public)
 
     async def _staff(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
         seats = [
@@ -230,14 +233,6 @@ class Workforce:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._dismiss(seats)
             raise
-
-    def _publish(self, models: dict[str, ServedModel]) -> None:
-        """Make exactly these models known."""
-        for name in [name for name in self._router.models if name not in models]:
-            del self._router.models[name]
-        for model in models.values():
-            self._router.add(model)
-        self._router.changed()
 
     async def _retire(self, staffed: _Staffed) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""

@@ -1,0 +1,64 @@
+"""Under which name and version clients ask for a model of a map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+from urllib.parse import quote
+
+_MARK = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class PublicName:
+    """A model as clients know it.
+
+    Attributes
+    ----------
+    name, version : str
+    """
+
+    name: str
+    version: str = "1"
+
+    @classmethod
+    def of(cls, model: str, path: str | None = None) -> PublicName:
+        """Return the name and the version of a model of a map.
+
+        ``resnet50@3`` is version 3 of ``resnet50``, and so is ``resnet50`` from ``…/resnet50/3/model.onnx``, as model
+        repositories keep their files; anything else is version 1.
+
+        Parameters
+        ----------
+        model : str
+            Its name in the map.
+        path : str, optional
+            Of its file.
+        """
+        name, mark, version = model.rpartition(_MARK)
+        if mark and name and _is_version(version):
+            return cls(name, version)
+        folders = PurePath(path or "").parent.parts
+        if len(folders) > 1 and folders[-2] == model and _is_version(folders[-1]):
+            return cls(model, folders[-1])
+        return cls(model)
+
+    @property
+    def address(self) -> str:
+        """Where the Open Inference Protocol has this very version."""
+        return f"/v2/models/{quote(self.name, safe='')}/versions/{quote(self.version, safe='')}"
+
+
+def model_address(model: str) -> str:
+    """Return where a client that has a map finds one of its models: the version that its name says, else the newest."""
+    public = PublicName.of(model)
+    return f"/v2/models/{quote(model, safe='')}" if public.name == model else public.address
+
+
+def version_order(version: str) -> tuple[int, str]:
+    """Return what sorts versions from the oldest to the newest."""
+    return (int(version), "") if version.isdigit() else (-1, version)
+
+
+def _is_version(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10 and text == str(int(text))
