@@ -101,10 +101,14 @@ def _follow(
         options=PlanOptions(latency_budget=1.0),
     )
 
+    running: DeploymentMap | None = None
+
     def scheduler(rates: Mapping[str, float]) -> DeploymentMap:
+        nonlocal running
         asked = tuple(replace(d, rate_rps=max(1.0, _HEADROOM * rates[d.model])) for d in given.demands)
-        wanted = replace(given, demands=asked)
-        return to_map(wanted, one.policy.place(wanted))
+        wanted = replace(given, demands=asked, previous=running)
+        running = to_map(wanted, one.policy.place(wanted))
+        return running
 
     first = scheduler({demand.model: demand.rate_rps for demand in given.demands})
     options = Options(seconds, warmup_s=min(_PERIOD_S, seconds / 10.0), refuse_hopeless=False)

@@ -107,7 +107,8 @@ def print_comparison(rows: Sequence[Autoscaling], chosen: Format) -> None:
 def policy_scheduler(deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None) -> Scheduler:
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
 
-    Rates that the policy cannot place, on the devices there are, leave the map as it is.
+    Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
+    devices there are, leave the map as it is.
     """
     from gpuprof.cli.planning import map_policy, map_problem, plan
     from gpuprof.placement.policies import make_policy
@@ -115,18 +116,24 @@ def policy_scheduler(deployment: DeploymentMap, policy: str | None, headroom: fl
     problem = map_problem(deployment, db)
     made = map_policy(deployment) if policy is None else make_policy(policy, {})
 
+    running = deployment
+
     def scheduler(rates: Mapping[str, float]) -> DeploymentMap | None:
+        nonlocal running
         # A model that nobody asked for keeps the smallest replica, for who asks next.
         demands = tuple(
             replace(demand, rate_rps=max(headroom * rates[demand.model], 0.01 * demand.rate_rps))
             for demand in problem.demands
         )
         try:
-            wanted = plan(replace(problem, demands=demands), made)
+            wanted = plan(replace(problem, demands=demands, previous=running), made)
         except InfeasibleError:
             return None
         except GpuprofError as error:
             raise type(error)(f"while rescheduling: {error.message}", error.fix) from None
-        return None if wanted.unplaced else wanted
+        if wanted.unplaced:
+            return None
+        running = wanted
+        return wanted
 
     return scheduler

@@ -9,10 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuprof.cli import planning
 from gpuprof.cli.main import main
-from gpuprof.cli.rescheduling import reschedule
-from gpuprof.deployment import DeploymentMap, write_map
+from gpuprof.cli.rescheduling import policy_scheduler, reschedule
+from gpuprof.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Problem
 from gpuprof.simulator.arrivals import Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.failures import Failure
@@ -110,3 +113,19 @@ def test_one_policy_shows_its_maps(planned: Path, capsys: pytest.CaptureFixture[
     words = ["--duration", "30s", "--reschedule", "10s", "--policy", "ffd", "--db", str(planned / "db"), "--json"]
     assert main(["simulate", str(planned / "map.json"), *words]) == 0
     assert json.loads(capsys.readouterr().out)["epochs"][0]["gpus"] == 1
+
+
+def test_each_map_is_planned_from_the_one_before(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DeploymentMap | None] = []
+    plan = planning.plan
+
+    def spy(problem: Problem, policy: Policy) -> DeploymentMap:
+        seen.append(problem.previous)
+        return plan(problem, policy)
+
+    monkeypatch.setattr(planning, "plan", spy)
+    first = read_map(planned / "map.json")
+    scheduler = policy_scheduler(first, "ffd", 1.2, planned / "db")
+    second = scheduler({"m": 600.0})
+    scheduler({"m": 100.0})
+    assert seen == [first, second]
