@@ -20,13 +20,14 @@ from gpuprof.cli.output import (
     progress,
     say,
 )
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.cli.rescheduling import Loop
     from gpuprof.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
     from gpuprof.simulator.outcome import ModelOutcome, Outcome
     from gpuprof.simulator.reschedule import Timetable
@@ -107,6 +108,9 @@ def simulate(
     fail: Annotated[
         list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
     ] = None,
+    interference: Annotated[
+        bool, typer.Option("--interference", help="Slow batches by what really runs beside, not by all neighbours.")
+    ] = False,
     every: Annotated[
         str | None, typer.Option("--reschedule", help="Place anew this often, for the rates seen since: 60s.")
     ] = None,
@@ -116,7 +120,7 @@ def simulate(
     headroom: Annotated[float, typer.Option(help="Times the rates that --reschedule sees.", min=0.1)] = 1.2,
     load_time: Annotated[str, typer.Option(help="Of a model into a new replica.")] = "5s",
     mig_time: Annotated[str, typer.Option(help="Of giving a GPU another MIG layout.")] = "10s",
-    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule.")] = None,
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule and --interference.")] = None,
     sample: Annotated[
         int | None, typer.Option(help="Approximate: so many replicas of a model; 0: never approximate.", min=0)
     ] = None,
@@ -127,16 +131,24 @@ def simulate(
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
     from functools import partial
 
+    from gpuprof.cli.interference import interference_of
     from gpuprof.cli.rescheduling import Loop
     from gpuprof.deployment import read_map
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.duration import parse_duration
     from gpuprof.simulator.failures import parse_failure
+    from gpuprof.simulator.merged_queues import merged_queues
     from gpuprof.simulator.reschedule import MoveCosts
 
     chosen = chosen_format(as_json, as_csv)
-    deployment = read_map(map_file)
-    load, trace_s = _load(deployment, trace, rate or [], rate_scale, arrivals)
+    asked = read_map(map_file)
+    queues = merged_queues(asked)
+    deployment = queues.deployment
+    if queues.queue_of:
+        if every is not None:
+            raise InputError("--reschedule places models anew, which a map with merges hides", "place without --merge")
+        say(f"gpuprof: merged models are simulated as one queue, held to their tightest SLO: {', '.join(asked.merges)}")
+    load, trace_s = _load(asked, queues, trace, rate or [], rate_scale, arrivals)
     seconds = parse_duration(duration, "--duration") if duration else trace_s or 60.0
     warmup_s = parse_duration(warmup, "--warmup") if warmup else 0.0
     if warmup_s >= seconds:
@@ -150,10 +162,10 @@ def simulate(
     if every is None:
         if policy is not None:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
-        outcome = _run(deployment, load, options, sample)
+        outcome = _run(deployment, load, options, sample, interference_of(deployment, db) if interference else None)
     else:
-        if sample:
-            raise InputError("--reschedule cannot be sampled", "leave out --sample")
+        if sample or interference:
+            raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
         costs = MoveCosts(parse_duration(load_time, "--load-time"), parse_duration(mig_time, "--mig-time"))
         loop = Loop(parse_duration(every, "--reschedule"), headroom, costs, db)
         run = partial(_follow, deployment, load, options, loop)
@@ -186,19 +198,21 @@ def _compare(runs: Mapping[str, tuple[Timetable, Outcome]], output: Path | None,
 
 
 def _load(
-    deployment: DeploymentMap, trace: Path | None, rate: list[str], scale: float, form: str
+    asked: DeploymentMap, queues: MergedQueues, trace: Path | None, rate: list[str], scale: float, form: str
 ) -> tuple[Mapping[str, Arriving], float | None]:
     from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, parse_rates
     from gpuprof.simulator.trace import read_trace
 
     if trace is None:
         rates, total = parse_rates(rate)
-        return arrivals_of_rates(deployment, rates, total, scale, form), None
+        if unknown := [name for name in rates if name not in asked.models]:
+            raise unknown_name("model", unknown[0], list(asked.models))
+        return arrivals_of_rates(queues.deployment, queues.rates(asked, rates), total, scale, form), None
     if rate or scale != 1.0:
         raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
     read = read_trace(trace)
     _tell_gap(read)
-    return arrivals_of_trace(deployment, read), read.duration_s
+    return arrivals_of_trace(queues.deployment, queues.trace(read)), read.duration_s
 
 
 def _tell_gap(trace: Trace) -> None:
@@ -225,8 +239,14 @@ def _overhead_ms(deployment: DeploymentMap) -> float:
     return value
 
 
-def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, sample: int | None) -> Outcome:
-    from gpuprof.simulator.compiled import HAS_NUMBA
+def _run(
+    deployment: DeploymentMap,
+    load: Mapping[str, Arriving],
+    options: Options,
+    sample: int | None,
+    interference: Interference | None = None,
+) -> Outcome:
+    from gpuprof.simulator.compiled import HAS_NUMBA, is_compiled
     from gpuprof.simulator.engine import simulate as simulate_whole
     from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
 
@@ -234,6 +254,8 @@ def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Optio
     if not HAS_NUMBA and expected > 1e6:
         minutes = expected / 5e4 / 60
         say(f"numba is not installed: {expected:.2g} requests take about {minutes:.0f} min (pip install numba)")
+    elif not is_compiled():
+        say("compiling the simulator for this machine, once: half a minute")
     with progress() as bar:
         task = bar.add_task("simulating", total=100)
 
@@ -241,10 +263,12 @@ def _run(deployment: DeploymentMap, load: Mapping[str, Arriving], options: Optio
             bar.update(task, completed=round(100 * fraction))
 
         if sample or (sample is None and expected > WHOLE_REQUESTS):
+            if interference is not None:
+                raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")
             if not sample:
                 say(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
             return simulate_sampled(deployment, load, options, Sampling(replicas=sample or 16), told)
-        return simulate_whole(deployment, load, options, told)
+        return simulate_whole(deployment, load, options, told, interference)
 
 
 def _write(document: Mapping[str, object], path: Path) -> None:

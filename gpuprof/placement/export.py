@@ -37,6 +37,11 @@ def export(deployment: DeploymentMap, target: str, image: str | None = None) -> 
     }
     if target not in writers:
         raise unknown_name("export", target, sorted(writers))
+    if deployment.merges and target in ("triton", "k8s"):
+        raise InputError(
+            f"{target} cannot serve the merge {min(deployment.merges)}: it has no queue for several models",
+            "place without --merge",
+        )
     return writers[target](deployment)
 
 

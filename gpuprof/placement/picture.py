@@ -49,7 +49,7 @@ def draw(maps: Sequence[tuple[str, DeploymentMap]], devices: Mapping[str, Device
     devices : mapping of str to Device
         By name.
     """
-    models = list(dict.fromkeys(model for _, one in maps for model in one.models))
+    models = list(dict.fromkeys(model for _, one in maps for model in (*one.models, *one.merges)))
     colours = {model: _colour(index) for index, model in enumerate(models)}
     blocks: list[Block] = []
     rows = 0

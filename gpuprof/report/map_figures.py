@@ -14,7 +14,7 @@ _MOST_GPUS = 48
 
 def map_figure(deployment: DeploymentMap) -> Chart:
     """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares."""
-    models = list(deployment.models)
+    models = [*deployment.models, *deployment.merges]
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
     boxes = [box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _gpu(row, name, gpu, models)]
     note = "" if len(gpus) <= _MOST_GPUS else f"The first {_MOST_GPUS} of {len(gpus)} GPUs."

@@ -9,11 +9,12 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.deployment import DeploymentMap, MigPlace
+from gpuprof.deployment import DeploymentMap, MigPlace, parse_map
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.export import export
+from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import ModelFile
 from gpuprof.share import Share
@@ -194,3 +195,18 @@ def test_clients_in_a_pod_reach_the_mps_daemon_of_their_device() -> None:
     assert pod["volumes"][0]["hostPath"]["path"] == pod["containers"][0]["volumeMounts"][0]["mountPath"] == pipes
     assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb.me": 1}
     assert "hostIPC" not in manifest["items"][-1]["spec"]["template"]["spec"]
+
+
+def test_merged_maps_are_refused_where_one_file_cannot_serve_several_models() -> None:
+    given = problem([demand("a"), demand("b")])
+    content = json.loads(to_map(given, FirstFitDecreasing().place(given)).to_json())
+    partition = content["nodes"][0]["gpus"][0]["partitions"][0]
+    first = partition["replicas"][0]
+    rates = [{"model": name, "rate_rps": first["rate_rps"] / 2, "goodput_rps": 1.0} for name in ("a", "b")]
+    partition["replicas"] = [first | {"model": "ab", "merged": rates}]
+    content["merges"] = {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}}
+    merged = parse_map(content, "map")
+    for target in ("triton", "k8s"):
+        with pytest.raises(InputError, match="cannot serve the merge ab"):
+            export(merged, target, "image")
+    assert "merges" in export(merged, "json")["map.json"]

@@ -1,0 +1,94 @@
+"""Merged replicas in the simulator: the models that share one queue are simulated as one model.
+
+A merged replica takes the oldest requests whichever of its models they are for, so a queue of all of them is what the
+server runs; what is lost is who of them a request was for, so all are held to the tightest of their objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
+from gpuprof.errors import InputError
+from gpuprof.simulator.trace import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class MergedQueues:
+    """A map in which each merge is one model.
+
+    Attributes
+    ----------
+    deployment : DeploymentMap
+        Without merges.
+    queue_of : mapping of str to str
+        Each merged model → the model that stands for it; empty for maps without merges.
+    """
+
+    deployment: DeploymentMap
+    queue_of: Mapping[str, str]
+
+    def rates(self, original: DeploymentMap, rates: Mapping[str, float]) -> dict[str, float]:
+        """Return rates by queue; merged models that have none here keep the map's."""
+        found = {name: rate for name, rate in rates.items() if name not in self.queue_of}
+        for queue in {self.queue_of[name] for name in rates if name in self.queue_of}:
+            members = [name for name, other in self.queue_of.items() if other == queue]
+            found[queue] = sum(rates.get(name, original.models[name].rate_rps) for name in members)
+        return found
+
+    def trace(self, recorded: Trace) -> Trace:
+        """Return the requests of a trace by queue."""
+        times = {name: own for name, own in recorded.times.items() if name not in self.queue_of}
+        for queue in {self.queue_of[name] for name in recorded.times if name in self.queue_of}:
+            own = [recorded.times[name] for name, other in self.queue_of.items() if other == queue]
+            times[queue] = np.sort(np.concatenate([one for one in own if len(one)] or own))
+        return Trace(times, recorded.duration_s)
+
+
+def merged_queues(deployment: DeploymentMap) -> MergedQueues:
+    """Return the map with one model for each merge.
+
+    Raises
+    ------
+    InputError
+        When a merged model has other replicas too: its requests would be divided by who has least to do, which needs
+        to know whose they are.
+    """
+    queue_of = {name: merge for merge, told in deployment.merges.items() for name in told.members}
+    for *_, replica in deployment.places():
+        for model in replica.rates():
+            if queue_of.get(model, replica.model) != replica.model:
+                raise InputError(
+                    f"{model} is served by the merge {queue_of[model]} and by {replica.model}, which is not simulated",
+                    "place without --merge",
+                )
+    if not queue_of:
+        return MergedQueues(deployment, {})
+    models = {name: model for name, model in deployment.models.items() if name not in queue_of}
+    for merge, told in deployment.merges.items():
+        models[merge] = _one_model([deployment.models[name] for name in told.members])
+    nodes = tuple(node.model_copy(update={"gpus": tuple(_gpu(gpu) for gpu in node.gpus)}) for node in deployment.nodes)
+    return MergedQueues(deployment.model_copy(update={"models": models, "nodes": nodes, "merges": {}}), queue_of)
+
+
+def _one_model(members: list[DeployedModel]) -> DeployedModel:
+    return DeployedModel(
+        rate_rps=sum(model.rate_rps for model in members),
+        slo_ms=min(model.slo_ms for model in members),
+        percentile=max(model.percentile for model in members),
+    )
+
+
+def _gpu(gpu: Gpu) -> Gpu:
+    partitions = tuple(
+        Partition(mig=partition.mig, replicas=tuple(_plain(replica) for replica in partition.replicas))
+        for partition in gpu.partitions
+    )
+    return gpu.model_copy(update={"partitions": partitions})
+
+
+def _plain(replica: Replica) -> Replica:
+    return replica.model_copy(update={"merged": ()})
