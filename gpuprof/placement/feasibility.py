@@ -21,6 +21,7 @@ from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 
 _TOLERANCE = 1e-6
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
+_MOST_BATCH = 4096  # every size up to a replica's batch is looked at; nobody serves larger ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,6 +289,8 @@ def _percentile(demand: Demand, streams: Sequence[tuple[float, Sojourn]]) -> Ite
 
 def _server(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> BatchServer | str:
     """Return the replica as a queue, or why nothing can be said of it."""
+    if replica.batch > _MOST_BATCH:
+        return f"{replica.model} takes batches of {replica.batch}, which nothing can be said of above {_MOST_BATCH}"
     if evidence.estimator is None:
         if not replica.predicted.latency_ms:
             return f"the map predicts no time for a batch of {replica.model}"
@@ -335,6 +338,8 @@ def _workload(partition: Partition, replica: Replica, batch: int) -> Workload:
 
 
 def _ask(estimator: Estimator, device: Device, workload: Workload, beside: Sequence[Workload]) -> Estimate:
+    if device.fraction(workload.share) <= 0.0:
+        raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
     return estimator.estimate(
         workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
     )
