@@ -72,7 +72,7 @@ def estimate(
     part = parse_share(share, target.compute_units)
     target.fraction(part)
     asked = _estimator(estimator, database)
-    names = models or getattr(asked, "models", ())
+    names = list(models or getattr(asked, "models", []))
     if not names:
         raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
     others = _neighbours(beside or (), target, part)

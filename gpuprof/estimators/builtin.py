@@ -7,7 +7,10 @@ from gpuprof.estimate import Estimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import load_plugin
 
-BUILTIN = {"database": "gpuprof.estimators.database:DatabaseEstimator"}
+BUILTIN = {
+    "database": "gpuprof.estimators.database:DatabaseEstimator",
+    "gk": "gpuprof.estimators.gk_estimator:GkEstimator",
+}
 
 
 def make_estimator(name: str, db: KernelDb | None) -> Estimator:

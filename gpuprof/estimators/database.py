@@ -91,6 +91,19 @@ class DatabaseEstimator:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
         return self._answer(_Identity(device), Workload(model, batch, share, processes), tuple(beside))
 
+    def graph(self, model: str, batch: int) -> ModelGraph:
+        """Return the graph of ``model`` bound to ``batch``.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown or its file is not there, has become another or does not take the batch.
+        """
+        known = self._known(model)
+        if self._work(known) is None:
+            raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
+        return self._graph(known, batch)
+
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
         points = self._known(model).points.get(device.name, [])

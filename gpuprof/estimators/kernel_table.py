@@ -68,6 +68,10 @@ class KernelTable:
             s: float(roofline_ns([facts[s]], device, Share())[0]) for known in by_type.values() for s in known
         }
 
+    def __len__(self) -> int:
+        """Return the number of ops whose kernels are known."""
+        return len(self._kernels)
+
     def kernels_of(self, signature: str, op: OpFacts) -> tuple[Kernel, ...] | None:
         """Return the kernels of an op; None where no op of its type was seen.
 

@@ -12,7 +12,7 @@ from gpuprof.estimate import Estimator
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.contract import EstimatorContract
 from gpuprof.estimators.database import DatabaseEstimator
-from tests.estimators.rows import CPU, database, measured, two_layers
+from tests.estimators.rows import CPU, GPU, database, measured, two_layers, with_kernels
 
 
 class TestMeasured(EstimatorContract):
@@ -42,6 +42,18 @@ class TestRooflineOfAGpu(EstimatorContract):
 
     def estimator(self) -> Estimator:
         return DatabaseEstimator(None)
+
+
+class TestGk(EstimatorContract):
+    device = GPU
+
+    @pytest.fixture(autouse=True)
+    def kernels(self, tmp_path: Path) -> None:
+        self.model = str(two_layers(tmp_path / "two.onnx"))
+        self.db = with_kernels(tmp_path / "db", Path(self.model))
+
+    def estimator(self) -> Estimator:
+        return make_estimator("gk", self.db)
 
 
 def test_a_class_that_takes_no_database_is_refused() -> None:

@@ -10,8 +10,9 @@ import onnx
 from onnx import TensorProto, helper
 
 from gpuprof.device import Device
-from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.onnx_graph import load_graph
 
 CPU = Device("cpu-test-4c", "cpu", 4, 2000.0, {"float32": 1e11}, 2**33, 1e10, 2**25)
 GPU = Device("gpu-test", "gpu", 80, 1500.0, {"float32": 1e13}, 2**34, 1e12, 2**22)
@@ -74,3 +75,25 @@ def two_layers(path: Path, width: int = 64, middle: str = "Relu") -> Path:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
     return path
+
+
+def with_kernels(
+    path: Path, model: Path, duration_ns: int = 5000, types: Iterable[str] = ("MatMul", "Relu")
+) -> KernelDb:
+    """Write a database in which every op of these types launched one kernel on the GPU."""
+    graph = load_graph(model)
+    ops = [(position, op) for position, op in enumerate(graph.ops) if op.op_type in types]
+    db = KernelDb.create(path)
+    run = RunRow("k1", datetime(2026, 1, 1, tzinfo=UTC), GPU.name, "test", "any")
+    rows = [
+        OpRow("k1", graph.name, GPU.name, 1, position, op.name, op.op_type, op.signature, dtype="float32",
+              flops=op.flops, bytes_read=op.bytes_read, bytes_written=op.bytes_written)
+        for position, op in ops
+    ]  # fmt: skip
+    kernels = [
+        KernelRow("k1", graph.name, GPU.name, 1, f"kernel{position}", position, 0, op_signature=op.signature,
+                  op_name=op.name, duration_ns=duration_ns, achieved_occupancy_pct=50.0)
+        for position, op in ops
+    ]  # fmt: skip
+    db.append(Run(run, ops=rows, kernels=kernels))
+    return db
