@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.interference import Interference
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
     from gpuprof.simulator.outcome import ModelOutcome, Outcome

@@ -54,6 +54,11 @@ def jit(function: Function) -> Function:
     return cast(Function, compiled)
 
 
+def is_compiled() -> bool:
+    """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
+    return HAS_NUMBA and any(_cache_directory().rglob("kernel.run-*.nbc"))
+
+
 @cache
 def _cache_directory() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

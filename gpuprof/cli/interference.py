@@ -1,0 +1,57 @@
+"""Brings the estimator into a simulation: ``gpuprof simulate --interference``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.device import Device
+    from gpuprof.estimate import Estimator, Workload
+    from gpuprof.simulator.cluster import Place
+    from gpuprof.simulator.interference import Interference
+
+
+def interference_of(deployment: DeploymentMap, db: Path | None) -> Interference:
+    """Return what the database's estimator says of batches beside some of their neighbours, over beside all.
+
+    Raises
+    ------
+    InputError
+        When there is no database, or a device of the map is not known.
+    """
+    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    database = open_database(db)
+    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    devices = {kind: resolve_device(kind, database) for kind in kinds}
+    return over_all_neighbours(DatabaseEstimator(database), devices)
+
+
+def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
+    """Return the time of a batch beside some neighbours over that beside all of its partition, by an estimator."""
+
+    def ask(place: Place, beside: Sequence[Place]) -> float:
+        others = [_workload(place, i) for i, one in enumerate(place.partition.replicas) if one is not place.replica]
+        running = [_workload(other, other.partition.replicas.index(other.replica)) for other in beside]
+        return _batch_ms(estimator, devices, place, running) / _batch_ms(estimator, devices, place, others)
+
+    return ask
+
+
+def _workload(place: Place, position: int) -> Workload:
+    from gpuprof.deployment import share_of
+    from gpuprof.estimate import Workload
+
+    replica = place.partition.replicas[position]
+    return Workload(replica.model, replica.batch, share_of(place.partition, replica), replica.processes)
+
+
+def _batch_ms(estimator: Estimator, devices: dict[str, Device], place: Place, beside: Sequence[Workload]) -> float:
+    own = _workload(place, place.partition.replicas.index(place.replica))
+    device = devices[place.gpu.device]
+    said = estimator.estimate(own.model, device, own.batch, own.share, sorted(beside), own.processes)
+    return said.latency_ms.value
