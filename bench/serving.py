@@ -155,7 +155,7 @@ def _cpu_s(process: psutil.Process) -> tuple[float, float, float]:
     """Return seconds of CPU time of this client, of the router and of all workers."""
     own = psutil.Process().cpu_times()
     router = process.cpu_times()
-    workers = [child.cpu_times() for child in process.children()]
+    workers = [child.cpu_times() for child in process.children(recursive=True)]
     return own.user + own.system, router.user + router.system, sum(times.user + times.system for times in workers)
 
 

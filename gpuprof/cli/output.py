@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -75,8 +76,9 @@ def print_json(document: object) -> None:
 
 
 def say(message: str) -> None:
-    """Print a line for people on stderr."""
-    sys.stderr.write(message + "\n")
+    """Print a line for people on stderr; where that goes to a full disk, the line is lost and nothing else."""
+    with suppress(OSError):
+        sys.stderr.write(message + "\n")
 
 
 def progress() -> Progress:

@@ -20,7 +20,8 @@ from tests.serving.running import RunningServer, map_of, replica, running
 MANY = 10_000
 JUNK: list[Any] = [
     None, True, -1, 0, 1, 2**31, 2**63, 2**64, -(2**70), 1.5, 1e308, float("nan"), float("inf"), "", "x", "FP64",
-    "\ud800", "a" * 5000, [], [[]], [[[1.0]]], {}, {"data": []}, {"binary_data_size": 4}, {"binary_data_size": -1}, [None] * 100,
+    "\ud800", "a" * 5000, [], [[]], [[[1.0]]], {}, {"data": []}, {"binary_data_size": 4}, {"binary_data_size": -1},
+    [None] * 100,
 ]  # fmt: skip
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

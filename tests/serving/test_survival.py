@@ -1,0 +1,160 @@
+"""What a server must survive: workers that die under load, full disks, floods; and whom it turns away when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from bench.reliability import killed_under_load
+from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.test_reliability import Askers, figure
+
+
+@pytest.mark.slow
+def test_a_worker_killed_under_load_costs_no_request_and_the_latency_comes_back() -> None:
+    got = killed_under_load("null:600k", 12.0)
+    assert got.sent > 100
+    assert got.answered + got.refused == got.sent
+    assert got.lost == got.failed == 0
+    # One worker alone cannot bear the load: its queue would grow to seconds.
+    assert got.after_ms < max(1000.0, 5.0 * got.before_ms)
+
+
+@contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB that is full."""
+    path.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with pytest.raises(OSError, match="No space left"), (path / "filling").open("wb") as file:
+            file.write(bytes(1 << 20))
+            file.flush()
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_full_disk_does_not_stop_serving(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    path.write_text(json.dumps(map_of({"m": "null:4"}, [replica("m"), replica("m")])))
+    command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", "--log", "json"]
+    with small_disk(tmp_path / "full") as full, Path("/dev/full").open("w") as log:
+        environment = {**os.environ, "TMPDIR": str(full), "XDG_RUNTIME_DIR": str(tmp_path)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=full)
+        with process:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            url = next(word for word in line.split() if word.startswith("http://"))
+            server = RunningServer(process, url, line)
+            with Askers(server, "m", 3) as askers:
+                server.workers()[0].kill()  # what takes its place must do without the disk, too
+                assert eventually(lambda: figure(server, "gpuprof_worker_restarts_total") == 1)
+                assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)
+            assert askers.lost == askers.wrong == []
+            assert set(askers.statuses) == {200}
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 0
+
+
+def test_two_gigabytes_of_json_do_not_fill_the_memory(tmp_path: Path) -> None:
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:  # with the limits that it has by itself
+        router = psutil.Process(server.process.pid)
+        before, peak, sent = router.memory_info().rss, 0, 0
+        chunk = b"%x\r\n%s\r\n" % (1 << 20, b"[" * (1 << 20))
+        head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with server.connect() as connection:
+            connection.sendall(head)
+            try:
+                for _ in range(2048):
+                    connection.sendall(chunk)
+                    sent += 1
+                    peak = max(peak, router.memory_info().rss)
+            except OSError:
+                pass  # it was closed, as it must be
+        assert sent < 200
+        assert peak - before < 300e6
+        assert server.infer("m", [1.0])[0] == 200
+
+
+def ask(server: RunningServer, timeout_us: int | None = None) -> tuple[int, dict[str, str], Any]:
+    import http.client
+
+    request: dict[str, Any] = {"inputs": [{"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
+    if timeout_us is not None:
+        request["parameters"] = {"timeout": timeout_us}
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request("POST", "/v2/models/m/infer", json.dumps(request))
+    answer = connection.getresponse()
+    text = json.loads(answer.read())
+    connection.close()
+    return answer.status, dict(answer.getheaders()), text
+
+
+def test_only_what_can_no_longer_meet_its_slo_is_refused_and_told_when_to_come_again(tmp_path: Path) -> None:
+    # One at a time, 1 s each: of those that come at once, the SLO of 4.5 s leaves time for four.
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=1000.0)], slo_ms=4500.0)
+    with running(tmp_path, document, "--simulate") as server, ThreadPoolExecutor(16) as pool:
+        answers = [future.result() for future in [pool.submit(ask, server) for _ in range(9)]]
+        accepted = [answer for answer in answers if answer[0] == 200]
+        refused = [answer for answer in answers if answer[0] == 503]
+        assert len(accepted) + len(refused) == 9
+        assert 3 <= len(accepted) <= 5  # a machine that is busy may take them in later than they were sent
+        for _, headers, text in refused:
+            assert int(headers["Retry-After"]) >= 1
+            assert "overloaded" in text["error"]
+        figures = server.get("/v2/models/m/stats")[1]["model_stats"][0]["inference_stats"]
+        assert figures["fail"]["count"] == len(refused)
+        # Whoever has more time is let in, and whoever has less is not.
+        busy = [pool.submit(ask, server) for _ in range(4)]
+        assert eventually(lambda: figure(server, "gpuprof_queue_requests") >= 2)
+        assert ask(server, timeout_us=30_000_000)[0] == 200
+        assert [future.result()[0] for future in busy].count(200) >= 3
+
+
+def test_over_grpc_overload_is_resource_exhausted_with_a_pushback(tmp_path: Path) -> None:
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=1000.0)], slo_ms=2500.0)
+    with running(tmp_path, document, "--simulate", "--grpc-port", "0") as server:
+        address = next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 1])
+        request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(4)])
+        with grpc.insecure_channel(address) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            calls = [stub.ModelInfer.future(request, timeout=30) for _ in range(8)]
+            refusals = [call for call in calls if call.exception() is not None]
+            assert 1 <= len(calls) - len(refusals) <= 3
+            assert {call.code() for call in refusals} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            for call in refusals:
+                assert int(dict(call.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
+
+
+def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_path: Path) -> None:
+    """A thousand that stand still in the middle of a head, beside those that say nothing at all."""
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        before = psutil.Process(server.process.pid).memory_info().rss
+        connections: list[socket.socket] = []
+        try:
+            for number in range(1000):
+                connections.append(server.connect())
+                if number % 2:
+                    connections[-1].sendall(b"POST /v2/models/m/infer HTTP/1.1\r\nHost:")
+            assert server.infer("m", [1.0])[0] == 200
+            assert psutil.Process(server.process.pid).memory_info().rss - before < 100e6
+        finally:
+            for connection in connections:
+                connection.close()
