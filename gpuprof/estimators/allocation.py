@@ -15,11 +15,12 @@ Array = NDArray[Any]
 
 
 class AllocationModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
-    """Copies of the weights of products, of other weights, activations alive at once, and a part for each op and model.
+    """Copies of the weights, what the arena holds for activations, inputs and outputs, and a part for each model.
 
-    Runtimes keep weights once as they were read and once as their kernels want them, and arenas hold more than what
-    is alive: how much is what is fitted, with coefficients of at least 0, to relative errors. Unlike trees, it goes on
-    beyond the sizes that it has seen. Fits and predicts logarithms over the least memory, as the other regressors do.
+    Runtimes keep weights once as they were read and once as their kernels want them, convolutions' in blocks; arenas
+    hold more than what is alive: how much of each is what is fitted, with coefficients of at least 0, to relative
+    errors. Unlike trees, it goes on beyond the sizes that it has seen. Fits and predicts logarithms over the least
+    memory, as the other regressors do.
     """
 
     def fit(self, X: Array, y: Array) -> Self:  # noqa: N803 - scikit-learn's name
@@ -34,11 +35,18 @@ class AllocationModel(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _parts(features: Array) -> Array:
-    """Return bytes of products' weights, of other weights and of activations, the number of ops, and 1."""
+    """Return bytes of weights by their kind, of the arena, of inputs and outputs, the number of ops, and 1."""
     column = {name: np.expm1(features[:, i]) for i, name in enumerate(MEMORY_FEATURES) if name.startswith("log_")}
-    products = column["log_matrix_weights"]
-    others = np.maximum(column["log_weights"] - products, 0.0)
-    # In bytes and millions, so that the coefficients are of one size.
+    products, convolutions = column["log_matrix_weights"], column["log_convolution_weights"]
     return np.column_stack(
-        [products, others, column["log_activations"], 1e5 * column["log_ops"], np.full(len(features), 1e7)]
+        [
+            products,
+            convolutions,
+            np.maximum(column["log_weights"] - products - convolutions, 0.0),
+            column["log_arena_peak"],
+            column["log_arena_reserved"],
+            column["log_inputs_outputs"],
+            1e5 * column["log_ops"],  # in bytes and millions, so that the coefficients are of one size
+            np.full(len(features), 1e7),
+        ]
     )

@@ -49,8 +49,9 @@ _KIND_OF = {op_type: kind for kind, members in KINDS.items() for op_type in memb
 FEATURES = (
     "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
-    "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes", "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth",
-    "log_units", *(f"is_{kind}" for kind in _KIND_NAMES),
+    "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes",
+    "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units",
+    *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpuprof.model import ModelGraph
 
 #: Ops whose output is their first input's memory under another shape, as runtimes execute them.
-_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
+VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})
 
 
 def peak_activation_bytes(graph: ModelGraph) -> int:
@@ -43,7 +43,7 @@ def _owners(graph: ModelGraph) -> dict[str, str]:
     owner: dict[str, str] = {}
     for op in graph.ops:
         for tensor in op.outputs:
-            source = op.inputs[0].name if op.op_type in _VIEWS and op.inputs else tensor.name
+            source = op.inputs[0].name if op.op_type in VIEWS and op.inputs else tensor.name
             owner[tensor.name] = owner.get(source, source)
     return owner
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from math import prod
 
+from gpuprof.estimators.arena import arena_footprint
 from gpuprof.estimators.liveness import peak_activation_bytes
 from gpuprof.model import ModelGraph, Op
 
 MEMORY_FEATURES = (
     "log_least", "log_weights", "log_activations", "weight_part", "log_largest_op", "log_workspace",
-    "log_matrix_weights", "log_ops", "log_batch",
+    "log_matrix_weights", "log_convolution_weights", "log_arena_peak", "log_arena_reserved", "log_inputs_outputs",
+    "log_ops", "log_batch",
 )  # fmt: skip
 
 
@@ -19,6 +21,8 @@ def memory_features(graph: ModelGraph) -> list[float]:
     weights, activations = float(graph.weight_bytes), float(peak_activation_bytes(graph))
     largest = max((sum(t.bytes for t in (*op.inputs, *op.outputs)) - op.weight_bytes for op in graph.ops), default=0)
     matrices = sum(op.weight_bytes for op in graph.ops if op.op_type in ("Gemm", "MatMul"))
+    convolutions = sum(op.weight_bytes for op in graph.ops if "Conv" in op.op_type)
+    arena = arena_footprint(graph)
     return [
         math.log1p(weights + activations),
         math.log1p(weights),
@@ -27,6 +31,10 @@ def memory_features(graph: ModelGraph) -> list[float]:
         math.log1p(largest),
         math.log1p(max((workspace_bytes(op) for op in graph.ops), default=0)),
         math.log1p(matrices),
+        math.log1p(convolutions),
+        math.log1p(arena.peak),
+        math.log1p(arena.reserved),
+        math.log1p(sum(tensor.bytes for tensor in (*graph.inputs, *graph.outputs))),
         math.log1p(len(graph.ops)),
         math.log(graph.batch),
     ]

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from gpuprof.estimators.arena import arena_footprint
 from gpuprof.estimators.features import facts_of_op, roofline_ns
-from gpuprof.estimators.memory_features import memory_features
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.model import ModelGraph, Op, Tensor
@@ -50,6 +50,11 @@ def true_ns(op: Op, batch: int) -> float:
     return 2.0 * least + 1000.0
 
 
+def true_bytes(graph: ModelGraph) -> int:
+    """Two copies of the weights, half more than the arena reserves, and a fixed part."""
+    return 2 * graph.weight_bytes + arena_footprint(graph).reserved * 3 // 2 + 100_000
+
+
 def measure(folder: Path, networks: dict[str, tuple[int, ...]]) -> KernelDb:
     """Write networks and what they take: ReLUs are executed as part of their convolution."""
     ops: list[OpRow] = []
@@ -60,7 +65,7 @@ def measure(folder: Path, networks: dict[str, tuple[int, ...]]) -> KernelDb:
             graph = load_graph(path, batch, name=name)
             rows = [_op_row(graph, position, op) for position, op in enumerate(graph.ops)]
             latency = sum(row.duration_p50_ns or 0 for row in rows) / 1e6
-            memory = int(1.5 * np.expm1(memory_features(graph)[0]))
+            memory = true_bytes(graph)
             ops += rows
             models.append(
                 measured(
