@@ -39,7 +39,10 @@ _CONCURRENCY = 8
 
 @dataclass(frozen=True)
 class Killed:
-    """What became of a load during which a worker was killed; latencies in ms at the 99th percentile."""
+    """What became of a load during which a worker was killed; latencies in ms at the 99th percentile.
+
+    ``lag_ms`` is how late the client itself sent: where it is not small, the latencies are the client's.
+    """
 
     peak_rps: float
     rate_rps: float
@@ -51,6 +54,7 @@ class Killed:
     before_ms: float
     meanwhile_ms: float
     after_ms: float
+    lag_ms: float
 
 
 def killed_under_load(model: str, seconds: float) -> Killed:
@@ -93,6 +97,7 @@ def _told(times: Sequence[float], sent: Sent, peak_rps: float, rate_rps: float, 
         before_ms=p99(0.0, killed_s),
         meanwhile_ms=p99(killed_s, recovered_s),
         after_ms=p99(recovered_s, float("inf")),
+        lag_ms=float(1000.0 * np.quantile(np.asarray(sent.sent_s) - due, 0.99)),
     )
 
 
@@ -138,7 +143,7 @@ def show_killed(got: Killed) -> None:
     after = f"{got.meanwhile_ms:.1f} ms in the {RECOVERY_S:.0f} s after, {got.after_ms:.1f} ms from then on"
     print(f"kill -9 of one of two workers at {got.rate_rps:.0f} of {got.peak_rps:.0f} requests/s:")
     print(f"  {got.sent} sent, {counts}")
-    print(f"  p99 {got.before_ms:.1f} ms before, {after}", flush=True)
+    print(f"  p99 {got.before_ms:.1f} ms before, {after}; the client sent up to {got.lag_ms:.1f} ms late", flush=True)
 
 
 def show_overloaded(capacity_rps: float, got: ModelResult, seconds: float) -> None:
