@@ -6,8 +6,9 @@ are taken: a day at any rate needs no more memory than one piece of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -79,21 +80,28 @@ class Bursts:
         Rate in a burst over the rate in the calm.
     burst_s, calm_s : float
         Mean times in the states, exponentially distributed.
+    start : tuple of two floats or None
+        Between 0 and 1, where among the states' times it begins, and how long the first still lasts, as a quantile;
+        None: both are drawn.
     """
 
     rate_rps: float
     ratio: float = 5.0
     burst_s: float = 2.0
     calm_s: float = 8.0
+    start: tuple[float, float] | None = field(default=None, kw_only=True)
 
     def stream(self, random: np.random.Generator) -> Stream:
         """Return the times; the first state is drawn by how much of the time each one lasts."""
         mean = (self.ratio * self.burst_s + self.calm_s) / (self.burst_s + self.calm_s)
         calm = self.rate_rps / mean / NS_PER_S
-        state = int(random.random() * (self.burst_s + self.calm_s) < self.burst_s)
+        begins = random.random() if self.start is None else self.start[0]
+        state = int(begins * (self.burst_s + self.calm_s) < self.burst_s)
         clock = _SwitchingClock(
             random, (calm, calm * self.ratio), (self.calm_s * NS_PER_S, self.burst_s * NS_PER_S), state
         )
+        if self.start is not None:
+            clock.stay_first(self.start[1])
         return _Modulated(random, clock.time_of)
 
 
@@ -199,17 +207,23 @@ class _SwitchingClock:
         self._rates, self._stays, self._state = rates, stays, state
         self._times, self._events = np.zeros(1), np.zeros(1)
 
+    def stay_first(self, quantile: float) -> None:
+        """Say how long the first state lasts: how much of all stays are shorter."""
+        self._switch(-math.log1p(-quantile))
+
+    def _switch(self, stays: float) -> None:
+        stay = self._stays[self._state] * stays
+        self._times = np.append(self._times, self._times[-1] + stay)
+        self._events = np.append(self._events, self._events[-1] + stay * self._rates[self._state])
+        self._state = 1 - self._state
+
     def time_of(self, events: Floats) -> Floats:
         if len(events) == 0:
             return events
         keep = max(0, int(np.searchsorted(self._events, events[0], side="right")) - 1)
-        times, expected = [float(t) for t in self._times[keep:]], [float(e) for e in self._events[keep:]]
-        while expected[-1] <= events[-1]:
-            stay = self._stays[self._state] * self._random.standard_exponential()
-            times.append(times[-1] + stay)
-            expected.append(expected[-1] + stay * self._rates[self._state])
-            self._state = 1 - self._state
-        self._times, self._events = np.array(times), np.array(expected)
+        self._times, self._events = self._times[keep:], self._events[keep:]
+        while self._events[-1] <= events[-1]:
+            self._switch(self._random.standard_exponential())
         return np.asarray(np.interp(events, self._events, self._times))
 
 

@@ -3,6 +3,9 @@
 *Replicas*: of each model's equal replicas some are kept, and the rate falls in the same proportion. The router then
 chooses among fewer, so that waits come out a little longer than they are. *Times*: the duration is cut into slots, and
 a few seconds of each are simulated at the mean rate of the slot, so that what happens within a slot is averaged out.
+Bursts that come and go within a slot are seen in the proportion that they have; where they overload a model, a request
+is served either in a burst or in the calm, and a median that lies between the two is ill-conditioned: it is sampled
+badly, as it varies between whole simulations too, whereas goodput and the tails are not.
 Between slots the work that a model could not do is carried over as a fluid: it delays every request until it has gone.
 `bench/simulator.py` prints the error of both on maps that can be simulated whole.
 """
@@ -27,6 +30,7 @@ from gpuprof.simulator.histogram import FINE_BITS, bin_of
 from gpuprof.simulator.outcome import Outcome, outcome_of
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally, new_tally
 
+_R2 = (0.7548776662466927, 0.5698402909980532)  # powers of the inverse plastic number
 _STEPS = 16  # parts of a slot in which what is left over is taken to be constant
 
 
@@ -122,9 +126,15 @@ def slot_rate(process: Arriving, begin_s: float, end_s: float) -> float:
     return process.rate_rps
 
 
-def slot_process(process: Arriving, rate_rps: float) -> Arriving:
-    """Return a process of the same kind for a slot: day and recording as Poisson, the others as they are."""
-    if isinstance(process, Bursts | Gamma):
+def slot_process(process: Arriving, rate_rps: float, turn: int = 0) -> Arriving:
+    """Return a process of the same kind for a slot: day and recording as Poisson, the others as they are.
+
+    Bursts begin where the ``turn``-th point of a sequence says that fills the square evenly (Roberts's R2): drawn at
+    random, the few slots would now and then see half as many bursts as there are, or twice as many.
+    """
+    if isinstance(process, Bursts):
+        return replace(process, rate_rps=rate_rps, start=(_R2[0] * turn % 1.0, _R2[1] * turn % 1.0))
+    if isinstance(process, Gamma):
         return replace(process, rate_rps=rate_rps)
     return process if rate_rps == process.rate_rps else Gamma(rate_rps)
 
@@ -159,8 +169,8 @@ class _Slots:
         begin = slot * self._length
         rates = np.array([self._rate(name, begin) for name in self._names])
         processes = {
-            name: slot_process(self._arrivals[name], rate * kept)
-            for name, rate, kept in zip(self._names, rates, self._kept, strict=True)
+            name: slot_process(self._arrivals[name], rate * kept, 1 + slot + i * self._sampling.slots)
+            for i, (name, rate, kept) in enumerate(zip(self._names, rates, self._kept, strict=True))
             if rate > 0
         }
         piece = replace(

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import Arriving, Constant, Diurnal, Gamma, Recorded
+from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Diurnal, Gamma, Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.compiled import HAS_NUMBA
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
-from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_rate
+from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_process, slot_rate
 from tests.simulator.maps import deployed, replica
 
 
@@ -73,3 +73,21 @@ def test_what_cannot_be_sampled_is_refused() -> None:
         simulate_sampled(deployment, {"m": Constant(1.0)}, Options(10.0), Sampling())
     with pytest.raises(InputError, match="the map has no model 'x'"):
         simulate_sampled(deployment, {"x": Constant(1.0)}, Options(1000.0), Sampling())
+
+
+def test_bursts_begin_in_slots_as_often_as_they_last() -> None:
+    bursts = Bursts(100.0, ratio=4.0, burst_s=2.0, calm_s=8.0)
+    starts = [slot_process(bursts, 10.0, turn) for turn in range(50)]
+    assert all(isinstance(one, Bursts) and one.rate_rps == 10.0 for one in starts)
+    begins = [one.start[0] for one in starts if isinstance(one, Bursts) and one.start is not None]
+    assert sum(10.0 * begin < 2.0 for begin in begins) == pytest.approx(10, abs=1)
+
+
+def test_a_burst_that_was_begun_lasts_as_long_as_it_was_told() -> None:
+    # The median of a stay of 2 s is 1.386 s; the calm after it has next to no requests.
+    process = Bursts(1000.0, ratio=1e6, burst_s=2.0, calm_s=2.0, start=(0.1, 0.5))
+    times = process.stream(np.random.Generator(np.random.PCG64(1))).take(1000) / 1e9
+    assert times[-1] < 1.386
+    later = process.stream(np.random.Generator(np.random.PCG64(1))).take(3000) / 1e9
+    assert np.count_nonzero((later > 1.386) & (later < 1.40)) == 0
+    assert np.count_nonzero(later < 1.386) == pytest.approx(2772, rel=0.06)
