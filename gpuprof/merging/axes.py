@@ -122,6 +122,51 @@ def _matmul(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     return (end + out,)
 
 
+def _integer_matmul(first: int, second: int, of_rows: tuple[int, ...]) -> _Rule:
+    """Return the rule of products of whole numbers, whose factors, and scales for each row, stand at these inputs."""
+
+    def rule(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
+        rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (first, second)]
+        by_row = [slots[i] for i in of_rows if i < len(slots)]
+        if any(slot.axis is not None for slot in rest):
+            raise UnmergeableError(f"{node.op_type} takes its scale from each model")
+        if any(slot is not None and slot.dims[0] not in ((), (Size(1),)) for slot in by_row):
+            raise UnmergeableError(f"{node.op_type} has a scale for each part of the batch")
+        return _matmul(node, [slots[first], slots[second]], outputs, opset)
+
+    return rule
+
+
+def _expand(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    first, (_data, target) = _only_first(node, slots), _two(node, slots)
+    if target.value is None:
+        raise UnmergeableError("Expand names the size of its whole output")
+    sizes, end = [int(size) for size in np.asarray(target.value).ravel()], (first.axis or 0) - first.rank
+    if len(sizes) >= -end and sizes[end] != 1:
+        raise UnmergeableError("Expand changes the batch")
+    return (end + len(outputs[0][0]),)
+
+
+def _einsum(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """Concatenation along an index that is neither summed over nor in what models share runs through to the output."""
+    equation = attribute(node, "equation")
+    text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
+    given, arrow, made = text.partition("->")
+    terms = given.split(",")
+    if "." in text or not arrow or len(terms) != len(slots):
+        raise UnmergeableError("Einsum does not name every axis")
+    pairs = [(term, slot) for term, slot in zip(terms, slots, strict=True) if slot is not None]
+    index = {term[slot.axis] for term, slot in pairs if slot.axis is not None}
+    sizes = {slot.sizes for _, slot in pairs if slot.axis is not None}
+    label = min(index)
+    shared = any(label in term for term, slot in pairs if slot.axis is None)
+    if len(index) > 1 or len(sizes) > 1 or shared or any(term.count(label) > 1 for term in terms):
+        raise UnmergeableError("the inputs of Einsum are concatenated along different indices")
+    if label not in made:
+        raise UnmergeableError("Einsum sums over what is concatenated")
+    return (made.index(label),)
+
+
 def _two(node: NodeProto, slots: Slots) -> tuple[Slot, Slot]:
     a, b = slots[0], slots[1]
     if a is None or b is None:
@@ -398,7 +443,10 @@ _RULES: dict[tuple[str, str], _Rule] = {
     ("", "Gather"): _gather,
     ("", "Pad"): _neutral(1, 0),
     ("", "Tile"): _neutral(1, 1),
-    ("", "MatMulInteger"): _matmul,
+    ("", "MatMulInteger"): _integer_matmul(0, 1, (2,)),
+    ("", "QLinearMatMul"): _integer_matmul(0, 3, (1, 2, 6, 7)),
+    ("", "Expand"): _expand,
+    ("", "Einsum"): _einsum,
     ("com.microsoft", "Attention"): _fused_attention,
     ("com.microsoft", "BiasGelu"): _broadcast,
     ("com.microsoft", "FastGelu"): _broadcast,

@@ -26,11 +26,15 @@ from gpuprof.merging.submatrix import (
 )
 
 Pair = tuple[int, int]
+#: Flat positions in order of their values, and the values.
+_Ordered = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 _SMALL_WORK, _BEARABLE_WORK = 2**16, 2**22
 #: Displacements looked at for one pair of matrices; more only come up where values repeat.
 _MOST_DISPLACEMENTS, _MOST_WORK = 512, 2**27
 _SAMPLE = 4096
+#: Among so many entries of each of two trained matrices one is nearly always in both.
+_FEW_ENTRIES = 2**15
 _FEW_VALUES = 2**12
 
 
@@ -91,7 +95,7 @@ class _Search:
         self._first = [self._enter(matrix) for matrix in first]
         self._second = [self._enter(matrix) for matrix in second]
         self._values: dict[int, npt.NDArray[np.float64] | None] = {}
-        self._sorted: dict[int, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]] = {}
+        self._sorted: dict[tuple[int, int], _Ordered] = {}
         self.best: dict[Pair, CommonBlock] = {}
 
     def run(self, wanted: Sequence[Pair]) -> dict[Pair, CommonBlock]:
@@ -249,20 +253,30 @@ class _Search:
     def _single(self, pair: Pair) -> CommonBlock:
         """Return one entry that both have, or nothing."""
         a, b = (self.matrices[i] for i in pair)
-        if pair[0] not in self._sorted:
-            order = np.argsort(a, axis=None)
-            self._sorted[pair[0]] = order, a.ravel()[order].astype(np.float64)
-        order, ordered = self._sorted[pair[0]]
-        flat = b.ravel()
-        for begin in range(0, len(flat), _SAMPLE):
-            part = flat[begin : begin + _SAMPLE].astype(np.float64)
-            at = np.minimum(np.searchsorted(ordered, part - self._tolerance), len(ordered) - 1)
-            hit = np.flatnonzero(np.abs(ordered[at] - part) <= self._tolerance)
-            if len(hit):
-                a_row, a_column = divmod(int(order[at[hit[0]]]), a.shape[1])
-                b_row, b_column = divmod(begin + int(hit[0]), b.shape[1])
-                return CommonBlock(1, 1, a_row, a_column, b_row, b_column)
-        return EMPTY
+        part = _single_in(self._ordered(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance)
+        return part or _single_in(self._ordered(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
+
+    def _ordered(self, index: int, entries: int) -> _Ordered:
+        """Return the first so many entries of a matrix by size."""
+        if (index, entries) not in self._sorted:
+            flat = self.matrices[index].ravel()[:entries]
+            order = np.argsort(flat)
+            self._sorted[index, entries] = order, flat[order].astype(np.float64)
+        return self._sorted[index, entries]
+
+
+def _single_in(entries: _Ordered, a: Matrix, flat: Matrix, b: Matrix, tolerance: float) -> CommonBlock | None:
+    """Return one of the ordered entries of ``a`` that is among those of ``b`` in ``flat``."""
+    order, ordered = entries
+    for begin in range(0, len(flat), _SAMPLE):
+        part = flat[begin : begin + _SAMPLE].astype(np.float64)
+        at = np.minimum(np.searchsorted(ordered, part - tolerance), len(ordered) - 1)
+        hit = np.flatnonzero(np.abs(ordered[at] - part) <= tolerance)
+        if len(hit):
+            a_row, a_column = divmod(int(order[at[hit[0]]]), a.shape[1])
+            b_row, b_column = divmod(begin + int(hit[0]), b.shape[1])
+            return CommonBlock(1, 1, a_row, a_column, b_row, b_column)
+    return None
 
 
 def _by_pair(matches: Matches, count: int) -> Iterator[tuple[Pair, npt.NDArray[np.int64]]]:

@@ -333,7 +333,8 @@ class _Builder:
     def _info(self, model: int, name: str, merged: str) -> onnx.ValueInfoProto:
         source = self.plan.sources[model]
         value = source.values[name]
-        return helper.make_tensor_value_info(merged, elem_type(value.dtype), [_dim(model, source, d) for d in value.dims])
+        dims = [_dim(model, source, dim) for dim in value.dims]
+        return helper.make_tensor_value_info(merged, elem_type(value.dtype), dims)
 
     def _output(self, model: int, name: str) -> onnx.ValueInfoProto:
         source = self.plan.sources[model]

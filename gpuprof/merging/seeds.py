@@ -4,7 +4,7 @@ Any common block of two or more entries holds a common pair of neighbours, side 
 Trained weights are spread so finely that unrelated matrices share few such pairs; so all pairs of one set go into
 one large table by value, the other set looks itself up, and only what both sides hit is compared.
 
-Values are laid into cells thirty-two tolerances wide. Two values that agree lie in the same cell, or one of them is so
+Values are laid into cells some tolerances wide. Two values that agree lie in the same cell, or one of them is so
 close to a border that it is looked up on both sides.
 """
 
@@ -192,14 +192,18 @@ def _affordable(count: Index) -> tuple[Index, Index]:
 
 
 def _touched(owner_a: Index, owner_b: Index, start: Index, count: Index, dropped: Index) -> set[tuple[int, int]]:
-    touched: set[tuple[int, int]] = set()
-    ranges = {(int(start[k]), int(count[k])): set[int]() for k in dropped}
-    for k in dropped:
-        ranges[int(start[k]), int(count[k])].add(int(owner_b[k]))
-    for (begin, length), owners in ranges.items():
-        found = {int(i) for i in np.unique(owner_a[begin : begin + length])}
-        touched |= {(i, j) for i in found for j in owners}
-    return touched
+    """Return the pairs of matrices that have matches among the dropped lookups, each group of equal keys once."""
+    if not len(dropped):
+        return set()
+    span = int(owner_b.max()) + 1
+    said, first = np.unique(start[dropped] * span + owner_b[dropped], return_index=True)
+    begins, length = said // span, count[dropped[first]]
+    found: list[Index] = []
+    for part in _chunks(np.arange(len(said)), length):
+        left = np.repeat(begins[part] - np.cumsum(length[part]) + length[part], length[part])
+        left += np.arange(len(left))
+        found.append(np.unique(owner_a[left] * span + np.repeat(said[part] % span, length[part])))
+    return {(int(code) // span, int(code) % span) for code in np.unique(np.concatenate(found))}
 
 
 def _chunks(kept: Index, count: Index) -> Iterable[Index]:

@@ -20,6 +20,10 @@ def _f(*shape: int) -> Array:
     return np.random.default_rng(sum(shape)).standard_normal(shape).astype(np.float32)
 
 
+def _u(*shape: int) -> Array:
+    return np.random.default_rng(sum(shape)).integers(0, 20, shape).astype(np.uint8)
+
+
 def _i(*values: int) -> Array:
     return np.array(values, np.int64)
 
@@ -46,6 +50,7 @@ def _sized(array: Array) -> tuple[Size, ...]:
     return tuple(Size(n) for n in array.shape)
 
 
+_WHOLE = {"MatMulInteger", "QLinearMatMul"}
 #: op, attributes, inputs: arrays are shared; (axis, shape of each model's) are laid end to end.
 _CASES: list[tuple[str, dict[str, Any], list[object]]] = [
     ("Relu", {}, [(0, (2, 3), (4, 3))]),
@@ -94,6 +99,14 @@ _CASES: list[tuple[str, dict[str, Any], list[object]]] = [
     ("GRU", {"hidden_size": 4}, [(1, (5, 2, 3), (5, 1, 3)), _f(1, 12, 3), _f(1, 12, 4)]),
     ("QuantizeLinear", {}, [(0, (2, 3), (4, 3)), np.array(0.1, np.float32), np.array(3, np.uint8)]),
     ("Where", {}, [(0, (2, 3), (1, 3)), (0, (2, 3), (1, 3)), np.zeros(1, np.float32)]),
+    ("Einsum", {"equation": "bij,jk->kbi"}, [(0, (2, 3, 4), (3, 3, 4)), _f(4, 5)]),
+    ("Einsum", {"equation": "bij,bjk->bik"}, [(0, (2, 3, 4), (3, 3, 4)), (0, (2, 4, 2), (3, 4, 2))]),
+    ("Expand", {}, [(0, (2, 1, 4), (3, 1, 4)), _i(1, 5, 4)]),
+    ("Expand", {}, [(0, (2, 4), (3, 4)), _i(3, 1, 4)]),
+    ("MatMulInteger", {}, [(0, (2, 3, 4), (1, 3, 4)), _u(4, 5), np.array(3, np.uint8), _u(5)]),
+    ("QLinearMatMul", {}, [(1, (2, 3, 4), (2, 1, 4)), np.array(0.1, np.float32), np.array(2, np.uint8), _u(4, 5),
+                           np.array(0.2, np.float32), np.array(1, np.uint8), np.array(2, np.float32),
+                           np.array(0, np.uint8)]),
     ("Clip", {}, [(0, (2, 3), (1, 3)), np.array(0, np.float32), np.array(1, np.float32)]),
 ]  # fmt: skip
 
@@ -113,7 +126,7 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
             slots.append(None)
         elif isinstance(given, tuple):
             axis, *shapes = given
-            parts = [_f(*shape) for shape in shapes]
+            parts = [_u(*shape) if op_type in _WHOLE else _f(*shape) for shape in shapes]
             if op_type == "Where" and k == 0:
                 parts = [part > 0 for part in parts]
             slots.append(Slot(axis, tuple(_sized(part) for part in parts)))
@@ -155,6 +168,12 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
         ("DynamicQuantizeLinear", {}, [(0, (2, 3), (4, 3))]),
         ("RandomNormalLike", {}, [(0, (2, 3), (4, 3))]),
         ("Squeeze", {}, [(0, (1, 3), (1, 3))]),
+        ("Einsum", {"equation": "bi->i"}, [(0, (2, 3), (4, 3))]),
+        ("Einsum", {"equation": "bi,bj->bij"}, [(0, (2, 3), (4, 3)), _f(2, 3)]),
+        ("Einsum", {"equation": "...i->...i"}, [(0, (2, 3), (4, 3))]),
+        ("Expand", {}, [(0, (1, 3), (1, 3)), _i(4, 3)]),
+        ("QLinearMatMul", {}, [(0, (2, 3), (4, 3)), _f(2), _u(2), _u(3, 5), _f(1), _u(1), _f(1), _u(1)]),
+        ("MatMulInteger", {}, [(0, (2, 3), (4, 3)), _u(3, 5), _u(2)]),
         ("Conv", {}, [(1, (2, 3, 5, 5), (2, 3, 5, 5)), _f(4, 6, 3, 3)]),
     ],
 )

@@ -65,6 +65,43 @@ _LAYERS: dict[str, Callable[[Builder, str, int], str]] = {
 }  # fmt: skip
 
 
+def _conv(b: Builder, x: str, width: int, **more: int) -> str:
+    kernel = b.weight(width, width // more.get("group", 1), 3, 3)
+    return b.add("Conv", x, kernel, b.weight(width), pads=[1, 1, 1, 1], **more)
+
+
+_IMAGE_LAYERS: dict[str, Callable[[Builder, str, int], str]] = {
+    "conv": _conv,
+    "depthwise": lambda b, x, w: _conv(b, x, w, group=w),
+    "residual": lambda b, x, w: b.add("Relu", b.add("Add", x, _conv(b, x, w))),
+    "pool": lambda b, x, w: b.add("MaxPool", x, kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+    "norm": lambda b, x, w: b.add("InstanceNormalization", x, b.weight(w), b.weight(w)),
+    "gate": lambda b, x, w: b.add("Mul", x, b.add("Sigmoid", _conv(b, b.add("GlobalAveragePool", x), w))),
+    "shuffled": lambda b, x, w: b.add("Transpose", b.add("Transpose", x, perm=[0, 2, 3, 1]), perm=[0, 3, 1, 2]),
+}  # fmt: skip
+
+
+def _image_model(names: list[str], width: int, batch: int | str, seed: int) -> ModelProto:
+    b = Builder(seed)
+    x = "x"
+    for name in names:
+        x = _IMAGE_LAYERS[name](b, x, width)
+    flat = b.add("Flatten", x)
+    b.add("Gemm", flat, b.weight(5, width * _LENGTH * _LENGTH), b.weight(5), transB=1)
+    b.nodes[-1].output[0] = "y"
+    shape: list[int | str] = [batch, width, _LENGTH, _LENGTH]
+    return b.model({"x": (TensorProto.FLOAT, shape)}, {"y": (TensorProto.FLOAT, [batch, 5])})
+
+
+@st.composite
+def _images(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
+    width = draw(st.sampled_from([2, 4]))
+    names = draw(st.lists(st.sampled_from(sorted(_IMAGE_LAYERS)), min_size=1, max_size=4))
+    batches: list[int | str] = [draw(st.one_of(st.just("batch"), st.integers(1, 2))) for _ in range(2)]
+    seed = draw(st.integers(0, 1000))
+    return [_changed(_image_model(names, width, batch, seed), draw, m) for m, batch in enumerate(batches)], batches
+
+
 @st.composite
 def _graphs(draw: st.DrawFn) -> tuple[list[ModelProto], list[int | str]]:
     """Models with the same or nearly the same layers, and the batch of each: free or fixed."""
@@ -113,7 +150,7 @@ def _call(path: Path, fed: dict[str, Array]) -> dict[str, Array]:
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(_graphs())
+@given(st.one_of(_graphs(), _images()))
 def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[ModelProto], list[int | str]]) -> None:
     models, batches = drawn
     with tempfile.TemporaryDirectory() as directory:
@@ -124,15 +161,20 @@ def test_a_merged_random_graph_gives_what_the_originals_give(drawn: tuple[list[M
         described = read_merged(output)
         assert described is not None
         random = np.random.default_rng(0)
-        width = models[0].graph.input[0].type.tensor_type.shape.dim[2].dim_value
+        inner = [dim.dim_value for dim in models[0].graph.input[0].type.tensor_type.shape.dim[1:]]
         fed: dict[str, dict[str, Array]] = {}
         for i, batch in enumerate(batches):
             rows = batch if isinstance(batch, int) else 2 + i
-            fed[f"m{i}"] = {"x": random.standard_normal((rows, _LENGTH, width)).astype(np.float32)}
-        results = _call(output, described.feeds(fed))
-        for i, path in enumerate(paths):
-            expected = _call(path, fed[f"m{i}"])["y"]
-            np.testing.assert_allclose(described.answers(results, f"m{i}")["y"], expected, rtol=1e-3, atol=1e-4)
+            fed[f"m{i}"] = {"x": random.standard_normal((rows, *inner)).astype(np.float32)}
+        absent = next((f"m{i}" for i, batch in enumerate(batches) if batch == "batch"), None)
+        for missing in {None, absent}:
+            present = {name: given for name, given in fed.items() if name != missing}
+            results = _call(output, described.feeds(present))
+            for i, path in enumerate(paths):
+                if f"m{i}" in present:
+                    expected = _call(path, fed[f"m{i}"])["y"]
+                    found = described.answers(results, f"m{i}")["y"]
+                    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
 def _merged(tmp_path: Path, *models: ModelProto, **options: object) -> tuple[Path, MergeOptions]:
