@@ -53,6 +53,9 @@ def serve(
     ray_address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
     ] = None,
+    apply_mig: Annotated[
+        bool, typer.Option("--apply-mig", help="Cut GPUs into the map's MIG instances; put them back in the end.")
+    ] = False,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that clients must send; or GPUPROF_TOKEN.")
     ] = None,
@@ -84,7 +87,8 @@ def serve(
     group = f"serve-{os.getpid()}"
     make_engine = chosen_engine(engine, ray_address, insecure)
     source = MapSource.read(map_file)
-    planner = Planner(group, node, simulate, SHADOW_PCT if shadow else 0.0, cluster=engine == RAY)
+    shadow_pct = SHADOW_PCT if shadow else 0.0
+    planner = Planner(group, node, simulate, shadow_pct, cluster=engine == RAY, apply_mig=apply_mig)
     security = server_security(token_file, tls_cert, tls_key)
     check_exposure(host, security, insecure)
     settings = ServerSettings(

@@ -1,19 +1,21 @@
-"""Holds workers of a machine to their parts of its GPUs: runs the MPS daemons that they need."""
+"""Holds workers of a machine to their parts of its GPUs: runs the MPS daemons and makes the MIG instances they need."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from gpuprof.mig_layout import MigLayout, cut, restore
 from gpuprof.mps import MpsDaemon, adopted_daemon, mps_daemon
 from gpuprof.serving.launcher import WorkerOrder
 
 
 class GpuHolder:
-    """Starts a daemon for each GPU or MIG instance that needs one, and stops them in the end.
+    """Starts a daemon for each GPU or MIG instance that needs one, cuts GPUs when told, and undoes both in the end.
 
     Parameters
     ----------
@@ -26,14 +28,20 @@ class GpuHolder:
         self._daemons: dict[str, MpsDaemon] = {}
         self._running = ExitStack()
         self._starts_one = asyncio.Lock()
+        self._before: dict[int, MigLayout] = {}
 
-    def legacy(self) -> dict[str, list[str | None]]:
-        """Return the daemons that run, for a process that takes over: UUID to pipe and log directory."""
-        return {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
+    def legacy(self) -> dict[str, Any]:
+        """Return what a process that takes over must know: the daemons that run, and how GPUs were cut before."""
+        daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
+        return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
 
     def inherit(self, legacy: dict[str, Any]) -> None:
-        """Take over the daemons that a process before this one started, where they still answer."""
-        for uuid, (pipe, log) in legacy.items():
+        """Take over what a process before this one left: daemons, where they still answer, and GPUs to be put back."""
+        for gpu, layout in legacy.get("mig", []):
+            self._before[gpu] = MigLayout(
+                layout["enabled"], tuple((name, start) for name, start in layout["instances"])
+            )
+        for uuid, (pipe, log) in legacy.get("daemons", {}).items():
             daemon = self._running.enter_context(adopted_daemon(uuid, pipe, log))
             if daemon is not None:
                 self._daemons[uuid] = daemon
@@ -51,9 +59,32 @@ class GpuHolder:
         daemon = await self._daemon(order.gpu.uuid) if order.with_mps else None
         return replace(order, environment=order.gpu.environment(daemon))
 
+    async def cut(self, layouts: dict[str, list[list[Any]]]) -> None:
+        """Cut GPUs into MIG instances; how they were cut before is put back in the end.
+
+        Parameters
+        ----------
+        layouts : mapping of str to list of [profile, start]
+            By the number of the GPU.
+
+        Raises
+        ------
+        UnavailableError
+            When the driver refuses.
+        """
+        for gpu, instances in layouts.items():
+            wanted = MigLayout.of([(profile, start) for profile, start in instances])
+            before = await asyncio.to_thread(cut, int(gpu), wanted)
+            if before is not None and int(gpu) not in self._before:
+                self._before[int(gpu)] = before
+                self._changed()
+
     async def close(self) -> None:
-        """Stop the daemons."""
+        """Stop the daemons, then put GPUs back as they were."""
         await asyncio.to_thread(self._running.close)
+        for gpu, layout in self._before.items():
+            if (reason := await asyncio.to_thread(restore, gpu, layout)) is not None:
+                sys.stderr.write(f"gpuprof: GPU {gpu} could not be cut again as it was: {reason}\n")
 
     async def _daemon(self, uuid: str) -> MpsDaemon:
         """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""

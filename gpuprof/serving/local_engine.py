@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -27,6 +27,15 @@ _LONG_LIFE_S = 30.0
 _PATIENCE_S = 20.0
 
 
+#: Profile and first memory slice of each MIG instance, by the number of the GPU.
+Layouts = Mapping[str, Sequence[tuple[str, int]]]
+
+
+async def cut_machine(machine: MachineLink, layouts: Layouts) -> MachineParts:
+    """Return what a machine has, when the GPUs for which there are layouts are cut so."""
+    return await machine.cut(layouts) if layouts else await machine.wait()
+
+
 class Engine(Protocol):
     """Keeps machine processes where the nodes of a map are.
 
@@ -38,13 +47,13 @@ class Engine(Protocol):
 
     on_moved: Callable[[], None]
 
-    async def parts(self, nodes: Sequence[str]) -> dict[str, MachineParts]:
-        """Return what the machines of these nodes have.
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
+        """Return what the machines of these nodes have, when the GPUs for which there are layouts are cut so.
 
         Raises
         ------
         GpuprofError
-            When a node has no machine.
+            When a node has no machine, or a GPU cannot be cut.
         """
         ...
 
@@ -86,10 +95,15 @@ class LocalEngine:
         self._opening = asyncio.Lock()
         self.on_moved: Callable[[], None] = lambda: None
 
-    async def parts(self, nodes: Sequence[str]) -> dict[str, MachineParts]:
-        """Return what this machine has, for each node."""
-        here = await asyncio.to_thread(MachineParts.here)
-        return dict.fromkeys(nodes, here)
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
+        """Return what this machine has, for each node, when its GPUs are cut so.
+
+        Raises
+        ------
+        UnavailableError
+            When a GPU cannot be cut.
+        """
+        return {node: await cut_machine(await self.machine(node), layouts) for node, layouts in nodes.items()}
 
     async def machine(self, node: str) -> MachineLink:
         """Return this machine; its process is started when it is first asked for.

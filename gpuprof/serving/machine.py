@@ -105,6 +105,8 @@ class Machine:
                 self._posts[number].kill(pid)
         elif frame.kind == Kind.DISMISS:
             self._do(self._dismiss(frame.head))
+        elif frame.kind == Kind.CUT:
+            self._do(self._cut(frame.head))
         elif frame.kind == Kind.PING:
             self._send(Kind.PONG, None)
         elif frame.kind == Kind.CHALLENGE:
@@ -116,6 +118,14 @@ class Machine:
     def closed(self) -> None:
         """Take note that the router has gone."""
         self._router_has_gone.set()
+
+    async def _cut(self, layouts: dict[str, list[list[Any]]]) -> None:
+        try:
+            await self._gpus.cut(layouts)
+        except GpuprofError as error:
+            self._send(Kind.PARTS, {"error": error.message, "fix": error.fix})
+        else:
+            self._send(Kind.PARTS, MachineParts.here().to_message())
 
     def _introduce(self, challenge: str) -> None:
         who = f"machine:{self._order.node}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpuprof.errors import UnavailableError
 from gpuprof.serving.door import Door, Guest
 from gpuprof.serving.frame_connection import FrameConnection
 from gpuprof.serving.launcher import WorkerOrder
@@ -66,6 +67,7 @@ class MachineLink:
         self._host = ""
         self._came = asyncio.Event()
         self._pinged: float | None = None
+        self._cutting: asyncio.Future[dict[str, Any]] | None = None
         self.parts: MachineParts | None = None
         self.pid: int | None = None
         self.on_silence: Callable[[], None] | None = None
@@ -78,10 +80,29 @@ class MachineLink:
         assert self.parts is not None
         return self.parts
 
-    @property
-    def is_there(self) -> bool:
-        """Whether a process keeps the workers at the moment."""
-        return self._connection is not None
+    async def cut(self, layouts: Mapping[str, Sequence[tuple[str, int]]]) -> MachineParts:
+        """Have GPUs cut into MIG instances; return what the machine has then.
+
+        Parameters
+        ----------
+        layouts : mapping of str to sequence of (str, int)
+            Profile and first memory slice of each instance, by the number of the GPU.
+
+        Raises
+        ------
+        UnavailableError
+            When the driver refuses, or the machine ends meanwhile.
+        """
+        await self._came.wait()
+        if self._connection is None:
+            raise UnavailableError(f"the machine of {self.node!r} has ended")
+        self._cutting = asyncio.get_running_loop().create_future()
+        self._connection.send(Kind.CUT, layouts)
+        said = await self._cutting
+        if "error" in said:
+            raise UnavailableError(said["error"], said["fix"])
+        self.parts = MachineParts.from_message(said)
+        return self.parts
 
     def post(self, order: WorkerOrder, posted: Posted) -> str:
         """Let the machine keep a worker from now on; return its id."""
@@ -165,14 +186,21 @@ class MachineLink:
                 self._posts[number].posted.refused(kind, message, fix)
         elif frame.kind == Kind.DISMISSED:
             self._gone(frame.head)
+        elif frame.kind == Kind.PARTS:
+            self._has_cut(frame.head)
         elif frame.kind == Kind.LEGACY:
             self._legacy = frame.head
 
     def closed(self) -> None:
         """The process has gone; its workers may live on until another takes them over."""
         self._connection = None
+        self._has_cut({"error": f"the machine of {self.node!r} has ended", "fix": ""})
         for number in list(self._leaving):
             self._gone(number)
+
+    def _has_cut(self, said: dict[str, Any]) -> None:
+        if self._cutting is not None and not self._cutting.done():
+            self._cutting.set_result(said)
 
     def _gone(self, number: str) -> None:
         leaving = self._leaving.pop(number, None)

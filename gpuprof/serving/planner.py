@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuprof.deployment import DeploymentMap, read_map
 from gpuprof.serving.machine_parts import MachineParts
-from gpuprof.serving.serving_plan import PlannedReplica, needs_machine, plan_workers
+from gpuprof.serving.serving_plan import PlannedReplica, chosen_node, mig_layouts, needs_machine, plan_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,8 @@ class Planner:
         How much more of its device a standby has; 0: no standbys.
     cluster : bool
         Whether the map's nodes are machines of a cluster.
+    apply_mig : bool
+        Whether GPUs are cut into the MIG instances of the map.
     """
 
     group: str
@@ -55,12 +57,28 @@ class Planner:
     simulated: bool = False
     shadow_pct: float = 0.0
     cluster: bool = False
+    apply_mig: bool = False
 
-    def nodes(self, source: MapSource) -> list[str]:
-        """Return the nodes of a map whose machines must be there before its workers can be planned."""
-        if not self.cluster:
-            return []
-        return [node.name for node in source.deployment.nodes if needs_machine(node, self.simulated)]
+    def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
+        """Return the nodes of a map whose machines must be there before its workers can be planned.
+
+        Returns
+        -------
+        dict of str to dict of str to list of (str, int)
+            By node and number of the GPU the MIG instances that are to be there: none unless ``apply_mig``.
+
+        Raises
+        ------
+        InputError
+            When it is not said which node of the map this machine is.
+        """
+        if self.cluster:
+            nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
+        elif self.apply_mig and not self.simulated:
+            nodes = [chosen_node(source.deployment, self.node)]
+        else:
+            return {}
+        return {node.name: mig_layouts(node) if self.apply_mig else {} for node in nodes}
 
     def plan(self, source: MapSource, parts: Mapping[str, MachineParts]) -> Sequence[PlannedReplica]:
         """Return the workers of a map.
@@ -80,8 +98,8 @@ class Planner:
             source.deployment,
             source.base,
             self.group,
-            self.node,
+            None if self.cluster else self.node,
             simulated=self.simulated,
             shadow_pct=self.shadow_pct,
-            parts=parts if self.cluster else None,
+            parts=parts if self.cluster or parts else None,
         )

@@ -12,13 +12,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.serving.arena import Arena
 from gpuprof.serving.door import Door, DoorKey
+from gpuprof.serving.local_engine import Layouts, cut_machine
 from gpuprof.serving.logs import LOGGER
 from gpuprof.serving.machine import MachineOrder
 from gpuprof.serving.machine_link import MachineLink
@@ -88,7 +89,7 @@ class RayEngine:
         self._closing = False
         self.on_moved: Callable[[], None] = lambda: None
 
-    async def parts(self, nodes: Sequence[str]) -> dict[str, MachineParts]:
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
         """Return what the machines of these nodes have; they are placed when they are first asked for.
 
         Raises
@@ -100,7 +101,7 @@ class RayEngine:
         found = {}
         for machine in machines:
             try:
-                found[machine.node] = await asyncio.wait_for(machine.wait(), _COME_S)
+                found[machine.node] = await asyncio.wait_for(cut_machine(machine, nodes[machine.node]), _COME_S)
             except TimeoutError:
                 raise UnavailableError(
                     f"Ray has not started the machine of node {machine.node!r} within {_COME_S:g} s",

@@ -82,8 +82,8 @@ def plan_workers(
     UnavailableError
         When a machine lacks a device of the map.
     """
-    everywhere = parts is not None or (simulated and node is None)
-    nodes = deployment.nodes if everywhere else (_node(deployment, node),)
+    everywhere = node is None and (simulated or parts is not None)
+    nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
     here = MachineParts.here() if parts is None else MachineParts(())
     public_names = _public_names(deployment)
     planned: list[PlannedReplica] = []
@@ -157,7 +157,23 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
     raise InputError(f"model {model!r}: cannot read {path}: no such file")
 
 
-def _node(deployment: DeploymentMap, name: str | None) -> Node:
+def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
+    """Return the MIG instances that a node's GPUs are to have, as profile and first slice, by number of the GPU."""
+    return {
+        str(gpu.index): [(part.mig.profile, part.mig.start) for part in gpu.partitions if part.mig is not None]
+        for gpu in node.gpus
+        if not gpu.device.startswith(SIMULATED_PREFIX) and any(part.mig is not None for part in gpu.partitions)
+    }
+
+
+def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
+    """Return the node of a map that has this name; None: the only one.
+
+    Raises
+    ------
+    InputError
+        When there is none, or several and no name.
+    """
     nodes = {node.name: node for node in deployment.nodes}
     if name is not None:
         if name not in nodes:

@@ -43,6 +43,8 @@ class Kind(IntEnum):
     KILL = 13  # router to machine: end the process of a worker; head: id, process id
     ENDED = 14  # machine: a worker's process has ended; head: id, process id
     DISMISSED = 15  # machine: nothing is left of a worker that was dismissed
+    CUT = 17  # router to machine: cut GPUs into MIG instances; head: instances by GPU
+    PARTS = 18  # machine: what it has after that; head: its parts, or the error's message and fix
     LEGACY = 16  # machine: what is to be handed on to the next, should this process end
 
 

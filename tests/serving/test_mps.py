@@ -57,7 +57,7 @@ def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pyte
     pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
     assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
     assert sorted(running) == sorted(ended) == ["a", "b"]
-    assert legacies[-1] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
+    assert legacies[-1]["daemons"] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
 
 
 def _order(uuid: str, with_mps: bool) -> WorkerOrder:

@@ -1,0 +1,122 @@
+"""Cuts a GPU of this machine into MIG instances, and puts back what was there, through ``nvidia-smi``.
+
+Every instance is one GPU instance with one compute instance that is all of it (``-cgi PROFILE:START -C``). Source:
+NVIDIA, Multi-Instance GPU User Guide, "Getting Started with MIG".
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.errors import UnavailableError
+
+NVIDIA_SMI = "nvidia-smi"
+_ANSWER_S = 120.0
+#: A line of ``nvidia-smi mig -lgi``: GPU, name, profile id, instance id, placement (start:size).
+_INSTANCE = re.compile(r"\|\s*(\d+)\s+MIG (\S+)\s+\d+\s+\d+\s+(\d+):\d+\s*\|")
+_NO_INSTANCES = "No GPU instances found"
+
+
+@dataclass(frozen=True, slots=True)
+class MigLayout:
+    """How a GPU is cut.
+
+    Attributes
+    ----------
+    enabled : bool
+        Whether MIG is on.
+    instances : tuple of (str, int)
+        Profile and first memory slice of each instance, sorted by slice.
+    """
+
+    enabled: bool
+    instances: tuple[tuple[str, int], ...] = ()
+
+    @classmethod
+    def of(cls, instances: Sequence[tuple[str, int]]) -> MigLayout:
+        """Return the layout that has exactly these instances."""
+        return cls(True, tuple(sorted(((name, start) for name, start in instances), key=lambda one: one[1])))
+
+
+def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
+    """Return how GPU number ``gpu`` is cut now.
+
+    Raises
+    ------
+    UnavailableError
+        When there is no such GPU or no nvidia-smi.
+    """
+    mode = _told(tool, gpu, "--query-gpu=mig.mode.current", "--format=csv,noheader").strip()
+    if mode not in ("Enabled", "Disabled"):
+        raise UnavailableError(f"GPU {gpu} cannot be cut into MIG instances", "only A30, A100, H100 and later can")
+    if mode == "Disabled":
+        return MigLayout(False)
+    listed = _told(tool, gpu, "-lgi", mig=True, calm=_NO_INSTANCES)
+    found = [(name, int(start)) for number, name, start in _INSTANCE.findall(listed) if int(number) == gpu]
+    return MigLayout.of(found)
+
+
+def cut(gpu: int, wanted: MigLayout, tool: str = NVIDIA_SMI) -> MigLayout | None:
+    """Cut a GPU as ``wanted``; return how it was cut before, None when it was so already.
+
+    Raises
+    ------
+    UnavailableError
+        When the driver refuses: no permission, or a process uses the GPU. It is cut as before then.
+    """
+    before = read_layout(gpu, tool)
+    if before == wanted:
+        return None
+    try:
+        _change(gpu, before, wanted, tool)
+    except UnavailableError:
+        restore(gpu, before, tool)
+        raise
+    return before
+
+
+def restore(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str | None:
+    """Cut a GPU as it was; return None when it is so, else why it is not."""
+    try:
+        now = read_layout(gpu, tool)
+        if now != layout:
+            _change(gpu, now, layout, tool)
+    except UnavailableError as error:
+        return str(error)
+    return None
+
+
+def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
+    if now.instances:
+        _told(tool, gpu, "-dci", mig=True)
+        _told(tool, gpu, "-dgi", mig=True)
+    if now.enabled != wanted.enabled:
+        _told(tool, gpu, "-mig", str(int(wanted.enabled)))
+        if read_layout(gpu, tool).enabled != wanted.enabled:
+            raise UnavailableError(
+                f"GPU {gpu} takes another MIG mode only after a reset",
+                f"{tool} --gpu-reset -i {gpu}, with nothing on it",
+            )
+    for profile, start in wanted.instances:
+        _told(tool, gpu, "-cgi", f"{profile}:{start}", "-C", mig=True)
+
+
+def _told(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str = "") -> str:
+    """Return what the tool prints; ``calm`` in it is no error."""
+    command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except FileNotFoundError:
+        raise UnavailableError(f"{tool} is not installed", "it comes with NVIDIA's driver") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"{' '.join(command)} does not answer: {error}") from None
+    said = " ".join(f"{done.stdout} {done.stderr}".split())
+    if done.returncode and not (calm and calm in said):
+        fix = "MIG instances are root's to make" if "ermission" in said else "is a process on the GPU? see nvidia-smi"
+        raise UnavailableError(f"{' '.join(command)}: {said[-200:] or f'exit code {done.returncode}'}", fix)
+    return done.stdout
