@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuprof.cli.cluster_sweep import sweep_cluster
 from gpuprof.cli.local import local_device
 from gpuprof.cli.output import (
     Column,
@@ -94,6 +95,12 @@ def profile(
         ),
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
+    engine: Annotated[
+        str, typer.Option(help="Where to measure: local, or ray: spread over the GPUs, or machines, of a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -115,6 +122,14 @@ def profile(
         return
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
+    if engine != "local":
+        if engine != "ray" or per_op:
+            raise InputError(f"--engine must be local, or ray without --per-op, but got {engine}")
+        options = {"share": share, "processes": processes, "collector": collector, "time-limit": f"{time_limit:g}"}
+        flags = [*[f"--beside={text}" for text in beside or ()], *["--force"] * force, *["--igniter"] * igniter]
+        extra = [*(f"--{name}={value}" for name, value in options.items() if value is not None), *flags]
+        sweep_cluster(models, batch, extra, (db, device, ray_address or ""), chosen)
+        return
     here = local_device(device, collector)
     batches, shares = planning.parse_batches(batch), planning.parse_shares(share, here)
     neighbours = [planning.parse_neighbour(text, here) for text in beside or ()]

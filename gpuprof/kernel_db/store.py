@@ -117,10 +117,20 @@ class KernelDb:
         InputError
             When the directory cannot be written to or the disk is full.
         """
+        self.append_tables(run.run.run_id, run.tables())
+
+    def append_tables(self, run_id: str, tables: Mapping[str, pa.Table]) -> None:
+        """Add a run whose rows are Arrow tables already, such as one that was measured on another machine.
+
+        Raises
+        ------
+        InputError
+            As `append`.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.writing():
-                write_segment(self.path, run.run.run_id, run.tables())
+                write_segment(self.path, run_id, tables)
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
