@@ -62,9 +62,12 @@ def _outcome(problem: Problem, name: str, policy: Policy, evidence: Evidence) ->
     started = time.perf_counter()
     try:
         placement = policy.place(problem)
+        seconds = time.perf_counter() - started
+        deployment = to_map(problem, placement)
     except GpuprofError as error:
         return Outcome(name, None, None, (), time.perf_counter() - started, str(error))
-    seconds = time.perf_counter() - started
-    deployment = to_map(problem, placement)
+    except Exception as error:  # a policy's mistake is a row of the table: the others' answers must not be lost with it
+        reason = f"the policy failed: {type(error).__name__}: {error}"
+        return Outcome(name, None, None, (), time.perf_counter() - started, reason)
     violations = check(deployment, evidence)
     return Outcome(name, deployment, measure(deployment, evidence.devices), violations, seconds)

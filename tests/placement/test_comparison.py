@@ -18,6 +18,27 @@ class Careless:
         return Placement("careless", (PlacedGpu("plain", (PlacedPartition((replica, replica)),)),))
 
 
+class Broken:
+    def place(self, problem: Problem) -> Placement:
+        raise ZeroDivisionError("division by zero")
+
+
+class Stranger:
+    def place(self, problem: Problem) -> Placement:
+        replica = PlacedReplica("nobody asked", 8, 1, Share(60.0), 25.0)
+        return Placement("stranger", (PlacedGpu("nowhere", (PlacedPartition((replica,)),)),))
+
+
+def test_a_policy_that_fails_is_a_row_and_the_others_are_compared() -> None:
+    given = problem([demand("m")], [(plain_device(), None)])
+    broken, stranger, sound = compare(
+        given, [("broken", Broken()), ("stranger", Stranger()), ("ffd", FirstFitDecreasing())]
+    )
+    assert broken.reason == "the policy failed: ZeroDivisionError: division by zero"
+    assert stranger.deployment is None or stranger.violations
+    assert sound.objective is not None
+
+
 def test_policies_stand_side_by_side_with_their_figures_and_reasons() -> None:
     given = problem([demand("m")], [(plain_device(), None)])
     named: list[tuple[str, Policy]] = [
