@@ -1,0 +1,88 @@
+"""What the placer answers to a running server."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.adapting import MapReplanner, check_adaptable
+from gpuprof.cli.main import main
+from gpuprof.deployment import DeploymentMap, read_map
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.serving.adapt import Load
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
+    """A map for one V100, which bears 100 requests/s of the model in batches of 1, and is planned for 20."""
+    rows = [
+        ModelRow(
+            run_id="r1", model="net", device="v100", batch=1, sm_share_pct=share, model_path="net.onnx",
+            model_sha256="0" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
+            memory_peak_bytes=2**28,
+        )
+        for share in (25.0, 50.0, 75.0, 100.0)
+    ]  # fmt: skip
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,200\n")
+    (tmp_path / "net.onnx").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    assert main(["place", "--max-batch", "1"]) == 0
+    return read_map(tmp_path / "map.json")
+
+
+def replanned(first: DeploymentMap, load: Load, *, more_devices: bool = False) -> DeploymentMap | None:
+    return MapReplanner(Path.cwd(), Path("gpuprof-db"), more_devices)(first, load)
+
+
+def share(deployment: DeploymentMap) -> float:
+    return sum(replica.sm_share_pct for _, _, _, replica in deployment.places())
+
+
+def test_more_requests_get_more_of_the_device(first: DeploymentMap) -> None:
+    wanted = replanned(first, Load({"net": 70.0}, {}))
+    assert wanted is not None
+    assert wanted.models["net"].rate_rps == 70.0
+    assert share(wanted) > 75.0  # 75% of it bears 75/s, but not within the SLO
+    assert wanted.models["net"].path == str(Path.cwd() / "net.onnx")  # it is found from wherever the new map stands
+    assert wanted.inputs == first.inputs
+
+
+def test_slower_batches_get_more_of_the_device(first: DeploymentMap) -> None:
+    wanted = replanned(first, Load({"net": 20.0}, {"net": 3.0}))
+    assert wanted is not None
+    (replica,) = (replica for _, _, _, replica in wanted.places())
+    assert replica.predicted.latency_ms == pytest.approx(3.0 * 1000.0 / replica.sm_share_pct)
+    assert "corrected by serving" in replica.predicted.source
+
+
+def test_of_too_much_as_much_as_fits_is_planned_on_the_devices_that_are_there(first: DeploymentMap) -> None:
+    wanted = replanned(first, Load({"net": 110.0}, {}))
+    assert wanted is not None
+    assert wanted.predicted.gpus == 1
+    assert 60.0 <= wanted.models["net"].rate_rps < 100.0
+    grown = replanned(first, Load({"net": 110.0}, {}), more_devices=True)
+    assert grown is not None and grown.predicted.gpus == 2 and grown.models["net"].rate_rps == 110.0
+
+
+def test_a_load_that_no_part_of_fits_keeps_the_map(first: DeploymentMap) -> None:
+    assert replanned(first, Load({"net": 1000.0}, {})) is None
+    wanted = replanned(first, Load({"net": 95.0}, {}))
+    assert wanted is not None
+    assert replanned(wanted, Load({"net": wanted.models["net"].rate_rps}, {})) is not None
+    assert replanned(wanted, Load({"net": 20.0}, {"net": 100.0})) is None
+
+
+def test_what_cannot_be_adapted_is_said_at_the_start(first: DeploymentMap) -> None:
+    check_adaptable(first, Path("gpuprof-db"), None)
+    two = first.model_copy(update={"nodes": (*first.nodes, first.nodes[0].model_copy(update={"name": "other"}))})
+    with pytest.raises(InputError, match="--adapt and --node exclude each other"):
+        check_adaptable(two, Path("gpuprof-db"), "other")
+    with pytest.raises(InputError, match="does not exist"):
+        check_adaptable(first, Path("nowhere"), None)
