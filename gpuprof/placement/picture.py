@@ -12,8 +12,15 @@ from gpuprof.device import Device
 _BAR_WIDTH, _BAR_HEIGHT, _GAP, _MARGIN, _TITLE = 420, 22, 6, 12, 24
 _LABEL = 190
 _COLUMNS_WIDTH = _LABEL + _BAR_WIDTH + 3 * _MARGIN
-#: Hues around the circle that stay apart for neighbours.
-_GOLDEN = 0.61803398875
+#: Maps beside one another; the others come below.
+_ABREAST = 3
+_AXIS, _LEGEND_ROW, _SWATCH = 14, 18, 12
+_LETTER = 8  # width of a letter in the bitmap, the widest
+#: Okabe and Ito's colours, which the colour-blind tell apart, without black and lightened so that letters stand out.
+_PALETTE = (
+    (240, 190, 90), (140, 200, 240), (100, 200, 165), (245, 235, 130), (110, 165, 215), (230, 150, 105),
+    (220, 165, 195), (190, 190, 190),
+)  # fmt: skip
 _EMPTY, _EDGE, _INK = (238, 238, 238), (120, 120, 120), (30, 30, 30)
 
 Colour = tuple[int, int, int]
@@ -49,21 +56,53 @@ def draw(maps: Sequence[tuple[str, DeploymentMap]], devices: Mapping[str, Device
     devices : mapping of str to Device
         By name.
     """
-    models = list(dict.fromkeys(model for _, one in maps for model in (*one.models, *one.merges)))
+    models = list(dict.fromkeys(model for _, one in maps for model in one.models))
     colours = {model: _colour(index) for index, model in enumerate(models)}
-    blocks: list[Block] = []
-    rows = 0
-    for column, (title, one) in enumerate(maps):
-        left = _MARGIN + column * _COLUMNS_WIDTH
-        blocks.append(Block(left, _MARGIN, _COLUMNS_WIDTH - _MARGIN, _TITLE, None, title))
-        gpus = [(f"{node.name}/{gpu.index} {gpu.device}", gpu) for node in one.nodes for gpu in node.gpus]
-        rows = max(rows, len(gpus))
-        for row, (label, gpu) in enumerate(gpus):
-            top = _MARGIN + _TITLE + row * (_BAR_HEIGHT + _GAP)
-            blocks.append(Block(left, top, _LABEL, _BAR_HEIGHT, None, label))
-            blocks += _bar(left + _LABEL, top, gpu, devices[gpu.device], colours)
-    height = 2 * _MARGIN + _TITLE + max(1, rows) * (_BAR_HEIGHT + _GAP)
-    return Scene(_MARGIN + max(1, len(maps)) * _COLUMNS_WIDTH, height, tuple(blocks))
+    width = _MARGIN + max(1, min(_ABREAST, len(maps))) * _COLUMNS_WIDTH
+    blocks, top = _legend(colours, width)
+    for first in range(0, len(maps), _ABREAST):
+        height = _TITLE + _AXIS
+        for column, (title, one) in enumerate(maps[first : first + _ABREAST]):
+            drawn = list(_map(_MARGIN + column * _COLUMNS_WIDTH, top, title, one, devices, colours))
+            height = max(height, *(round(block.y + block.height) - top for block in drawn))
+            blocks += drawn
+        top += height + _GAP + _MARGIN
+    return Scene(width, top, tuple(blocks))
+
+
+def _legend(colours: Mapping[str, Colour], width: int) -> tuple[list[Block], int]:
+    """Return what the colours and the bars mean, and where it ends."""
+    note = "bars: a device, 100% of its compute units, or of its memory slices where it is cut into MIG instances"
+    blocks = [Block(_MARGIN, _MARGIN, width - 2 * _MARGIN, _LEGEND_ROW, None, note)]
+    x, y = float(_MARGIN), _MARGIN + _LEGEND_ROW
+    for model, colour in colours.items():
+        wide = _SWATCH + _LETTER * (len(model) + 2)
+        if x > _MARGIN and x + wide > width - _MARGIN:
+            x, y = float(_MARGIN), y + _LEGEND_ROW
+        blocks.append(Block(x, y + 3, _SWATCH, _SWATCH, colour))
+        blocks.append(Block(x + _SWATCH, y, min(wide, width - _MARGIN - x) - _SWATCH, _LEGEND_ROW, None, model))
+        x += wide
+    return blocks, y + _LEGEND_ROW + _MARGIN
+
+
+def _map(
+    left: float,
+    top: float,
+    title: str,
+    one: DeploymentMap,
+    devices: Mapping[str, Device],
+    colours: Mapping[str, Colour],
+) -> Iterator[Block]:
+    """Yield the blocks of one map: title, scale and a bar for each device."""
+    yield Block(left, top, _COLUMNS_WIDTH - _MARGIN, _TITLE, None, title)
+    for percent in (0, 25, 50, 75, 100):
+        at = left + _LABEL + _BAR_WIDTH * percent / 100.0
+        yield Block(at - 6, top + _TITLE, 5 * _LETTER, _AXIS, None, f"{percent}%")
+    gpus = [(f"{node.name}/{gpu.index} {gpu.device}", gpu) for node in one.nodes for gpu in node.gpus]
+    for row, (label, gpu) in enumerate(gpus):
+        y = top + _TITLE + _AXIS + row * (_BAR_HEIGHT + _GAP)
+        yield Block(left, y, _LABEL, _BAR_HEIGHT, None, label)
+        yield from _bar(left + _LABEL, y, gpu, devices[gpu.device], colours)
 
 
 def to_svg(scene: Scene) -> str:
@@ -116,12 +155,10 @@ def _fitted(text: str, width: float) -> str:
 
 
 def _colour(index: int) -> Colour:
-    """Return a light colour whose hue differs from the ones before."""
-    hue = (index * _GOLDEN) % 1.0 * 6.0
-    rising = 1.0 - abs(hue % 2.0 - 1.0)
-    parts = [(1.0, rising, 0.0), (rising, 1.0, 0.0), (0.0, 1.0, rising), (0.0, rising, 1.0), (rising, 0.0, 1.0)]
-    red, green, blue = [*parts, (1.0, 0.0, rising)][int(hue)]
-    return int(150 + 100 * red), int(150 + 100 * green), int(150 + 100 * blue)
+    """Return a colour of the palette; once all are taken they come again, each time darker. Names tell them apart."""
+    darker = 1.0 - 0.12 * (index // len(_PALETTE) % 4)
+    red, green, blue = (int(part * darker) for part in _PALETTE[index % len(_PALETTE)])
+    return red, green, blue
 
 
 def _hex(colour: Colour) -> str:

@@ -4,6 +4,7 @@ import struct
 import xml.etree.ElementTree as ElementTree
 import zlib
 
+from gpuprof.placement import picture
 from gpuprof.placement.bitmap import to_png
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
@@ -44,3 +45,27 @@ def test_the_png_is_one_of_the_scenes_size_and_not_blank() -> None:
 def test_a_map_of_nothing_can_be_drawn() -> None:
     empty = MAP.model_copy(update={"nodes": ()})
     assert to_png(draw([("empty", empty)], DEVICES))
+
+
+def test_many_maps_are_wrapped_and_stay_inside_the_picture() -> None:
+    scene = draw([(f"map {number}", MAP) for number in range(7)], DEVICES)
+    titles = {block.text: block for block in scene.blocks if block.text.startswith("map ")}
+    assert scene.width < 2400
+    assert titles["map 0"].y == titles["map 2"].y < titles["map 3"].y < titles["map 6"].y
+    assert titles["map 0"].x == titles["map 3"].x
+    assert all(
+        block.x + block.width <= scene.width and block.y + block.height <= scene.height for block in scene.blocks
+    )
+
+
+def test_a_legend_names_every_model_in_its_colour_and_a_scale_stands_over_the_bars() -> None:
+    names = [block.text for block in SCENE.blocks if block.fill is None]
+    assert {"a<b", "c", "0%", "50%", "100%"} <= set(names)
+    swatches = {block.fill for block in SCENE.blocks if block.fill is not None and block.width == block.height}
+    bars = {block.fill for block in SCENE.blocks if block.fill is not None and block.text.startswith(("a<b", "c "))}
+    assert bars == swatches
+    assert len(bars) == 2
+
+
+def test_colours_stay_apart_for_thirty_models() -> None:
+    assert len({picture._colour(index) for index in range(30)}) == 30
