@@ -69,7 +69,7 @@ class IgniterEstimator:
         return Placed(self.workloads[workload.model], workload.batch, workload.share.sm_pct / 100.0)
 
 
-def read_estimator(profile: Path, models: Mapping[str, str]) -> IgniterEstimator:
+def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = False) -> IgniterEstimator:
     """Read and fit the published profiles.
 
     Parameters
@@ -78,10 +78,13 @@ def read_estimator(profile: Path, models: Mapping[str, str]) -> IgniterEstimator
         ``config.jsonl`` as iGniter publishes it.
     models : mapping of str to str
         Name of a demand → model of the profile.
+    bounded : bool
+        Fit as `gpuprof.estimators.igniter_fit` does, whose coefficients stay positive, and not as the authors do.
     """
     measured, workloads = read_igniter_profile(profile)
     hardware = fit_hardware(measured)
-    fitted = {name: _as_published(one, hardware) for name, one in workloads.items()}
+    fit = fit_workload if bounded else _as_published
+    fitted = {name: fit(one, hardware) for name, one in workloads.items()}
     return IgniterEstimator(hardware, {name: fitted[model] for name, model in models.items()})
 
 
