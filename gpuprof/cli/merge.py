@@ -55,7 +55,13 @@ def merge(
         typer.Option(help="Largest relative difference of an output.", show_default="1e-4, for float16 4e-3"),
     ] = None,
     weight_tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7,
-    eps: Annotated[float, typer.Option(help="Largest edit distance of two architectures, per op and edge.")] = 0.25,
+    eps: Annotated[
+        float,
+        typer.Option(
+            help="Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it "
+            "(assignment of Riesen and Bunke)."
+        ),
+    ] = 0.25,
     dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None,
     batch: Annotated[list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE.")] = None,
     device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu",

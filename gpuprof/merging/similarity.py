@@ -84,10 +84,11 @@ def compare_models(first: Source, second: Source, tolerance: float = TOLERANCE) 
     theirs = [weight_matrix(second, operator) for operator in right]
     pairs = [(i, j) for i, a in enumerate(left) for j, b in enumerate(right) if a.kind == b.kind]
     blocks = common_blocks(mine, theirs, pairs, tolerance)
+    rows, columns = _told_apart(left), _told_apart(right)
     layers = [
         LayerSimilarity(
-            left[i].name,
-            right[j].name,
+            rows[i],
+            columns[j],
             left[i].kind,
             (mine[i].shape[0], mine[i].shape[1]),
             (theirs[j].shape[0], theirs[j].shape[1]),
@@ -105,6 +106,18 @@ def compare_models(first: Source, second: Source, tolerance: float = TOLERANCE) 
         _matched(scored, left, right),
         all(layer.block.exact for layer in layers),
     )
+
+
+def _told_apart(operators: Sequence[Weighted]) -> list[str]:
+    """Return the operators' names, which files may give twice, each once: what comes again has a number."""
+    found: list[str] = []
+    for operator in operators:
+        name, count = operator.name, 1
+        while name in found:
+            count += 1
+            name = f"{operator.name} ({count})"
+        found.append(name)
+    return found
 
 
 def _matched(scored: dict[tuple[int, int], float], left: Sequence[Weighted], right: Sequence[Weighted]) -> float | None:
