@@ -79,6 +79,26 @@ def reschedule(
     return timetable(deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs)
 
 
+def named_policies(text: str | None) -> list[str]:
+    """Return the names in ``--policy``, none where it was not given.
+
+    Raises
+    ------
+    InputError
+        When one is unknown or stands twice, or there is none in what was given.
+    """
+    from gpuprof.placement.policies import make_policy
+
+    names = [name.strip() for name in (text or "").split(",") if name.strip()]
+    if text is not None and not names:
+        raise InputError(f"--policy names no policy but is {text!r}", "write names with commas, as in optimal,usher")
+    if len(set(names)) < len(names):
+        raise InputError(f"--policy names a policy twice: {text}")
+    for name in names:
+        make_policy(name, {})
+    return names
+
+
 def follow(
     deployment: DeploymentMap,
     arrivals: Mapping[str, Arriving],

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
 WHOLE_REQUESTS = 3e8
+#: A trace ends with its last request, which is to be simulated too.
+_AFTER_THE_LAST_S = 1e-6
 
 
 def _yes(value: object) -> str:
@@ -133,7 +135,7 @@ def simulate(
     from functools import partial
 
     from gpuprof.cli.interference import interference_of
-    from gpuprof.cli.rescheduling import Loop
+    from gpuprof.cli.rescheduling import Loop, named_policies
     from gpuprof.deployment import read_map
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.duration import parse_duration
@@ -170,7 +172,7 @@ def simulate(
         costs = MoveCosts(parse_duration(load_time, "--load-time"), parse_duration(mig_time, "--mig-time"))
         loop = Loop(parse_duration(every, "--reschedule"), headroom, costs, db)
         run = partial(_follow, deployment, load, options, loop)
-        names = [name.strip() for name in (policy or "").split(",") if name.strip()]
+        names = named_policies(policy)
         if len(names) > 1:
             _compare({name: run(name) for name in names}, output, chosen)
             return
@@ -213,7 +215,7 @@ def _load(
         raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
     read = read_trace(trace)
     _tell_gap(read)
-    return arrivals_of_trace(queues.deployment, queues.trace(read)), read.duration_s
+    return arrivals_of_trace(queues.deployment, queues.trace(read)), read.duration_s + _AFTER_THE_LAST_S
 
 
 def _tell_gap(trace: Trace) -> None:

@@ -53,8 +53,10 @@ def test_what_cannot_be_rescheduled_is_refused(options: Options, period_s: float
     ("words", "message"),
     [
         (["--policy", "ffd"], "--policy says how to reschedule (add --reschedule 60s)"),
-        (["--reschedule", "10s", "--sample", "4"], "--reschedule cannot be sampled"),
-        (["--reschedule", "10s", "--policy", "ffd,nothing", "--db", "nowhere"], "nowhere does not exist"),
+        (["--reschedule", "10s", "--sample", "4"], "--reschedule goes with neither --sample nor --interference"),
+        (["--reschedule", "10s", "--policy", "ffd,nothing"], "unknown policy 'nothing'"),
+        (["--reschedule", "10s", "--policy", "ffd,ffd"], "--policy names a policy twice: ffd,ffd"),
+        (["--reschedule", "10s", "--policy", ","], "--policy names no policy but is ','"),
         (["--reschedule", "10s", "--db", "nowhere"], "nowhere does not exist"),
         (["--reschedule", "10s", "--load-time", "soon"], "cannot read --load-time from 'soon'"),
     ],
