@@ -25,11 +25,11 @@ Array = NDArray[Any]
 
 _SEED = 20240229
 _REQUESTS = 1 << 17  # at least; and
-_GROUPS = 8192  # so many full batches
+_GROUPS = 24_576  # so many full batches
 _SCORES = 1 << 19
 _BINS = 1 << 14
 _WARM_UP = 100  # groups
-_ENOUGH = 40  # groups that a stratum must have been seen in
+_ENOUGH = 10  # groups that a stratum must have been seen in
 #: Between the quantiles of the backlog at these probabilities lie the strata.
 _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
 
