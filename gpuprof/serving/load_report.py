@@ -119,7 +119,8 @@ def report_row(result: ModelResult, predicted: LoadPrediction | None) -> dict[st
         expected = None if predicted is None else getattr(predicted, key)
         got = getattr(result, key)
         row[f"predicted_{key}"] = expected
-        row[f"{key}_error"] = (got - expected) / expected if expected and got is not None else None
+        known = expected is not None and 0.0 < expected < float("inf") and got is not None
+        row[f"{key}_error"] = (got - expected) / expected if known else None
     return row
 
 

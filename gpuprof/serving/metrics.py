@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from gpuprof.serving.gpu_figures import GpuFigures, local_gpu_figures
 from gpuprof.serving.router import Router
 from gpuprof.serving.served_model import AnyReplica
-from gpuprof.serving.statistics import BUCKETS_MS, STAGES, ModelStatistics, summed
+from gpuprof.serving.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _Counted = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
@@ -142,27 +142,27 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:
-    """Yield what the replicas of each device and MIG instance do together."""
-    labels = ["place", "mig"]
-    answered = CounterMetricFamily(
-        "gpuprof_place_requests", "Requests that were answered on a device or MIG instance", labels=[*labels, "outcome"]
-    )
+    """Yield what replicas take of their devices and MIG instances, models that share one counted once.
+
+    Sums over a place are left to Prometheus: a sum from here would fall when a replica is retired.
+    """
+    labels = ["replica", "place", "mig"]
     busy = CounterMetricFamily(
-        "gpuprof_place_busy_seconds", "Time that its workers spent on batches, added up", labels=labels
+        "gpuprof_replica_busy_seconds", "Time that its workers spent on batches, added up", labels=labels
     )
-    share = GaugeMetricFamily("gpuprof_place_share_ratio", "Part of it that replicas have together", labels=labels)
-    found: dict[tuple[str, str], list[AnyReplica]] = {}
-    for _, replica in replicas:
-        found.setdefault((replica.plan.place, replica.plan.mig), []).append(replica)
-    for place, there in found.items():
-        own = summed(replica.statistics for replica in there)
-        answered.add_metric([*place, "in_slo"], own.in_slo)
-        answered.add_metric([*place, "late"], own.answered - own.in_slo)
-        once = {replica.plan.name: replica for replica in there}.values()  # models that are merged share theirs
-        batches = [batch for replica in once for batch in list(replica.batches.values())]
-        busy.add_metric(list(place), sum(batch.gather + batch.infer + batch.scatter for batch in batches) / 1e9)
-        share.add_metric(list(place), sum(replica.plan.share_pct for replica in once) / 100.0)
-    yield from (answered, busy, share)
+    share = GaugeMetricFamily(
+        "gpuprof_place_share_ratio", "Part of a device or MIG instance that its replicas have", labels=labels[1:]
+    )
+    shares: dict[tuple[str, str], float] = {}
+    for replica in {replica.plan.name: replica for _, replica in replicas}.values():
+        plan = replica.plan
+        worked_ns = sum(batch.gather + batch.infer + batch.scatter for batch in list(replica.batches.values()))
+        busy.add_metric([plan.name, plan.place, plan.mig], worked_ns / 1e9)
+        place = plan.place, plan.mig
+        shares[place] = shares.get(place, 0.0) + plan.share_pct / 100.0
+    for where, part in shares.items():
+        share.add_metric(list(where), part)
+    yield from (busy, share)
 
 
 def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:

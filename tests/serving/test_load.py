@@ -72,6 +72,8 @@ def test_measured_and_predicted_stand_side_by_side() -> None:
     assert row["p50_ms_error"] == pytest.approx(0.25)
     assert row["p99_ms_error"] is None and not row["client_is_limit"]
     assert report_row(got, None)["predicted_p50_ms"] is None
+    overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
+    assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
 
 
 def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> None:
