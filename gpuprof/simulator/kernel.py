@@ -264,13 +264,14 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
     started = max(begin, state.started_at[process])
     if started < min(now, end):
         tally.replica_busy[replica] += min(now, end) - started
-        tally.replica_batches[replica] += 1
     state.done_at[process] = -1
     state.freed_at[process] = state.expected_at[process] = now
     place = state.flight[process]
+    tally.replica_batches[replica] += state.arrived[place] >= begin
     while place >= 0:
         following = state.next[place]
         if state.arrived[place] >= begin:
+            tally.replica_by_end[replica] += now <= end
             record(cluster, state, tally, process, place, now)
         _leave(state, place)
         place = following

@@ -63,7 +63,11 @@ class ModelOutcome:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOutcome:
-    """What one replica did; ``utilization`` is the part of the time that a process of it was busy."""
+    """What one replica did.
+
+    ``answered`` counts what is answered after the last arrival too, ``throughput_rps`` does not; ``utilization`` is the
+    part of the time that a process of it was busy.
+    """
 
     place: str
     model: str
@@ -200,7 +204,7 @@ def _replica(place: Place, tally: Tally, i: int, seconds: float) -> ReplicaOutco
         batch=replica.batch,
         processes=replica.processes,
         answered=answered,
-        throughput_rps=answered / seconds,
+        throughput_rps=int(tally.replica_by_end[i]) / seconds,
         goodput_rps=int(tally.replica_in_time[i]) / seconds,
         utilization=float(tally.replica_busy[i]) / (seconds * NS_PER_S * replica.processes),
         mean_batch=answered / batches if batches else None,

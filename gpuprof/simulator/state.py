@@ -110,8 +110,9 @@ class Tally(NamedTuple):
     """What has been counted, of requests that arrived from ``span[0]`` on; the time line ends at ``span[1]``.
 
     ``stage_ns`` (M, 5) sums; ``total`` (M, fine bins), ``stage`` (M, 5, coarse bins) and ``by_replica`` (R, coarse
-    bins) histograms; ``missed`` (M, 8) by cause; ``windows`` (W, M, 3): of the requests that arrived in a part of the
-    time line, all, the answered and those in time, ``window_ns`` (W, M, 5) the sums of their stages.
+    bins) histograms; ``replica_by_end`` (R,) the requests answered until the time line ended; ``missed`` (M, 8) by
+    cause; ``windows`` (W, M, 3): of the requests that arrived in a part of the time line, all, the answered and those
+    in time, ``window_ns`` (W, M, 5) the sums of their stages.
     """
 
     span: Ints
@@ -127,6 +128,7 @@ class Tally(NamedTuple):
     by_replica: Ints
     replica_answered: Ints
     replica_in_time: Ints
+    replica_by_end: Ints
     replica_batches: Ints
     replica_busy: Ints
     windows: Ints
@@ -208,6 +210,7 @@ def new_tally(models: int, replicas: int, begin: int, end: int) -> Tally:
         by_replica=zeros(replicas, bins(COARSE_BITS)),
         replica_answered=zeros(replicas),
         replica_in_time=zeros(replicas),
+        replica_by_end=zeros(replicas),
         replica_batches=zeros(replicas),
         replica_busy=zeros(replicas),
         windows=zeros(WINDOWS, models, 3),

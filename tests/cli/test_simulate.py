@@ -72,6 +72,17 @@ def test_a_trace_is_made_shown_and_replayed(map_file: Path, tmp_path: Path, caps
     assert {row["model"]: row["requests"] for row in rows}["a"] - models["a"]["requests"] in (0, 1)
 
 
+def test_the_last_request_of_a_trace_is_simulated_too(
+    map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("time_s,model\n0,a\n500,a\n", encoding="utf-8")
+    assert main(["simulate", str(map_file), "--trace", str(trace), "--json"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["requests"] == 2
+    assert "a gap of 500 s" in said.err
+
+
 def test_a_trace_without_models_needs_a_map_of_one(
     map_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -173,6 +173,14 @@ def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
     assert seen.answered == pytest.approx(512 + 100, abs=2)
 
 
+def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput() -> None:
+    options = Options(1.0, refuse_hopeless=False)
+    done = simulate(deployed([[replica("m", [10.0, 10.0])]]), {"m": Constant(1000.0)}, options).replicas[0]
+    assert done.answered == 999
+    assert done.throughput_rps == pytest.approx(200.0, abs=3)
+    assert done.mean_batch == pytest.approx(2.0, abs=0.01)
+
+
 def test_what_arrives_before_the_warm_up_ends_is_not_counted() -> None:
     seen = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=Options(1.0, warmup_s=0.5))
     assert (seen.requests, seen.rate_rps) == (1, 2.0)
