@@ -25,6 +25,7 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.ray_cluster import join
 
 #: Tables that say what has been measured already, and what the devices can do.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
@@ -162,15 +163,7 @@ class RaySweep:
 
     def __init__(self, database: KernelDb, address: str = "") -> None:
         self._database = database
-        try:
-            self._ray = import_module("ray")
-        except ImportError:
-            raise UnavailableError("ray is not installed", "pip install 'gpuprof[ray]'") from None
-        try:
-            self._ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise UnavailableError(f"no Ray cluster answers: {reason}", "ray start --head starts one") from None
+        self._ray = join(address)
 
     def run(self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
         """Measure and yield the rows of ``models`` and ``colocations`` as they come into the database.

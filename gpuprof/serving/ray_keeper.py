@@ -13,9 +13,10 @@ import os
 import select
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
+from gpuprof.errors import UnavailableError
+from gpuprof.ray_cluster import join
 from gpuprof.serving.ray_machine import LABEL, RESOURCE, RayMachine, placement
 
 _LOOK_S = 0.5
@@ -83,14 +84,10 @@ class Keeper:
 
 def main(arguments: list[str]) -> int:
     """Keep machines until the input ends."""
-    ray: Any = import_module("ray")
-    address = arguments[0] or "auto"
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        fix = "ray start --head starts one; --ray-address says where"
-        say({"error": f"no Ray cluster answers at {address!r}: {reason[0][:200]}", "fix": fix})
+        ray = join(arguments[0])
+    except UnavailableError as error:
+        say({"error": error.message, "fix": error.fix})
         return 1
     keeper = Keeper(ray)
     say({"joined": True, "host": ray.util.get_node_ip_address()})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.errors import InputError
 from gpuprof.merged_model import MergedModel, read_description, read_merged
+from gpuprof.runtimes import ORT_CUDA
 from gpuprof.serving.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.metadata import ModelSpec, TensorSpec, is_batched
 
@@ -52,6 +53,10 @@ def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int
     """
     if path.startswith(NULL_PREFIX):
         return NullRuntime(name, version, null_bytes(path), batch)
+    if provider == ORT_CUDA:
+        from gpuprof.serving.bound_runtime import BoundRuntime
+
+        return BoundRuntime(name, version, Path(path), batch, threads, provider)
     return OnnxRuntime(name, version, Path(path), batch, threads, provider)
 
 

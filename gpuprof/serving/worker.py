@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -22,12 +21,12 @@ from gpuprof.cpu_share import CpuSlice, confine
 from gpuprof.errors import GpuprofError
 from gpuprof.scheduling import compute_steadily
 from gpuprof.serving.arena import map_arena
-from gpuprof.serving.batch_io import BatchInputs, BatchOutputs, Part
+from gpuprof.serving.batches import Batches, serve, serve_overlapped
+from gpuprof.serving.bound_runtime import BoundRuntime
 from gpuprof.serving.door import DoorKey, knock
 from gpuprof.serving.living_process import start_time
-from gpuprof.serving.merged_io import MergedInputs, MergedOutputs
 from gpuprof.serving.runtime import ModelError, Runtime, example_inputs, open_runtime
-from gpuprof.serving.wire import BlockingStream, Frame, Kind
+from gpuprof.serving.wire import Kind
 
 
 def main(arguments: list[str]) -> int:
@@ -53,50 +52,9 @@ def main(arguments: list[str]) -> int:
         gc.collect()
         gc.freeze()  # what exists now stays; later collections need not look at it
         stream.send(Kind.READY, runtime.spec.to_message())
-        _serve(stream, Batches(runtime, arena))
+        overlapped = isinstance(runtime, BoundRuntime)
+        (serve_overlapped if overlapped else serve)(stream, Batches(runtime, arena))
     return 0
-
-
-class Batches:
-    """Runs one batch after another."""
-
-    def __init__(self, runtime: Runtime, arena: memoryview) -> None:
-        self._runtime = runtime
-        merged = runtime.merged
-        self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
-        self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
-
-    def run(self, frame: Frame) -> tuple[Any, list[Any]]:
-        """Return the head and the payload of the answer to a batch.
-
-        The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request].
-
-        Raises
-        ------
-        ModelError
-            When the model cannot work on the inputs.
-        """
-        batch, requests = frame.head
-        parts = [Part(*request) for request in requests]
-        started = time.perf_counter_ns()
-        try:
-            inputs = self._inputs.gather(parts, frame.payload)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-        wanted = self._outputs.wanted(parts)
-        gathered = time.perf_counter_ns()
-        outputs = self._runtime.run(inputs, wanted)
-        ran = time.perf_counter_ns()
-        self._check_rows(parts, wanted, outputs)
-        described, payload = self._outputs.scatter(parts, wanted, outputs)
-        scattered = time.perf_counter_ns()
-        return [batch, gathered - started, ran - gathered, scattered - ran, described], payload
-
-    def _check_rows(self, parts: list[Part], wanted: list[int], outputs: list[Any]) -> None:
-        for position, output in zip(wanted, outputs, strict=True):
-            rows = self._outputs.rows(parts, position)
-            if self._runtime.spec.max_batch and output.shape[:1] != (rows,):
-                raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
@@ -117,22 +75,6 @@ def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
         for rows in sorted(sizes if runtime.spec.max_batch else {1}):
             runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
     return runtime
-
-
-def _serve(stream: BlockingStream, batches: Batches) -> None:
-    while (frame := stream.receive()) is not None:
-        if frame.kind == Kind.PING:
-            stream.send(Kind.PONG, None)
-            continue
-        try:
-            head, payload = batches.run(frame)
-        except ModelError as error:
-            stream.send(Kind.FAILED, [frame.head[0], str(error)])
-            continue
-        try:
-            stream.send(Kind.DONE, head, payload)
-        except ConnectionError:
-            return
 
 
 if __name__ == "__main__":

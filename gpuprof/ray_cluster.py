@@ -1,0 +1,49 @@
+"""Joins a Ray cluster: the one way for serving and profiling."""
+
+from __future__ import annotations
+
+import socket
+from importlib import import_module
+from typing import Any
+
+from gpuprof.errors import UnavailableError
+
+_ANSWER_S = 5.0
+_FIX = "ray start --head starts one; --ray-address says where"
+
+
+def join(address: str) -> Any:
+    """Connect to a cluster and return Ray's module.
+
+    Parameters
+    ----------
+    address : str
+        ``HOST:PORT``; empty: the cluster of this machine.
+
+    Raises
+    ------
+    UnavailableError
+        When Ray is not installed or no cluster answers.
+    """
+    try:
+        ray = import_module("ray")
+    except ImportError:
+        raise UnavailableError("ray is not installed", "pip install 'gpuprof[ray]'") from None
+    _knock(address)
+    try:
+        ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UnavailableError(f"no Ray cluster answers at {address or 'this machine'}: {reason}", _FIX) from None
+    return ray
+
+
+def _knock(address: str) -> None:
+    """Find out at once that nobody is there: Ray itself would try for a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "//" in address:
+        return
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(f"no Ray cluster answers at {address}: {error}", _FIX) from None
