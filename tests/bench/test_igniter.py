@@ -8,7 +8,7 @@ import pytest
 
 from bench.igniter_profiles import IgniterEstimator, table_3
 from bench.reproduce import igniter_fig14, igniter_fig20
-from bench.reproduce.igniter_runs import Blind, ByDevice, scaled, with_interference
+from bench.reproduce.igniter_runs import Blind, ByDevice, place, problem, scaled, with_interference
 from gpuprof.catalogue import device
 from gpuprof.estimate import Workload
 from gpuprof.placement.igniter import Igniter
@@ -76,8 +76,6 @@ def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estim
 
 
 def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
-    from bench.reproduce.igniter_runs import place, problem
-
     deployment = place(problem(estimator, ("v100",)), "igniter", Igniter()).deployment
     assert deployment is not None
     served, legs = with_interference(deployment, estimator)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ from gpuprof.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.share import Share
 
-NOWHERE = None
+NOWHERE = Path("nowhere")
 MS = 1_000_000
 
 
@@ -108,17 +110,14 @@ def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
         assert (first.batch_latency_ms[0] > alone * 1.01) is slower
 
 
-def test_the_figures_of_the_thesis_have_their_rows_and_facts(tmp_path: object) -> None:
-    from pathlib import Path
-
-    nowhere = Path("nowhere")
-    one = thesis_fig6_1.compute(nowhere, (1,))
+def test_the_figures_of_the_thesis_have_their_rows_and_facts() -> None:
+    one = thesis_fig6_1.compute(NOWHERE, (1,))
     assert one.sound
     ideal = one.row("ideal")[0]
     assert isinstance(ideal, float)
     assert all(isinstance(row[1], float) and 0.0 < row[1] <= ideal for row in one.rows)
     assert next(fact for fact in one.facts if fact.what == "GPUs that usher needs for all").agrees
-    assert len(thesis_fig6_10.compute(nowhere, (1,)).rows) == 5
-    load = thesis_fig6_15.compute(nowhere, (1000,), (350,))
+    assert len(thesis_fig6_10.compute(NOWHERE, (1,)).rows) == 5
+    load = thesis_fig6_15.compute(NOWHERE, (1000,), (350,))
     assert [fact.agrees for fact in load.facts] == [True]
     assert len(load.charts) == 1
