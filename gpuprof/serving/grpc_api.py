@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,8 @@ from gpuprof.serving.public_name import version_order
 from gpuprof.serving.router import Router, deadline_ms
 from gpuprof.serving.security import OPEN, Security
 
+#: Of the call at hand.
+_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 _SERVICE = "GRPCInferenceService"
 _CODES = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
@@ -148,7 +151,7 @@ class GrpcApi:
 
         inference = Inference(
             asked.rows, asked.inputs, asked.outputs, arrived, deadline_ms(model, asked), done, refused,
-            priority=asked.priority, slots=slots, kin=kin(model, asked),
+            priority=asked.priority, slots=slots, kin=kin(model, asked), traceparent=_traceparent.get(),
         )  # fmt: skip
         try:
             model.submit(inference)
@@ -163,6 +166,7 @@ class GrpcApi:
 
     async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answer each request of a stream when it is done, errors as messages."""
+        _traceparent.set(_parent(context))
         answers: asyncio.Queue[Any] = asyncio.Queue()
         response = protocol().message("ModelStreamInferResponse")
 
@@ -216,10 +220,16 @@ _TURN_AWAY = (
 )
 
 
+def _parent(context: Any) -> str:
+    """Return the client's span that a call belongs to, as W3C Trace Context writes it; empty: none."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == "traceparent"), "")
+
+
 def _translated(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
     """Turn refusals into gRPC's status codes."""
 
     async def call(request: Any, context: Any) -> Any:
+        _traceparent.set(_parent(context))
         try:
             return await answer(request)
         except RefusedError as refusal:

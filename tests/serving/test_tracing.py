@@ -11,7 +11,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 
 from gpuprof.cli.main import main
 from gpuprof.serving.inference import Inference, RefusedError, StageTimes
@@ -120,18 +122,26 @@ def collector() -> Iterator[str]:
 
 def test_a_server_sends_its_spans_to_a_collector(tmp_path: Path, collector: str) -> None:
     document = map_of({"m": "null:4"}, [replica("m")])
-    with running(tmp_path, document, "--simulate", "--otlp", collector) as server:
-        assert [server.infer("m", [1.0])[0] for _ in range(3)] == [200] * 3
+    with running(tmp_path, document, "--simulate", "--otlp", collector, "--grpc-port", "0") as server:
+        assert [server.infer("m", [1.0])[0] for _ in range(2)] == [200] * 2
+        address = next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
+        tensor = triton.InferInput("INPUT0", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+        with triton.InferenceServerClient(address) as client:
+            client.infer("m", [tensor], headers={"traceparent": PARENT})
         code, errors = server.stop()
     assert (code, errors) == (0, "drained\n")
     assert {path for path, _ in Collector.received} == {"/v1/traces"}
-    names = [
-        span.name
+    spans = [
+        span
         for _, request in Collector.received
         for resource in request.resource_spans
         for scope in resource.scope_spans
         for span in scope.spans
     ]
+    names = [span.name for span in spans]
+    parents = sorted(span.parent_span_id.hex() for span in spans if span.name == "infer m")
+    assert parents == ["", "", "b7ad6b7169203331"]
     assert names.count("infer m") == names.count("queue") == names.count("scatter") == 3
 
 
