@@ -79,8 +79,12 @@ def ask(server: RunningServer, model: str, rows: int, seed: int) -> tuple[Array,
 def check_both(server: RunningServer, originals: Originals, seeds: range) -> None:
     for seed in seeds:
         for model in ("a", "b"):
-            ids, mask, logits = ask(server, model, 1 + seed % 3, seed)
-            np.testing.assert_allclose(logits, originals.logits(model, ids, mask), rtol=2e-4, atol=2e-5)
+            check_one(server, originals, model, seed)
+
+
+def check_one(server: RunningServer, originals: Originals, model: str, seed: int) -> None:
+    ids, mask, logits = ask(server, model, 1 + seed % 3, seed)
+    np.testing.assert_allclose(logits, originals.logits(model, ids, mask), rtol=2e-4, atol=2e-5)
 
 
 @pytest.fixture(scope="module")
@@ -145,12 +149,36 @@ def test_a_request_that_does_not_fit_its_model_is_refused_in_its_models_words(se
     assert "tuned" not in answer["error"]
 
 
-def test_a_worker_of_a_merged_replica_that_dies_costs_no_request_of_either_model(files: Path, tmp_path: Path) -> None:
+def test_a_worker_of_a_merged_replica_that_dies_is_replaced_and_accepted_requests_are_answered(
+    files: Path, tmp_path: Path
+) -> None:
     originals = Originals(files)
+    wrong: list[str] = []
+    stop = threading.Event()
+
+    def client(model: str) -> None:
+        while not stop.is_set():
+            try:
+                check_one(server, originals, model, 3)
+            except AssertionError as error:
+                if "has no worker at the moment" not in str(error):  # refused, not accepted and lost
+                    wrong.append(str(error))
+                time.sleep(0.05)
+
     with running(tmp_path, merged_map(files)) as server:
-        check_both(server, originals, range(1))
+        clients = [threading.Thread(target=client, args=(model,)) for model in ("a", "b", "a", "b")]
+        for thread in clients:
+            thread.start()
+        time.sleep(0.2)
         server.workers()[0].kill()
-        check_both(server, originals, range(1, 4))
+        time.sleep(0.2)
+        while server.get("/v2/health/ready")[0] != 200:
+            time.sleep(0.05)
+        stop.set()
+        for thread in clients:
+            thread.join()
+        assert wrong == []
+        check_both(server, originals, range(2))
 
 
 def test_apply_moves_between_merged_and_unmerged_maps_and_loses_no_request(
