@@ -55,6 +55,10 @@ class Colocations:
         for row in db.read("colocations", columns=list(_COLUMNS)).to_pylist() if db is not None else ():
             if row["error"] is None and row["latency_mean_ms"] and row["solo_latency_mean_ms"]:
                 self._by_device.setdefault(row["device"], []).append(_row(row))
+        self._names = {
+            device: {label.rsplit(":", 2)[0] for row in rows for label in (row.label, *row.others)}
+            for device, rows in self._by_device.items()
+        }
         self._ranked: dict[str, tuple[Ranked, ...]] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
 
@@ -80,6 +84,10 @@ class Colocations:
         low = alone.value if alone.low is None else alone.low
         return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
 
+    def has_seen(self, device: Device, model: str) -> bool:
+        """Return whether ``model`` took part in a co-location on ``device``."""
+        return model in self._names.get(device.name, ())
+
     def ranked(self, device: Device) -> tuple[Ranked, ...]:
         """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
         if device.name not in self._ranked:
@@ -92,8 +100,11 @@ class Colocations:
         alone = {row.label: row for row in rows}
         found = []
         for row in rows:
-            victim = self._seen(device, parse_label(row.label), row)
-            others = [self._seen(device, parse_label(one), alone.get(one)) for one in row.others]
+            try:
+                victim = self._seen(device, parse_label(row.label), row)
+                others = [self._seen(device, parse_label(one), alone.get(one)) for one in row.others]
+            except InputError:  # written by others, in words that are not ours
+                continue
             known = tuple(one for one in others if one is not None)
             if victim is not None and len(known) == len(others):
                 found.append(Colocated(victim, known, row.latency_ms))

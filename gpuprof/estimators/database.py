@@ -85,10 +85,12 @@ class DatabaseEstimator:
         Raises
         ------
         InputError
-            When the model is unknown, or was not measured on the device and its ONNX file is not there.
+            When the model or a neighbour is unknown, or the model was not measured on the device and its ONNX file is
+            not there.
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
+        self._check_neighbours(device, beside)
         return self._answer(_Identity(device), Workload(model, batch, share, processes), tuple(beside))
 
     def graph(self, model: str, batch: int) -> ModelGraph:
@@ -190,6 +192,13 @@ class DatabaseEstimator:
         else:
             figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
         return _widened(figure, unknown_ms(at, device, share))
+
+    def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
+        for one in beside:
+            if one.batch < 1 or one.processes < 1:
+                raise InputError(f"batch and processes beside must be at least 1 but got {one.batch}, {one.processes}")
+            if not self._colocations.has_seen(device, one.model):
+                self._known(one.model)
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
+from gpuprof.kernel_db.schema import ColocationRow
 from tests.estimators.rows import database, measured, two_layers
 
 
@@ -101,3 +102,58 @@ def test_a_device_without_data_is_refused_where_the_file_is_gone(db: str, capsys
 
 def test_an_unknown_device_gets_the_nearest_name(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "unknown device 'a300' (did you mean" in _refused(capsys, "fast", "--db", db, "--device", "a300")
+
+
+@pytest.fixture
+def halves(tmp_path: Path) -> str:
+    rows = [
+        measured(name, batch, 10.0 * batch, device="a30", share=50.0) for name in ("fast", "slow") for batch in (1, 4)
+    ]
+    row = ColocationRow(
+        "r1", "a30", 0, 0, "fast", 1, "slow:4:50%", 50.0, latency_mean_ms=12.0, solo_latency_mean_ms=10.0
+    )
+    database(tmp_path / "halves", rows, colocations=[row])
+    return str(tmp_path / "halves")
+
+
+@pytest.mark.parametrize("neighbour", ["slow@4:50", "slow:4:50%", "slow@4"])
+def test_beside_a_measured_neighbour_the_measured_time_is_said(
+    halves: str, neighbour: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (row,) = _json(capsys, "fast", "--db", halves, "--share", "50", "--beside", neighbour)
+    assert (row["latency_ms"], row["latency_source"], row["beside"]) == (12.0, "measured", "slow@4:50%")
+
+
+def test_beside_an_unmeasured_neighbour_the_interval_widens(halves: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = _json(capsys, "slow", "--db", halves, "--share", "50", "--beside", "fast")
+    assert row["latency_ms"] == 10.0 and float(str(row["latency_high_ms"])) > 12.0
+
+
+@pytest.mark.parametrize(
+    ("neighbour", "said"),
+    [("slow@4:60", "leave no room"), ("slow@0", "batch"), ("slow@4:0", "share"), ("", "cannot read the neighbour")],
+)
+def test_neighbours_that_are_none_or_do_not_fit_are_refused(
+    halves: str, neighbour: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in _refused(capsys, "fast", "--db", halves, "--share", "50", f"--beside={neighbour}")
+
+
+def test_an_unknown_neighbour_gets_the_nearest_name(halves: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "did you mean slow?" in _refused(capsys, "fast", "--db", halves, "--share", "50", "--beside", "slwo")
+
+
+def test_the_gk_estimator_without_kernels_says_what_it_lacks(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "holds no kernels of a30" in _refused(capsys, "fast", "--db", db, "--estimator", "gk")
+    assert "unknown estimator 'gkk'" in _refused(capsys, "fast", "--db", db, "--estimator", "gkk")
+
+
+def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(two_layers(tmp_path / "odd.onnx", middle="Odd")), "--device", "a100-80"]
+    (row,) = _json(capsys, *words)
+    assert row["unknown_ops"] == ["Odd"]
+    assert float(str(row["latency_high_ms"])) > 5.0 * float(str(row["latency_ms"]))
+    assert float(str(row["latency_ms"])) > 0.003  # three launches, whatever is known of them
+    assert "has ops that nothing is known of: Odd" in _refused(capsys, *words, "--strict")
