@@ -167,10 +167,8 @@ def simulate(
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
         outcome = _run(deployment, load, options, sample, interference_of(deployment, db) if interference else None)
     else:
-        if sample:
-            raise InputError("--reschedule cannot be sampled", "leave out --sample")
-        if interference:
-            raise InputError("--reschedule knows no --interference", "leave one of them out")
+        if sample or interference:
+            raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
         costs = MoveCosts(parse_duration(load_time, "--load-time"), parse_duration(mig_time, "--mig-time"))
         loop = Loop(parse_duration(every, "--reschedule"), headroom, costs, db)
         run = partial(_follow, deployment, load, options, loop)
