@@ -101,7 +101,7 @@ def test_a_plan_is_cut_off_after_the_gpus_that_there_are() -> None:
 
 def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
     experiment = Experiment(("bert",), 100.0, 300.0)
-    usher, milp = plan("wao-usher", experiment, 4), plan("wsm-milp", experiment, 4)
+    usher, milp = plan("usher", experiment, 4), plan("ao-milp", experiment, 4)
     alone = SharedV100().latency_ms("bert", 4)
     for made, slower in ((usher, True), (milp, False)):
         first = next(replica for _, _, _, replica in as_served(made).places())
