@@ -35,6 +35,8 @@ LOAD = 0.8
 #: After so long the latency must be what it was.
 RECOVERY_S = 5.0
 _CONCURRENCY = 8
+#: Longer than the SLO of the map: what has no answer by then is lost, and not only late.
+_PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ def killed_under_load(model: str, seconds: float) -> Killed:
         rate_rps = LOAD * peak_rps
         times = arrival_times("poisson", rate_rps, seconds, 0).tolist()
         requests = requests_for(Target("127.0.0.1", port), "m", None, 0)
-        schedule = Schedule("127.0.0.1", port, (requests,), times, [0] * len(times), patience_s=30.0)
+        schedule = Schedule("127.0.0.1", port, (requests,), times, [0] * len(times), patience_s=_PATIENCE_S)
         start = time.monotonic() + 0.2
         kill = threading.Timer(0.2 + seconds / 4.0, _workers(process)[0].kill)
         kill.start()
