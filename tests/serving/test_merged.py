@@ -156,7 +156,7 @@ def test_a_worker_of_a_merged_replica_that_dies_is_replaced_and_accepted_request
     wrong: list[str] = []
     stop = threading.Event()
 
-    def client(model: str) -> None:
+    def client(server: RunningServer, model: str) -> None:
         while not stop.is_set():
             try:
                 check_one(server, originals, model, 3)
@@ -166,7 +166,7 @@ def test_a_worker_of_a_merged_replica_that_dies_is_replaced_and_accepted_request
                 time.sleep(0.05)
 
     with running(tmp_path, merged_map(files)) as server:
-        clients = [threading.Thread(target=client, args=(model,)) for model in ("a", "b", "a", "b")]
+        clients = [threading.Thread(target=client, args=(server, model)) for model in ("a", "b", "a", "b")]
         for thread in clients:
             thread.start()
         time.sleep(0.2)
