@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +26,14 @@ _ALTERNATIVES = (
     Column("cost", "cost", number(3)),
     Column("chosen", "in the map"),
 )
+_SEATS = (
+    Column("where", "stands on", right=False),
+    Column("share", "share", right=False),
+    Column("batch", "batch"),
+    Column("rate_rps", "req/s", number(4)),
+    Column("beside", "beside", right=False),
+    Column("free_pct", "free %", number(3)),
+)
 _WHAT_IFS = (
     Column("change", "demand", right=False),
     Column("gpus", "devices"),
@@ -42,20 +51,24 @@ def explain(
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
     from gpuprof.cli.planning import map_policy, map_problem
     from gpuprof.deployment import read_map
-    from gpuprof.placement.explanation import alternatives, what_ifs
+    from gpuprof.placement.explanation import alternatives, seats, what_ifs
 
     deployment = read_map(map_file)
     if model not in deployment.models:
         raise unknown_name("model of the map", model, sorted(deployment.models))
     problem = map_problem(deployment, db)
     choices = [_alternative(one) for one in alternatives(problem, deployment, model)]
+    places = [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in seats(deployment, model)]
     changes = [_what_if(one) for one in what_ifs(problem, map_policy(deployment), model)]
     if as_json:
-        print_json({"model": model, "alternatives": choices, "what_if": changes})
+        print_json({"model": model, "places": places, "alternatives": choices, "what_if": changes})
         return
     asked = deployment.models[model]
     sys.stdout.write(
         f"{model}: {asked.rate_rps:g} requests/s, {asked.percentile:g}% of them within {asked.slo_ms:g} ms\n\n"
+    )
+    print_rows(places, _SEATS, Format.TABLE)
+    sys.stdout.write(
         "The best batch under each share, cheapest first (cost: dollars an hour, or devices where none has a price):\n"
     )
     print_rows(choices, _ALTERNATIVES, Format.TABLE)

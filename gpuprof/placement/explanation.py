@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap
+from gpuprof.deployment import DeploymentMap, share_of
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
@@ -36,6 +36,30 @@ class Alternative:
     replicas: int
     cost: float
     chosen: int
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a replica of the model stands, beside whom, and what is left there.
+
+    Attributes
+    ----------
+    where : str
+        Node, device and MIG instance.
+    share, batch : str, int
+    rate_rps : float
+    beside : tuple of str
+        The other replicas in the same partition, by model and share.
+    free_pct : float
+        Of the partition, given to nobody.
+    """
+
+    where: str
+    share: str
+    batch: int
+    rate_rps: float
+    beside: tuple[str, ...]
+    free_pct: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +98,28 @@ def alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tup
             taken = chosen[segment.device, segment.share.sm_pct, segment.share.mig]
             found.append(Alternative(segment, int(count), count * segment.fraction * entry.price_per_hour, taken))
     return tuple(sorted(found, key=lambda one: (one.cost, one.replicas)))
+
+
+def seats(deployment: DeploymentMap, model: str) -> tuple[Seat, ...]:
+    """Return where the replicas of ``model`` stand, in the order of the map."""
+    found = []
+    for node, gpu, partition, replica in deployment.places():
+        if replica.model != model:
+            continue
+        mig = "" if partition.mig is None else f" {partition.mig.profile}@{partition.mig.start}"
+        others = [other for other in partition.replicas if other is not replica]
+        free = 100.0 - sum(one.sm_share_pct for one in partition.replicas)
+        found.append(
+            Seat(
+                where=f"{node.name} {gpu.device} {gpu.index}{mig}",
+                share=str(share_of(partition, replica)),
+                batch=replica.batch,
+                rate_rps=replica.rate_rps,
+                beside=tuple(f"{other.model} {other.sm_share_pct:g}%" for other in others),
+                free_pct=max(0.0, free),
+            )
+        )
+    return tuple(found)
 
 
 def what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.explanation import alternatives, what_ifs
+from gpuprof.placement.explanation import alternatives, seats, what_ifs
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.problem import Options
@@ -27,3 +27,14 @@ def test_what_more_rate_and_less_slo_would_change_is_computed_anew() -> None:
     # 858 requests/s are more than one whole device serves
     assert sum(count for _, count in faster.shares) > sum(count for _, count in now.shares)
     assert faster.gpus == now.gpus == 2
+
+
+def test_where_a_model_stands_is_said_with_its_neighbours_and_what_is_free() -> None:
+    shared = problem([demand("m", 20.0), demand("other", 5.0)])
+    deployment = to_map(shared, FirstFitDecreasing().place(shared))
+    (seat,) = seats(deployment, "m")
+    ours, theirs = (next(r for *_, r in deployment.places() if r.model == model) for model in ("m", "other"))
+    assert seat.where == "node0 plain 0"
+    assert seat.beside == (f"other {theirs.sm_share_pct:g}%",)
+    assert seat.free_pct == 100.0 - ours.sm_share_pct - theirs.sm_share_pct
+    assert (seat.share, seat.batch, seat.rate_rps) == (f"{ours.sm_share_pct:g}%", ours.batch, 20.0)
