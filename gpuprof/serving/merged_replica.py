@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, cast
 
 from gpuprof.serving.inference import Inference, InputTensor, OutputTensor, RefusedError
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
-from gpuprof.serving.replica import Replica, ReplicaPlan
+from gpuprof.serving.replica import Replica, ReplicaOwner, ReplicaPlan
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.statistics import BatchStatistics, ModelStatistics
 from gpuprof.serving.worker_link import BatchAnswer
 
 if TYPE_CHECKING:
     from gpuprof.routing import ReplicaLoad
-    from gpuprof.serving.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,10 @@ class MemberReplica:
     ----------
     whole : MergedReplica
     member : PlannedMember
-    model : ServedModel
+    model : ReplicaOwner
     """
 
-    def __init__(self, whole: MergedReplica, member: PlannedMember, model: ServedModel) -> None:
+    def __init__(self, whole: MergedReplica, member: PlannedMember, model: ReplicaOwner) -> None:
         self.member = member
         self.model = model
         self.statistics = ModelStatistics()
@@ -181,11 +180,11 @@ class MergedReplica(Replica):
     ----------
     plan : ReplicaPlan
     seats : list of Seat
-    members : sequence of (PlannedMember, ServedModel)
+    members : sequence of (PlannedMember, ReplicaOwner)
     """
 
     def __init__(
-        self, plan: ReplicaPlan, seats: list[Seat], members: Sequence[tuple[PlannedMember, ServedModel]]
+        self, plan: ReplicaPlan, seats: list[Seat], members: Sequence[tuple[PlannedMember, ReplicaOwner]]
     ) -> None:
         self.faces = tuple(MemberReplica(self, member, model) for member, model in members)
         super().__init__(plan, seats, _Owners(self.faces), ModelStatistics())

@@ -211,7 +211,7 @@ class Workforce:
         self.seats += seats
         if planned.members:
             merged = MergedReplica(planned.plan, seats, [(one, models[one.model]) for one in planned.members])
-            return _Staffed(planned, merged, tuple((face.model, face) for face in merged.faces))
+            return _Staffed(planned, merged, tuple((models[face.member.model], face) for face in merged.faces))
         model = models[planned.model]
         replica = Replica(planned.plan, seats, model, ModelStatistics())
         return _Staffed(planned, replica, ((model, replica),))
