@@ -24,6 +24,7 @@ _COLUMNS = (
     Column("p95_pct", "p95 %", number()),
     Column("coverage_pct", "inside 90% interval, %", number()),
 )
+_ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(
@@ -32,6 +33,9 @@ def evaluate(
         str, typer.Option(help="Constituents of the stack, separated by commas; lightgbm may be added.")
     ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
     plot: Annotated[Path | None, typer.Option(help="Write predicted against measured here, as SVG.")] = None,
+    by_architecture: Annotated[
+        bool, typer.Option("--by-architecture", help="A line for each architecture, not one for all.")
+    ] = False,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -47,7 +51,8 @@ def evaluate(
         task = bar.add_task("architectures", total=len(data.architectures))
         predictions = leave_one_architecture_out(data, names, lambda _: bar.advance(task))
     predictions += new_batches(data)
-    print_rows([asdict(one) for one in summarise(predictions)], _COLUMNS, chosen)
+    columns = (*_COLUMNS[:3], _ARCHITECTURE, *_COLUMNS[3:]) if by_architecture else _COLUMNS
+    print_rows([asdict(one) for one in summarise(predictions, by_architecture)], columns, chosen)
     if plot is not None:
         _write_plot(plot, predictions)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from joblib import Parallel, delayed
 
+from gpuprof.cpu_share import own_cores
 from gpuprof.errors import InputError
 from gpuprof.estimators.curve import BatchCurve
 from gpuprof.estimators.features import roofline_ns
@@ -56,6 +58,8 @@ class Summary:
 
     Attributes
     ----------
+    architecture : str
+        Empty for all together.
     mean_pct, median_pct, p95_pct : float
         Of the absolute relative error.
     coverage_pct : float or None
@@ -65,6 +69,7 @@ class Summary:
     setting: str
     quantity: str
     predictor: str
+    architecture: str
     count: int
     mean_pct: float
     median_pct: float
@@ -75,7 +80,7 @@ class Summary:
 def leave_one_architecture_out(
     data: TrainingSet, names: Sequence[str] = STACKED, progress: Callable[[str], None] = lambda _: None
 ) -> list[Prediction]:
-    """Return predictions for every architecture by regressors that have not seen it.
+    """Return predictions for every architecture by regressors that have not seen it; cores work side by side.
 
     Raises
     ------
@@ -85,13 +90,26 @@ def leave_one_architecture_out(
     if len(data.architectures) < 2:
         raise InputError(f"leaving one architecture out needs two but there is {len(data.architectures)}")
     found: list[Prediction] = []
-    for architecture in data.architectures:
-        model = fit(without(data, architecture), names)
-        found += _of_ops(data, model, architecture)
-        for case in (case for case in data.cases if case.graph.name == architecture):
-            found += _of_case(case, model)
+    tasks = (delayed(_left_out)(_portable(data), architecture, tuple(names)) for architecture in data.architectures)
+    parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
+    for architecture, part in zip(data.architectures, parts, strict=True):
+        found += part
         progress(architecture)
     return found
+
+
+def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
+    model = fit(without(data, architecture), names)
+    found = _of_ops(data, model, architecture)
+    for case in (case for case in data.cases if case.graph.name == architecture):
+        found += _of_case(case, model)
+    return found
+
+
+def _portable(data: TrainingSet) -> TrainingSet:
+    """Return the data as it can go to another process: views of mappings cannot."""
+    device = data.device
+    return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
 
 
 def new_batches(data: TrainingSet) -> list[Prediction]:
@@ -112,15 +130,16 @@ def new_batches(data: TrainingSet) -> list[Prediction]:
     return found
 
 
-def summarise(predictions: Iterable[Prediction]) -> list[Summary]:
+def summarise(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
     """Return the errors by setting, quantity and predictor, with the coverage of the intervals of what estimates use.
 
     The interval of an architecture comes from the residuals of the other architectures, each predicted without
     itself.
     """
-    groups: dict[tuple[str, str, str], list[Prediction]] = {}
+    groups: dict[tuple[str, str, str, str], list[Prediction]] = {}
     for one in predictions:
-        groups.setdefault((one.setting, one.quantity, one.predictor), []).append(one)
+        which = one.model if by_architecture else ""
+        groups.setdefault((one.setting, one.quantity, one.predictor, which), []).append(one)
     return [_summary(*key, members) for key, members in groups.items()]
 
 
@@ -138,7 +157,7 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
     return inside / len(predictions)
 
 
-def _summary(setting: str, quantity: str, predictor: str, members: Sequence[Prediction]) -> Summary:
+def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
     errors = 100.0 * np.array([one.error for one in members])
     has_interval = (quantity, predictor) in (("latency", STACK), ("memory", ALLOCATION))
     inside = coverage(members) if has_interval else None
@@ -146,6 +165,7 @@ def _summary(setting: str, quantity: str, predictor: str, members: Sequence[Pred
         setting,
         quantity,
         predictor,
+        architecture,
         len(members),
         float(errors.mean()),
         float(np.median(errors)),
