@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpuprof.device import Device, MigProfile
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
@@ -30,7 +30,7 @@ class Bin:
         """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; say whether they did."""
         if replica.share.mig is None:
             return self._add_shared(replica, segments)
-        return self._add_instance(replica)
+        return self._add_instance(replica, segments)
 
     def add_instance(self, replica: PlacedReplica, start: int) -> None:
         """Put a replica into an instance of its own at ``start``, which the caller knows to be free."""
@@ -45,26 +45,40 @@ class Bin:
         """Return what stands here, instances in the order of their slots."""
         return PlacedGpu(self.device.name, tuple(sorted(self.partitions, key=lambda p: p.start or 0)))
 
-    def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
-        if any(partition.mig is not None for partition in self.partitions):
+    def add_inside(self, position: int, replica: PlacedReplica, segments: Segments) -> bool:
+        """Put ``replica`` beside what stands in a partition, if there is room and everybody keeps the SLO."""
+        partition = self.partitions[position]
+        together = replace(partition, replicas=(*partition.replicas, replica))
+        if partition.mig != replica.share.mig or not self._fits(together):
             return False
-        present = self.partitions[0].replicas if self.partitions else ()
-        together = (*present, replica)
-        if sum(one.share.sm_pct for one in together) > 100.0 + _EPSILON:
+        if not segments.holds(self.device, together):
             return False
-        if len(together) > 1 and sum(one.processes for one in together) > MPS_CLIENTS:
-            return False
-        if sum(one.memory_bytes or 0 for one in together) > self.device.dram_bytes:
-            return False
-        partition = PlacedPartition(together)
-        if not segments.holds(self.device, partition):
-            return False
-        self.partitions = [partition]
+        self.partitions[position] = together
         return True
 
-    def _add_instance(self, replica: PlacedReplica) -> bool:
-        if replica.share.sm_pct != 100.0 or any(partition.mig is None for partition in self.partitions):
+    def _fits(self, partition: PlacedPartition) -> bool:
+        replicas = partition.replicas
+        return (
+            sum(one.share.sm_pct for one in replicas) <= 100.0 + _EPSILON
+            and (len(replicas) < 2 or sum(one.processes for one in replicas) <= MPS_CLIENTS)
+            and sum(one.memory_bytes or 0 for one in replicas) <= self.device.memory_bytes(replicas[0].share)
+        )
+
+    def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
+        if self.partitions:
+            return self.add_inside(0, replica, segments)
+        alone = PlacedPartition((replica,))
+        if self._fits(alone):
+            self.partitions = [alone]
+        return bool(self.partitions)
+
+    def _add_instance(self, replica: PlacedReplica, segments: Segments) -> bool:
+        if any(partition.mig is None for partition in self.partitions):
             return False
+        if replica.share.sm_pct < 100.0 and any(
+            self.add_inside(position, replica, segments) for position in range(len(self.partitions))
+        ):
+            return True
         profile = self.device.mig_profile(str(replica.share.mig))
         start = self.free_start(profile)
         if start is None:

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand
+from gpuprof.placement.carry import carried
+from gpuprof.placement.cheapest import cheapest
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.fleet_bins import FleetBins
-from gpuprof.placement.goodput import maximise_goodput
-from gpuprof.placement.master import Choice, Master, classes_of
+from gpuprof.placement.goodput import maximise_goodput, most_goodput
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.master import Choice, classes_of
+from gpuprof.placement.offers import Choices, Offers
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import EXACT
 from gpuprof.placement.realise import realise
-from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
+from gpuprof.placement.seating import seated
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.slack import Slack
 from gpuprof.placement.whynot import with_unplaced
-
-#: Of a fleet of so many devices, a part is placed without searching for the last device.
-_MANY_DEVICES = 1_000
-
-_Choices = Mapping[str, tuple[Segment, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +46,47 @@ class Optimal:
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`."""
+        limit = Limit(problem.options.time_limit_s)
         segments = Segments(problem)
-        choices = _choices(problem, segments)
-        demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
-        choice, bounds = _cheapest(problem, demands, choices)
-        if choice is None and demands:
-            choice = maximise_goodput(problem, classes_of(demands, choices), fair=self.fair)
-        bins = FleetBins(problem, segments)
-        covers = {} if choice is None else _covers(demands, choices, choice)
-        left = realise(covers, () if choice is None else choice.patterns, segments, bins)
-        return _better(problem, _finished(problem, segments, bins, bounds), bool(left) or choice is None, self.fair)
-
-
-def _choices(problem: Problem, segments: Segments) -> _Choices:
-    return {
-        demand.model: tuple(
-            segment for entry in problem.fleet.entries for segment in segments.best(demand, entry.device)
+        planned = self._planned(problem, segments, limit)
+        slack = Slack(problem, segments, limit)
+        spread = replace(planned, gpus=slack.spread(planned.gpus))
+        if problem.previous is None:
+            return spread
+        kept = self._kept(problem, segments, spread, limit)
+        return (
+            spread if kept is None else _preferred(problem, slack, replace(kept, gpus=slack.spread(kept.gpus)), spread)
         )
-        for demand in problem.demands
-    }
+
+    def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
+        """Return the placement as if nothing ran yet."""
+        offers = Offers(problem, segments)
+        choices = offers.sure()
+        demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
+        found = cheapest(problem, demands, offers, limit)
+        choice, choices = found.choice, found.choices
+        fixed = all(entry.count is not None for entry in problem.fleet.entries)
+        if choice is None and demands and not limit.is_over:
+            choices = offers.listed()
+            choice = maximise_goodput(problem, classes_of(demands, choices), limit, fair=self.fair)
+        bins = FleetBins(problem, segments)
+        left = choice is None or realise(_covers(demands, choices, choice), choice, segments, bins)
+        placed = Placement("optimal", bins.placed(), (), found.gpus, found.cost_per_hour)
+        if fixed:
+            most = sum(demand.rate_rps for demand in demands)
+            if found.choice is None:
+                most = most_goodput(problem, demands, classes_of(demands, offers.hoped(demands)), limit)
+            placed = replace(placed, upper_bound_goodput_rps=most)
+        placed = with_unplaced(problem, segments, placed)
+        return placed if not left or self.fair else _better(problem, placed, FirstFitDecreasing().place(problem))
+
+    def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
+        """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
+        old = None if problem.previous is None else carried(problem, segments, problem.previous)
+        if old is None:
+            return None
+        added = () if old.rest is None else self._planned(old.rest, Segments(old.rest), limit).gpus
+        return with_unplaced(problem, segments, replace(planned, gpus=(*old.gpus, *added), unplaced=()))
 
 
 def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
@@ -75,58 +96,7 @@ def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
     return demand if demand.rate_rps <= reach else replace(demand, rate_rps=reach)
 
 
-def _cheapest(
-    problem: Problem, demands: Sequence[Demand], choices: _Choices
-) -> tuple[Choice | None, tuple[int | None, float | None]]:
-    """Return the cheapest way to serve everything, None when the fleet is too small, and the bounds on it."""
-    if not demands:
-        return None, (0, 0.0)
-    options = problem.options
-    master = Master(problem.fleet.entries, classes_of(demands, choices))
-    gap = _gap(problem, master)
-    solution = master.program.solve(time_limit_s=options.time_limit_s, seed=options.seed, gap=gap)
-    if solution is None:
-        return None, (None, None)
-    cost = solution.objective if solution.proven and gap == EXACT else solution.bound
-    if options.latency_budget is None:
-        cost = min(cost, _bound_over_precision(problem, demands, choices))
-    return master.read(solution), (_fewest_gpus(problem, master, cost), cost)
-
-
-def _gap(problem: Problem, master: Master) -> float:
-    """Return how far from the bound the search may stop: nowhere, but where one device is next to nothing."""
-    relaxed = master.program.solve(relaxed=True)
-    dearest = max(entry.price_per_hour for entry in problem.fleet.entries)
-    many = relaxed is not None and relaxed.objective > _MANY_DEVICES * dearest
-    return 1.0 / _MANY_DEVICES if many else EXACT
-
-
-def _bound_over_precision(problem: Problem, demands: Sequence[Demand], choices: _Choices) -> float:
-    """Return the bound on the cost if every capacity were as high as the search for it leaves open."""
-    rates = {demand.model: demand.rate_rps for demand in demands}
-    wider = {
-        model: tuple(_widened(segment, rates[model]) for segment in segments)
-        for model, segments in choices.items()
-        if model in rates
-    }
-    program = Master(problem.fleet.entries, classes_of(demands, wider)).program
-    solution = program.solve(time_limit_s=problem.options.time_limit_s, seed=problem.options.seed)
-    return 0.0 if solution is None else solution.bound
-
-
-def _widened(segment: Segment, rate_rps: float) -> Segment:
-    return replace(segment, capacity_rps=min(rate_rps, segment.capacity_rps * (1.0 + RATE_PRECISION)))
-
-
-def _fewest_gpus(problem: Problem, master: Master, cost: float) -> int | None:
-    """Return a bound on the number of devices: from the cost where they cost the same, else from the relaxation."""
-    prices = {entry.price_per_hour for entry in problem.fleet.entries}
-    if len(prices) == 1:
-        return math.ceil(cost / prices.pop() - 1e-6)
-    return None
-
-
-def _covers(demands: Sequence[Demand], choices: _Choices, choice: Choice) -> dict[str, Cover]:
+def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> dict[str, Cover]:
     covers = {}
     for demand in demands:
         counts = choice.covers[demand.model]
@@ -136,21 +106,32 @@ def _covers(demands: Sequence[Demand], choices: _Choices, choice: Choice) -> dic
     return covers
 
 
-def _finished(
-    problem: Problem, segments: Segments, bins: FleetBins, bounds: tuple[int | None, float | None]
-) -> Placement:
-    return with_unplaced(problem, segments, Placement("optimal", bins.placed(), (), *bounds))
-
-
-def _better(problem: Problem, found: Placement, doubtful: bool, fair: bool) -> Placement:
-    """Return first-fit decreasing's placement where the program's could not be put down and that one is better."""
-    if not doubtful or fair:
-        return found
-    other = FirstFitDecreasing().place(problem)
-    worth = {id(one): (_missing(problem, one), _cost(problem, one)) for one in (found, other)}
-    if worth[id(other)] >= worth[id(found)]:
+def _better(problem: Problem, found: Placement, other: Placement) -> Placement:
+    """Return ``found``, with what stands in ``other`` where that is better."""
+    if _worth(problem, other) >= _worth(problem, found):
         return found
     return replace(found, gpus=other.gpus, unplaced=other.unplaced)
+
+
+def _preferred(problem: Problem, slack: Slack, kept: Placement, fresh: Placement) -> Placement:
+    """Return what serves more, else costs less, else leaves less in doubt, else moves fewer replicas."""
+    if problem.previous is None:
+        return fresh
+    devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
+    worth = {
+        id(one): (
+            *_worth(problem, one),
+            round(slack.worst_doubt(one.gpus), 1),
+            seated(one.gpus, problem.previous, devices).moves,
+        )
+        for one in (kept, fresh)
+    }
+    return fresh if worth[id(fresh)] < worth[id(kept)] else kept
+
+
+def _worth(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
+    """Return what is better when it is less: what is not served, and the cost."""
+    return _missing(problem, placement), round(_cost(problem, placement), 9)
 
 
 def _missing(problem: Problem, placement: Placement) -> tuple[float, ...]:

@@ -10,9 +10,11 @@ import highspy
 import numpy as np
 
 _INFINITY = highspy.kHighsInf
-#: Branch-and-bound nodes after which the best solution so far is taken when no time limit says otherwise. A count,
-#: not a time, so that the same problem has the same answer on every machine.
-_MOST_NODES = 2_000
+#: Branch-and-bound nodes, times the entries of the program, after which the best solution so far is taken when no
+#: time limit says otherwise. A count, not a time, so that the same problem has the same answer on every machine.
+_MOST_WORK = 400_000
+_MOST_NODES = 500
+_FEWEST_NODES = 20
 #: A relative gap that is none.
 EXACT = 1e-7
 
@@ -29,13 +31,16 @@ class Solution:
     bound : float
         No solution has a smaller objective.
     proven : bool
-        Whether the objective is the smallest there is.
+        Whether the objective is the smallest there is, up to the gaps that were allowed.
+    duals : tuple of float
+        By row, of a relaxed program: what the objective grows by when the row's bound does.
     """
 
     values: tuple[float, ...]
     objective: float
     bound: float
     proven: bool
+    duals: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -74,7 +79,13 @@ class Program:
         self._costs = [costs.get(column, 0.0) for column in range(len(self._costs))]
 
     def solve(
-        self, *, time_limit_s: float | None = None, seed: int = 0, relaxed: bool = False, gap: float = EXACT
+        self,
+        *,
+        time_limit_s: float | None = None,
+        seed: int = 0,
+        relaxed: bool = False,
+        gap: float = EXACT,
+        least_step: float = 0.0,
     ) -> Solution | None:
         """Return the best solution found, None when there is none or none was found in time.
 
@@ -86,14 +97,18 @@ class Program:
             Let integers be fractions: a bound in no time.
         gap : float
             Distance of objective and bound, relative, at which the search may stop.
+        least_step : float
+            Objectives of different solutions are so far apart, so that a bound nearer than that proves the better.
         """
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", gap)
+        solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * (1.0 - 1e-6)))
         if time_limit_s is None:
-            solver.setOptionValue("mip_max_nodes", _MOST_NODES)
+            entries = max(1, sum(map(len, self._entries)))
+            solver.setOptionValue("mip_max_nodes", min(_MOST_NODES, max(_FEWEST_NODES, _MOST_WORK // entries)))
         else:
             solver.setOptionValue("time_limit", time_limit_s)
         solver.passModel(self._model(relaxed))
@@ -130,7 +145,8 @@ class Program:
         objective = float(info.objective_function_value)
         proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
         bound = objective if relaxed else min(objective, float(info.mip_dual_bound))
-        return Solution(values, objective, bound, proven)
+        duals = tuple(float(dual) for dual in solver.getSolution().row_dual) if relaxed else ()
+        return Solution(values, objective, bound, proven, duals)
 
 
 def _bound(value: float) -> float:

@@ -1,4 +1,4 @@
-"""Seats the devices of a placement on those of an older map, so that as many replicas as possible stay where they are."""
+"""Seats a placement on the devices of an older map, so that as many replicas as possible stay where they are."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.demand import Demand, Slo
+from gpuprof.errors import GpuprofError
 from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.share import Share
 from tests.placement.table import Table
@@ -184,3 +186,73 @@ def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
     fleet = [(plain_device(), counts[0]), (sliced_device(), counts[1])]
     options = Options(confidence=confidence, max_processes=2)
     solved(OPTIMAL, problem(demands(asked), fleet, LinearEstimator(slowdown=slowdown), options))
+
+
+def test_more_is_never_served_than_the_map_says_any_could() -> None:
+    given = problem(demands([(900.0, 60.0), (700.0, 40.0)]), [(plain_device(), 1)])
+    placement, deployment = solved(OPTIMAL, given)
+    assert placement.unplaced
+    assert deployment.predicted.upper_bound_goodput_rps is not None
+    assert deployment.predicted.goodput_rps <= deployment.predicted.upper_bound_goodput_rps < 1600.0
+
+
+def test_fairness_goes_on_above_the_worst_served() -> None:
+    # one device: 25% does 200/s. The large demand cannot get beyond a quarter of its rate unless the others get less;
+    # what is left must not all go to one of them
+    asked = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
+    fair, _ = solved(Optimal(fair=True), problem(asked, [(plain_device(), 1)], options=BUDGET))
+    got = sorted(fair.rate_rps(one.model) / one.rate_rps for one in asked)
+    assert got == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
+
+
+def test_what_still_runs_is_kept_when_rates_change() -> None:
+    sure = LinearEstimator(interval=0.0)  # else another map may leave less in doubt, which comes first
+    given = problem(demands([(300.0, 50.0), (250.0, 80.0), (120.0, 40.0)]), estimator=sure, options=BUDGET)
+    _, before = solved(OPTIMAL, given)
+    less = replace(given, demands=tuple(demands([(280.0, 50.0), (240.0, 80.0), (110.0, 40.0)])))
+    fresh, _ = solved(OPTIMAL, less)
+    kept, after = solved(OPTIMAL, replace(less, previous=before))
+    assert cost(kept) == cost(fresh)
+    assert after.predicted.moves == 0
+
+
+def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> None:
+    # only instances are known: seven of 1g, and nine models that need a seventh of one each
+    instances = LinearEstimator(percents=())
+    given = problem([demand(f"m{i}", 2.0, 500.0) for i in range(9)], [(sliced_device(), None)], instances, BUDGET)
+    placement, _ = solved(OPTIMAL, given)
+    assert len(placement.gpus) == placement.lower_bound_gpus == 1
+    mixed = [part for part in placement.gpus[0].partitions if len({one.model for one in part.replicas}) > 1]
+    assert all(part.mig for part in placement.gpus[0].partitions)
+    assert mixed
+
+
+@FEW
+@given(
+    asked=ASKED,
+    mig=st.booleans(),
+    count=st.none() | st.integers(1, 2),
+    table=st.tuples(st.floats(0.2, 8.0), st.floats(0.1, 3.0), st.sampled_from([0.0, 0.25]), st.floats(0.0, 0.4)),
+    budget=st.booleans(),
+)
+def test_no_policy_of_all_is_better_than_the_bounds(
+    asked: list[tuple[float, float]],
+    mig: bool,
+    count: int | None,
+    table: tuple[float, float, float, float],
+    budget: bool,
+) -> None:
+    start, each, slowdown, interval = table
+    estimator = LinearEstimator(start, each, slowdown=slowdown, interval=interval)
+    fleet = [(sliced_device() if mig else plain_device(), count)]
+    given = problem(demands(asked), fleet, estimator, BUDGET if budget else Options(max_processes=2))
+    best, _ = solved(OPTIMAL, given)
+    for name in sorted(set(BUILTIN) - {"optimal"}):
+        try:
+            other, deployment = solved(make_policy(name), given)
+        except GpuprofError:
+            continue  # not made for such a fleet
+        if best.lower_bound_gpus is not None and not other.unplaced:
+            assert best.lower_bound_gpus <= len(other.gpus), name
+        if best.upper_bound_goodput_rps is not None:
+            assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name

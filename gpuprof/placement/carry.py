@@ -1,0 +1,204 @@
+"""Keeps what runs: the replicas of an older map at the rates that are asked for now."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.demand import Demand
+from gpuprof.deployment import DeploymentMap, Partition, share_of
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.fleet import Fleet
+from gpuprof.mig import is_legal, placement
+from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.cover import shared_out
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+
+_EPSILON = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What of an older map can go on running.
+
+    Attributes
+    ----------
+    gpus : tuple of PlacedGpu
+    rest : Problem or None
+        What it leaves to be placed, on the devices that it leaves; None when it serves everything.
+    """
+
+    gpus: tuple[PlacedGpu, ...]
+    rest: Problem | None
+
+
+def carried(problem: Problem, segments: Segments, previous: DeploymentMap) -> Carried | None:
+    """Return the older map at today's rates, without the devices that they do not need; None where it is not sound."""
+    try:
+        old = list(_old_gpus(problem, previous))
+    except InputError:
+        return None
+    found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
+    needed = _needed(problem, _within_fleet(problem, old), found)
+    gpus = _rerated(problem, needed, found)
+    if not all(_sound(problem, segments, gpu) for gpu in gpus):
+        return None
+    return Carried(tuple(gpus), _rest(problem, gpus))
+
+
+def _old_gpus(problem: Problem, previous: DeploymentMap) -> Iterator[PlacedGpu]:
+    kinds = {entry.device.name for entry in problem.fleet.entries}
+    asked = {demand.model for demand in problem.demands}
+    for node in previous.nodes:
+        for gpu in node.gpus:
+            parts = tuple(_old_partition(part, asked) for part in gpu.partitions)
+            kept = tuple(part for part in parts if part.replicas)
+            if gpu.device in kinds and kept:
+                yield PlacedGpu(gpu.device, kept)
+
+
+def _old_partition(partition: Partition, asked: set[str]) -> PlacedPartition:
+    replicas = tuple(
+        PlacedReplica(one.model, one.batch, one.processes, share_of(partition, one), 0.0, one.max_wait_ms)
+        for one in partition.replicas
+        if one.model in asked
+    )
+    mig = partition.mig
+    return PlacedPartition(replicas, None if mig is None else mig.profile, None if mig is None else mig.start)
+
+
+def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, Segment]]:
+    """Yield what each replica can do that still keeps its SLO and obeys the options."""
+    device, options = problem.device(gpu.device), problem.options
+    for replica in gpu.replicas():
+        if replica.batch > options.max_batch or replica.processes > options.max_processes or replica.max_wait_ms:
+            continue  # what waits for its batch to fill is not planned any more
+        segment = segments.make(problem.demand(replica.model), device, replica.workload)
+        if segment is not None:
+            yield replica, segment
+
+
+def _within_fleet(problem: Problem, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:
+    left = {entry.device.name: math.inf if entry.count is None else entry.count for entry in problem.fleet.entries}
+    kept = []
+    for gpu in gpus:
+        if left[gpu.device] > 0:
+            left[gpu.device] -= 1
+            kept.append(gpu)
+    return kept
+
+
+def _needed(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+    """Leave out devices, those of least capacity first, as long as the others serve as much."""
+    offered = _capacity(gpus, found)
+    asked = {model: min(problem.demand(model).rate_rps, offered[model]) for model in offered}
+
+    def spare(gpu: PlacedGpu) -> bool:
+        own = _capacity([gpu], found)
+        return all(offered[model] - own[model] >= asked[model] * (1.0 - _EPSILON) for model in own)
+
+    kept = list(gpus)
+    prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
+    for gpu in sorted(gpus, key=lambda one: (-prices[one.device], sum(_capacity([one], found).values()))):
+        if spare(gpu):
+            for model, capacity in _capacity([gpu], found).items():
+                offered[model] -= capacity
+            kept = [one for one in kept if one is not gpu]
+    return kept
+
+
+def _capacity(gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> defaultdict[str, float]:
+    total: defaultdict[str, float] = defaultdict(float)
+    for gpu in gpus:
+        for replica in gpu.replicas():
+            if id(replica) in found:
+                total[replica.model] += found[id(replica)].capacity_rps
+    return total
+
+
+def _rerated(problem: Problem, gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+    """Share today's rates out over the replicas; those that can do nothing any more are left out."""
+    able: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
+    for gpu in gpus:
+        for replica in gpu.replicas():
+            if id(replica) in found:
+                able[replica.model].append(replica)
+    rated: dict[int, PlacedReplica] = {}
+    for model, replicas in able.items():
+        demand = problem.demand(model)
+        chosen = replicas[: demand.max_replicas]
+        cover = shared_out(demand.rate_rps, [found[id(one)] for one in chosen])
+        for one, (segment, rate) in zip(chosen, cover.parts, strict=True):
+            rated[id(one)] = replace(one, rate_rps=rate, memory_bytes=segment.memory_bytes)
+    return [kept for gpu in gpus if (kept := _with(gpu, rated)).partitions]
+
+
+def _with(gpu: PlacedGpu, rated: Mapping[int, PlacedReplica]) -> PlacedGpu:
+    parts = (
+        replace(part, replicas=tuple(rated[id(one)] for one in part.replicas if id(one) in rated))
+        for part in gpu.partitions
+    )
+    return PlacedGpu(gpu.device, tuple(part for part in parts if part.replicas))
+
+
+def _sound(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
+    device = problem.device(gpu.device)
+    cut = [part for part in gpu.partitions if part.mig is not None]
+    if len(cut) != len(gpu.partitions) and len(gpu.partitions) > 1:
+        return False
+    if not is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in cut]):
+        return False
+    return all(_fits(device, part) and segments.holds(device, part) for part in gpu.partitions)
+
+
+def _fits(device: Device, partition: PlacedPartition) -> bool:
+    room = device.memory_bytes(partition.replicas[0].share)
+    return (
+        math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + _EPSILON
+        and sum(one.processes for one in partition.replicas) <= MPS_CLIENTS
+        and sum(one.memory_bytes or 0 for one in partition.replicas) <= room
+    )
+
+
+def _rest(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
+    """Return what is still to be placed, None when nothing is."""
+    served: defaultdict[str, float] = defaultdict(float)
+    replicas = Counter(one.model for gpu in gpus for one in gpu.replicas())
+    for gpu in gpus:
+        for one in gpu.replicas():
+            served[one.model] += one.rate_rps
+    demands = tuple(
+        rest
+        for demand in problem.demands
+        if (rest := _less(demand, served[demand.model], replicas[demand.model])) is not None
+    )
+    used = Counter(gpu.device for gpu in gpus)
+    entries = tuple(
+        replace(entry, count=None if entry.count is None else entry.count - used[entry.device.name])
+        for entry in problem.fleet.entries
+    )
+    left = Fleet(tuple(entry for entry in entries if entry.count != 0))
+    if not demands or not left.entries:
+        return None
+    return replace(problem, demands=demands, fleet=left, previous=None)
+
+
+def _less(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
+    """Return what is left of a demand, None when nothing is or no more replicas are allowed."""
+    if served_rps >= demand.rate_rps * (1.0 - _EPSILON):
+        return None
+    allowed = None if demand.max_replicas is None else demand.max_replicas - replicas
+    if allowed == 0:
+        return None
+    floor = demand.min_goodput_rps
+    return replace(
+        demand,
+        rate_rps=demand.rate_rps - served_rps,
+        max_replicas=allowed,
+        min_goodput_rps=None if floor is None else max(0.0, floor - served_rps),
+    )

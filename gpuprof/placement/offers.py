@@ -1,0 +1,288 @@
+"""Which segments the optimal policy chooses from, and which might exist beside them.
+
+An estimator lists shares worth considering, and may answer for others too: parts of a MIG instance, and percentages
+between the listed ones. Of those, some are offered at once, and the rest as guesses: segments whose capacity is only
+bounded from above. Where a bound on the cost rests on a guess, the guess is worked out; so little is computed that
+does not matter, and the bound holds for every share that some policy might use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
+from gpuprof.share import Share
+
+#: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
+_STEP = 2.5
+#: Percent of an instance that several models may share.
+_PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
+#: Guesses are made for so many demands at most; the bound then covers only what the estimator lists.
+_MOST_DEMANDS = 40
+#: Likewise for demands that fill so many devices at most: to others a part of a device is next to nothing.
+_MOST_DEVICES = 100
+_ODD_PERCENT = 13.0
+
+Choices = Mapping[str, tuple[Segment, ...]]
+
+
+@dataclass(slots=True)
+class Offers:
+    """The segments of every demand on every device of the fleet.
+
+    Parameters
+    ----------
+    problem : Problem
+    segments : Segments
+    """
+
+    problem: Problem
+    segments: Segments
+    _sure: dict[str, list[Segment]] = field(default_factory=dict)
+    _guesses: dict[str, dict[tuple[str, Share], Segment]] = field(default_factory=dict)
+    _lean: dict[tuple[str, str, Share], int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        few = len(self.problem.demands) <= _MOST_DEMANDS
+        for demand in self.problem.demands:
+            sure: list[Segment] = []
+            guesses: dict[tuple[str, Share], Segment] = {}
+            for entry in self.problem.fleet.entries:
+                own = list(self.segments.best(demand, entry.device))
+                if few:
+                    own += self._parts(demand, entry.device, tuple(own))
+                few_devices = demand.rate_rps < _MOST_DEVICES * max((one.capacity_rps for one in own), default=0.0)
+                if few and few_devices and entry.device.kind == "gpu":
+                    steps = self._steps(demand.model, entry.device)
+                    own += self._between(demand, entry.device, steps, tuple(own))
+                    guesses |= self._guessed(demand, entry.device, steps, own)
+                sure += own
+            self._sure[demand.model], self._guesses[demand.model] = sure, guesses
+
+    def sure(self) -> Choices:
+        """Return the segments that are known, by model."""
+        return {model: _undominated(found) for model, found in self._sure.items()}
+
+    def listed(self) -> Choices:
+        """Return the segments under the shares that the estimator lists, and parts of instances, by model."""
+        kept = {}
+        for demand in self.problem.demands:
+            shares = {
+                (entry.device.name, share)
+                for entry in self.problem.fleet.entries
+                for share in self.problem.estimator.shares(demand.model, entry.device)
+            }
+            own = (s for s in self._sure[demand.model] if s.share.mig is not None or (s.device, s.share) in shares)
+            kept[demand.model] = _undominated(tuple(own))
+        return kept
+
+    def hoped(self, demands: Sequence[Demand], *, guessing: bool = True) -> Choices:
+        """Return the segments as they could be at best: capacities as high and memories as low as is not excluded.
+
+        With ``guessing`` also those that were not worked out.
+        """
+        rates = {demand.model: demand.rate_rps for demand in demands}
+        return {
+            model: tuple(
+                self._at_best(one, rates[model])
+                for one in (*found, *(self._guesses[model].values() if guessing else ()))
+            )
+            for model, found in self._sure.items()
+            if model in rates
+        }
+
+    def work_out(self, used: Mapping[str, Sequence[tuple[str, Share]]]) -> bool:
+        """Replace the guesses among the (device, share) that are used by what is true of them; whether any was."""
+        worked = False
+        for model, places in used.items():
+            demand = self.problem.demand(model)
+            for device, share in places:
+                if self._guesses[model].pop((device, share), None) is None:
+                    continue
+                worked = True
+                segment = self.segments.best_of(demand, self.problem.device(device), share)
+                if segment is not None:
+                    self._sure[model].append(segment)
+        return worked
+
+    def work_out_all(self) -> bool:
+        """Replace all guesses by what is true of them; whether there were any."""
+        return self.work_out({model: tuple(guesses) for model, guesses in self._guesses.items()})
+
+    def _at_best(self, segment: Segment, rate_rps: float) -> Segment:
+        wider = segment.capacity_rps
+        if self.problem.options.latency_budget is None:
+            wider = min(max(rate_rps, wider), wider * (1.0 + RATE_PRECISION))
+        return replace(segment, capacity_rps=wider, memory_bytes=self._least_memory(segment))
+
+    def _least_memory(self, segment: Segment) -> int | None:
+        """Return what a replica under this share holds at the smallest batch."""
+        key = (segment.model, segment.device, segment.share)
+        if segment.memory_bytes is None:
+            return None
+        if key not in self._lean:
+            device = self.problem.device(segment.device)
+            held = list(self._memories(segment.model, device, segment.share))
+            self._lean[key] = min(held, default=segment.memory_bytes)
+        return min(self._lean[key], segment.memory_bytes)
+
+    def _memories(self, model: str, device: Device, share: Share) -> Iterator[int]:
+        for batch in self.problem.estimator.batches(model, device, share):
+            try:
+                estimate = self.segments.estimate(device, Workload(model, batch, share))
+            except InputError:
+                continue
+            yield self.segments.memory_bytes(estimate) or 0
+
+    def _parts(self, demand: Demand, device: Device, listed: Sequence[Segment]) -> Iterator[Segment]:
+        """Yield the smallest part of each instance that serves all that is asked for: it can share the instance.
+
+        Only where the whole instance does: what fills instances has no use for parts of them.
+        """
+        known = {one.share for one in listed}
+        for segment in listed:
+            mig = segment.share.mig
+            whole = segment.share.sm_pct == 100.0 and segment.capacity_rps >= demand.rate_rps
+            if mig is None or not whole or any(one.mig == mig and one.sm_pct < 100.0 for one in known):
+                continue
+            low, high, found = 0, len(_PARTS), None
+            while low < high:
+                middle = (low + high) // 2
+                part = self._serving(demand, device, Share(_PARTS[middle], mig))
+                if part is None:
+                    low = middle + 1
+                else:
+                    high, found = middle, part
+            if found is not None:
+                yield found
+
+    def _serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        """Return the segment under ``share`` if it serves all that is asked for."""
+        segment = self.segments.best_of(demand, device, share)
+        return segment if segment is not None and segment.capacity_rps >= demand.rate_rps else None
+
+    def _steps(self, model: str, device: Device) -> list[float]:
+        """Return the percentages of the whole device that are not listed and of which something is known."""
+        known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
+        if not known:
+            return []
+        steps = self._required(model, device)
+        if self._is_share_sensitive(model, device):
+            steps |= {_STEP * n for n in range(1, round(100.0 / _STEP))}
+        return sorted(steps - known)
+
+    def _between(
+        self, demand: Demand, device: Device, steps: Sequence[float], listed: Sequence[Segment]
+    ) -> Iterator[Segment]:
+        """Yield what bisection meets on its way to the smallest share that serves what large ones leave over.
+
+        That is all that is asked for, where one replica can serve it; else what whole replicas of the best listed
+        shares leave.
+        """
+        whole = {one.share.sm_pct: one.capacity_rps for one in listed if one.share.mig is None}
+        if not whole:
+            return
+        best = {max(whole), max(whole, key=lambda pct: whole[pct] / pct)}
+        rests = {demand.rate_rps - whole[pct] * math.floor(demand.rate_rps / whole[pct] * (1.0 - 1e-9)) for pct in best}
+        met = dict(whole)
+        for rest in sorted(rests):
+            enough = min((pct for pct, rps in met.items() if rps >= rest), default=max(met))
+            inside = [pct for pct in steps if max((p for p in whole if whole[p] < rest), default=0.0) < pct < enough]
+            low, high = 0, len(inside)
+            while low < high:
+                middle = (low + high) // 2
+                percent = inside[middle]
+                if percent not in met:
+                    segment = self.segments.best_of(demand, device, Share(percent))
+                    met[percent] = 0.0 if segment is None else segment.capacity_rps
+                    if segment is not None:
+                        yield segment
+                if met[percent] >= rest:
+                    high = middle
+                else:
+                    low = middle + 1
+
+    def _guessed(
+        self, demand: Demand, device: Device, steps: Sequence[float], known: Sequence[Segment]
+    ) -> dict[tuple[str, Share], Segment]:
+        """Return a guess for every step below the smallest share that serves everything."""
+        whole = {one.share.sm_pct: one for one in known if one.share.mig is None}
+        enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
+        guesses = {}
+        for percent in steps:
+            larger = min((pct for pct in whole if pct > percent), default=None)
+            if percent >= enough or percent in whole or larger is None:
+                continue
+            guess = self._guess(demand, device, Share(percent), whole[larger])
+            if guess is not None:
+                guesses[device.name, guess.share] = guess
+        return guesses
+
+    def _guess(self, demand: Demand, device: Device, share: Share, larger: Segment) -> Segment | None:
+        """Return the best that a share could do: full batches within the SLO, and less than the next larger share.
+
+        Where every batch takes k times as long as under the larger share, queues serve at most 1 / k of its rate:
+        with time measured in k-ths the arrivals would be the same and the SLO tighter.
+        """
+        options = self.problem.options
+        limit = demand.slo.latency_ms * (options.latency_budget or 1.0)
+        most, memory, slower = 0.0, [], math.inf
+        for workload in self.segments.workloads(demand.model, device, share):
+            shortest = workload if options.latency_budget else replace(workload, batch=1)
+            try:
+                beyond = self.segments.latency_ms(device, replace(workload, share=larger.share))
+                slower = min(slower, self.segments.latency_ms(device, workload) / beyond)
+                if self.segments.latency_ms(device, shortest) < limit:
+                    most = max(most, self.segments.throughput_rps(device, workload))
+                    memory.append(self.segments.memory_bytes(self.segments.estimate(device, workload)))
+            except InputError:
+                continue
+        if not most:
+            return None
+        if larger.capacity_rps < demand.rate_rps:
+            most = min(most, larger.capacity_rps * (1.0 + RATE_PRECISION) / max(1.0, slower))
+        least = None if None in memory else min(one for one in memory if one is not None)
+        rate = min(demand.rate_rps, most)
+        return Segment(demand.model, device.name, share, 1, 1, rate, device.fraction(share), least, limit)
+
+    def _is_share_sensitive(self, model: str, device: Device) -> bool:
+        """Whether the estimator answers for shares that it does not list, and knows that they are slower."""
+        whole, odd = Share(), Share(_ODD_PERCENT)
+        batch = max(self.problem.estimator.batches(model, device, whole), default=1)
+        try:
+            slow = self.segments.latency_ms(device, Workload(model, batch, odd))
+            return slow > self.segments.latency_ms(device, Workload(model, batch, whole))
+        except InputError:
+            return False
+
+    def _required(self, model: str, device: Device) -> set[float]:
+        """Return the compute requirements by any metric at any batch: the shares that USHER gives."""
+        found: set[float] = set()
+        for batch in self.problem.estimator.batches(model, device, Share()):
+            try:
+                creq = self.segments.estimate(device, Workload(model, batch, Share())).creq_pct
+            except InputError:
+                continue
+            found |= {figure.value for _, figure in creq if 0.0 < figure.value < 100.0 and math.isfinite(figure.value)}
+        return found
+
+
+def _undominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Leave out shares of a room that do no more, and hold no less, than a smaller one; the order stays."""
+    kept: list[Segment] = []
+    for one in sorted(segments, key=lambda segment: segment.share.sm_pct):
+        rivals = (other for other in kept if (other.device, other.share.mig) == (one.device, one.share.mig))
+        if not any(
+            other.capacity_rps >= one.capacity_rps and (other.memory_bytes or 0) <= (one.memory_bytes or 0)
+            for other in rivals
+        ):
+            kept.append(one)
+    chosen = {id(one) for one in kept}
+    return tuple(one for one in segments if id(one) in chosen)
