@@ -75,7 +75,8 @@ if [ -n "$first" ] && [ "$kind" = gpu ]; then
       --collector "$collector" --time-limit $row_s --csv
   done
 fi
-[ "$kind" = gpu ] || step 02-per-op 120 "$python" -m gpuprof profile $(files "$models") --batch 1 --share 100 --device cpu --per-op --csv
+step 02-per-op 150 "$python" -m gpuprof profile $(files "$([ "$kind" = gpu ] && echo "$shared" || echo "$models")") \
+  --batch "$([ "$kind" = gpu ] && echo 1,16 || echo 1)" --share 100 --device "$kind" --per-op --csv
 
 # 3. Shares, and what runs beside what.
 for file in $(files "$shared"); do
@@ -92,13 +93,10 @@ elif [ $# -ge 1 ]; then
   step 03-pair 60 "$python" -m gpuprof profile "$1" --beside "$1:1:50" --batch 1 --share 50 --device "$kind" --time-limit $row_s --csv
 fi
 
-# 4. iGniter: what its coefficients need, the fit, and its prediction of the co-locations.
+# 4. iGniter: what its coefficients need, the fit, and how far its prediction and the other interference models' are
+# off the co-locations measured here and in step 3, each victim left out in turn.
 if [ "$kind" = gpu ]; then
-  for file in $(files "$shared"); do
-    name=$(basename "$file" .onnx)
-    step "04-igniter-$name" 150 "$python" -m gpuprof profile "$file" --igniter --device gpu --time-limit $row_s --csv
-  done
-  step 04-calibrate 30 "$python" -m gpuprof calibrate -o igniter.json
+  step 04-calibrate 450 "$python" -m gpuprof calibrate $(files "$shared") --device gpu --time-limit $row_s -o igniter.json
 fi
 
 # 5. Place three models, serve the map, load it: predicted against measured.
