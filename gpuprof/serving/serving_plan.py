@@ -85,27 +85,12 @@ def plan_workers(
     everywhere = node is None and (simulated or parts is not None)
     nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
     here = MachineParts.here() if parts is None else MachineParts(())
-    public_names = _public_names(deployment)
+    planning = _Planning(deployment, base, group, shadow_pct)
     planned: list[PlannedReplica] = []
-    counts: dict[str, int] = {}
     for one in nodes:
         machine = here if parts is None else parts.get(one.name, here)
         placed = list(_placed(one, machine, simulated))
-        spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], machine.cores)
-        for place, mig, replica, part in placed:
-            find = _simulated_path if part is None else model_path
-            path = find(deployment, replica.model, base)
-            number = counts.get(replica.model, 0)
-            counts[replica.model] = number + 1
-            name = f"{replica.model}/{number}"
-            order = _order(replica, path, part, f"{group}-{name}")
-            public = public_names.get(replica.model)
-            order = order if public is None else replace(order, model=public.name, version=public.version)
-            order = order if parts is None else replace(order, node=one.name)
-            plan = _plan(replica, name, place, mig)
-            standby = spare.standby(plan, order, replica.processes, shadow_pct) if shadow_pct else None
-            members = planned_members(deployment, replica, base)
-            planned.append(PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members))
+        planned += planning.replicas(placed, machine, "" if parts is None else one.name)
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
     return tuple(planned)
@@ -120,6 +105,53 @@ def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
         if owners.setdefault(public, model) != model:
             raise InputError(f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}")
     return names
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuPart:
+    """Part of a GPU for each process of a replica."""
+
+    share: GpuShare
+    with_mps: bool
+
+
+_Part = CpuSlice | _GpuPart | None
+_Placed = tuple[str, str, Replica, _Part]
+
+
+class _Planning:
+    """Turns the replicas of one node after another into orders."""
+
+    def __init__(self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float) -> None:
+        self._deployment = deployment
+        self._base = base
+        self._group = group
+        self._shadow_pct = shadow_pct
+        self._public_names = _public_names(deployment)
+        self._counts: dict[str, int] = {}
+
+    def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
+        """Yield the replicas of a node; ``node`` names the machine that is to keep their workers."""
+        spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], machine.cores)
+        for place, mig, replica, part in placed:
+            name = self._next_name(replica.model)
+            order = self._order(replica, part, f"{self._group}-{name}", node)
+            plan = _plan(replica, name, place, mig)
+            extra_pct = self._shadow_pct
+            standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
+            members = planned_members(self._deployment, replica, self._base)
+            yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
+
+    def _next_name(self, model: str) -> str:
+        number = self._counts.get(model, 0)
+        self._counts[model] = number + 1
+        return f"{model}/{number}"
+
+    def _order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
+        find = _simulated_path if part is None else model_path
+        order = replace(_order(replica, find(self._deployment, replica.model, self._base), part, group), node=node)
+        public = self._public_names.get(replica.model)
+        return order if public is None else replace(order, model=public.name, version=public.version)
 
 
 def needs_machine(node: Node, simulated: bool) -> bool:
@@ -186,18 +218,7 @@ def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
     return next(iter(nodes.values()))
 
 
-@dataclass(frozen=True, slots=True)
-class _GpuPart:
-    """Part of a GPU for each process of a replica."""
-
-    share: GpuShare
-    with_mps: bool
-
-
-_Part = CpuSlice | _GpuPart | None
-
-
-def _placed(node: Node, machine: MachineParts, simulated: bool) -> Iterator[tuple[str, str, Replica, _Part]]:
+def _placed(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
     """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
     for gpu in node.gpus:
         place = f"{node.name}/{gpu.device}:{gpu.index}"
