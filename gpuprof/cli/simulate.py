@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuprof.cli.output import (
-    Column,
     CsvOption,
     Format,
     JsonOption,
     chosen_format,
-    number,
-    print_json,
-    print_rows,
     progress,
     say,
 )
+from gpuprof.cli.simulation_output import show_outcome
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from gpuprof.simulator.interference import Interference
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
-    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+    from gpuprof.simulator.outcome import Outcome
     from gpuprof.simulator.reschedule import Timetable
     from gpuprof.simulator.trace import Trace
 
@@ -38,48 +35,6 @@ if TYPE_CHECKING:
 WHOLE_REQUESTS = 3e8
 #: A trace ends with its last request, which is to be simulated too.
 _AFTER_THE_LAST_S = 1e-6
-
-
-def _yes(value: object) -> str:
-    return "yes" if value else "no"
-
-
-def _pct(value: object) -> str:
-    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "–"
-
-
-_MODELS = (
-    Column("model", "model", right=False),
-    Column("rate_rps", "requests/s", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("in_time_pct", "in time %", number(5)),
-    Column("slo_met", "SLO met", _yes),
-    Column("slo_ms", "SLO ms", number()),
-    Column("p50_ms", "p50 ms", number()),
-    Column("p95_ms", "p95 ms", number()),
-    Column("p99_ms", "p99 ms", number()),
-    Column("max_ms", "longest ms", number()),
-)
-_REPLICAS = (
-    Column("place", "replica", right=False),
-    Column("model", "model", right=False),
-    Column("batch", "batch"),
-    Column("processes", "processes"),
-    Column("throughput_rps", "answered/s", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("utilization", "busy", _pct),
-    Column("mean_batch", "mean batch", number()),
-    Column("p50_ms", "p50 ms", number()),
-    Column("p99_ms", "p99 ms", number()),
-)
-
-_EPOCHS = (
-    Column("begin_s", "from s", number(5)),
-    Column("end_s", "to s", number(5)),
-    Column("gpus", "devices"),
-    Column("cost_per_hour", "$ per hour", number(4)),
-    Column("started", "replicas started"),
-)
 
 
 def simulate(
@@ -152,13 +107,10 @@ def simulate(
             raise InputError("--reschedule places models anew, which a map with merges hides", "place without --merge")
         say(f"gpuprof: merged models are simulated as one queue, held to their tightest SLO: {', '.join(asked.merges)}")
     load, trace_s = _load(asked, queues, trace, rate or [], rate_scale, arrivals)
-    seconds = parse_duration(duration, "--duration") if duration else trace_s or 60.0
-    warmup_s = parse_duration(warmup, "--warmup") if warmup else 0.0
-    if warmup_s >= seconds:
-        raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {warmup}")
-    delay = _network(network)
+    seconds, warmup_s = _span(duration, warmup, trace_s)
     outside_ms = _overhead_ms(deployment) if overhead_ms is None else overhead_ms
-    legs = {name: (outside_ms + delay.ms(payload_bytes), delay.ms(answer_bytes)) for name in deployment.models}
+    to_ms, back_ms = (_network(network).ms(size) for size in (payload_bytes, answer_bytes))
+    legs = dict.fromkeys(deployment.models, (outside_ms + to_ms, back_ms))
     failures = tuple(parse_failure(text, deployment) for text in fail or [])
     timeout_ms = None if batch_timeout is None else 1000.0 * parse_duration(batch_timeout, "--batch-timeout")
     options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures, batch_timeout_ms=timeout_ms)
@@ -179,7 +131,7 @@ def simulate(
         _, outcome = run(names[0] if names else None)
     if output is not None:
         _write(outcome.document(), output)
-    _show(outcome, chosen)
+    show_outcome(outcome, chosen)
 
 
 def _follow(
@@ -222,6 +174,17 @@ def _tell_gap(trace: Trace) -> None:
     gap = trace.longest_gap_s()
     if gap > max(60.0, 0.1 * trace.duration_s):
         say(f"the trace has a gap of {gap:.3g} s without any request")
+
+
+def _span(duration: str | None, warmup: str | None, trace_s: float | None) -> tuple[float, float]:
+    """Return how long requests arrive and how long the first of them do not count, in seconds."""
+    from gpuprof.simulator.duration import parse_duration
+
+    seconds = parse_duration(duration, "--duration") if duration else trace_s or 60.0
+    warmup_s = parse_duration(warmup, "--warmup") if warmup else 0.0
+    if warmup_s >= seconds:
+        raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {warmup}")
+    return seconds, warmup_s
 
 
 def _network(text: str) -> NetworkDelay:
@@ -281,54 +244,3 @@ def _write(document: Mapping[str, object], path: Path) -> None:
         path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _show(outcome: Outcome, chosen: Format) -> None:
-    from dataclasses import asdict
-
-    if chosen is Format.JSON:
-        print_json(outcome.document())
-        return
-    rows = [asdict(model) for model in outcome.models]
-    print_rows(rows, _MODELS, chosen)
-    if chosen is Format.CSV:
-        return
-    typer.echo()
-    _show_stages(outcome.models)
-    _show_misses(outcome.models)
-    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, chosen, "Replicas")
-    if outcome.epochs:
-        typer.echo()
-        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
-        hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
-        say(f"{len(outcome.epochs)} map(s), {hours:.4g} device hours")
-    how = "a sample of" if outcome.method == "sampled" else "all"
-    say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
-
-
-def _show_stages(models: Sequence[ModelOutcome]) -> None:
-    rows = [
-        {"model": model.model, **{f"{stage}_mean": ms for stage, ms in model.stage_mean_ms.items()}}
-        | {f"{stage}_p99": ms for stage, ms in model.stage_p99_ms.items()}
-        for model in models
-    ]
-    names = tuple(models[0].stage_mean_ms) if models else ()
-    columns = [Column("model", "model", right=False)]
-    columns += [Column(f"{stage}_mean", stage, number()) for stage in names]
-    columns += [Column(f"{stage}_p99", f"{stage} p99", number()) for stage in names if stage != "network"]
-    print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
-    typer.echo()
-
-
-def _show_misses(models: Sequence[ModelOutcome]) -> None:
-    causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
-    if not causes:
-        return
-    columns = [Column("model", "model", right=False), *(Column(cause, cause, _whole) for cause in causes)]
-    rows = [{"model": model.model, **model.missed} for model in models]
-    print_rows(rows, columns, Format.TABLE, "Requests outside their SLO, by cause")
-    typer.echo()
-
-
-def _whole(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

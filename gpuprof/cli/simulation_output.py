@@ -1,0 +1,107 @@
+"""How the outcome of a simulation is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpuprof.cli.output import Column, Format, number, print_json, print_rows, say
+
+if TYPE_CHECKING:
+    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+
+
+def _yes(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def _pct(value: object) -> str:
+    return f"{100 * value:.1f}%" if isinstance(value, int | float) else "–"
+
+
+_MODELS = (
+    Column("model", "model", right=False),
+    Column("rate_rps", "requests/s", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("in_time_pct", "in time %", number(5)),
+    Column("slo_met", "SLO met", _yes),
+    Column("slo_ms", "SLO ms", number()),
+    Column("p50_ms", "p50 ms", number()),
+    Column("p95_ms", "p95 ms", number()),
+    Column("p99_ms", "p99 ms", number()),
+    Column("max_ms", "longest ms", number()),
+)
+_REPLICAS = (
+    Column("place", "replica", right=False),
+    Column("model", "model", right=False),
+    Column("batch", "batch"),
+    Column("processes", "processes"),
+    Column("throughput_rps", "answered/s", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("utilization", "busy", _pct),
+    Column("mean_batch", "mean batch", number()),
+    Column("p50_ms", "p50 ms", number()),
+    Column("p99_ms", "p99 ms", number()),
+)
+
+_EPOCHS = (
+    Column("begin_s", "from s", number(5)),
+    Column("end_s", "to s", number(5)),
+    Column("gpus", "devices"),
+    Column("cost_per_hour", "$ per hour", number(4)),
+    Column("started", "replicas started"),
+)
+
+
+def show_outcome(outcome: Outcome, chosen: Format) -> None:
+    """Print tables of models, stages, misses, replicas and maps; as JSON everything, as CSV the models."""
+    from dataclasses import asdict
+
+    if chosen is Format.JSON:
+        print_json(outcome.document())
+        return
+    rows = [asdict(model) for model in outcome.models]
+    print_rows(rows, _MODELS, chosen)
+    if chosen is Format.CSV:
+        return
+    typer.echo()
+    _show_stages(outcome.models)
+    _show_misses(outcome.models)
+    print_rows([asdict(replica) for replica in outcome.replicas], _REPLICAS, chosen, "Replicas")
+    if outcome.epochs:
+        typer.echo()
+        print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
+        hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
+        say(f"{len(outcome.epochs)} map(s), {hours:.4g} device hours")
+    how = "a sample of" if outcome.method == "sampled" else "all"
+    say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+
+
+def _show_stages(models: Sequence[ModelOutcome]) -> None:
+    rows = [
+        {"model": model.model, **{f"{stage}_mean": ms for stage, ms in model.stage_mean_ms.items()}}
+        | {f"{stage}_p99": ms for stage, ms in model.stage_p99_ms.items()}
+        for model in models
+    ]
+    names = tuple(models[0].stage_mean_ms) if models else ()
+    columns = [Column("model", "model", right=False)]
+    columns += [Column(f"{stage}_mean", stage, number()) for stage in names]
+    columns += [Column(f"{stage}_p99", f"{stage} p99", number()) for stage in names if stage != "network"]
+    print_rows(rows, columns, Format.TABLE, "Latency by stage, mean and p99 in ms")
+    typer.echo()
+
+
+def _show_misses(models: Sequence[ModelOutcome]) -> None:
+    causes = [cause for cause in (models[0].missed if models else ()) if any(m.missed[cause] for m in models)]
+    if not causes:
+        return
+    columns = [Column("model", "model", right=False), *(Column(cause, cause, _whole) for cause in causes)]
+    rows = [{"model": model.model, **model.missed} for model in models]
+    print_rows(rows, columns, Format.TABLE, "Requests outside their SLO, by cause")
+    typer.echo()
+
+
+def _whole(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
