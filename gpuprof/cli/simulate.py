@@ -220,7 +220,7 @@ def _run(
     if not HAS_NUMBA and expected > 1e6:
         minutes = expected / 5e4 / 60
         say(f"numba is not installed: {expected:.2g} requests take about {minutes:.0f} min (pip install numba)")
-    elif not is_compiled():
+    elif HAS_NUMBA and not is_compiled():
         say("compiling the simulator for this machine, once: half a minute")
     with progress() as bar:
         task = bar.add_task("simulating", total=100)
