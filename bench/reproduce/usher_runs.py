@@ -10,8 +10,9 @@ from bench.reproduce.reproduction import Fact, mean
 from bench.reproduce.shared_v100 import SharedV100
 from gpuprof.catalogue import device
 from gpuprof.demand import Demand
-from gpuprof.errors import GpuprofError
-from gpuprof.estimate import Estimator
+from gpuprof.device import Device
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.estimate import Estimate, Estimator, Workload
 from gpuprof.estimators.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
@@ -20,6 +21,7 @@ from gpuprof.placement.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.usher import Usher
+from gpuprof.share import Share
 
 #: Load and GPUs are those of the paper over this, and what comes out is multiplied by it: one decision of USHER takes
 #: a time that grows with the square of the replicas.
@@ -44,6 +46,24 @@ _WHY = (
 )
 
 
+class WholeGpus(usher_scale.ScaledEstimator):
+    """The table for models that have a GPU to themselves: it does not answer for smaller shares."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the row of the table.
+
+        Raises
+        ------
+        InputError
+            For less than a whole device.
+        """
+        if not share.is_whole:
+            raise InputError(f"{model} was not measured on {share} of a {device.name}")
+        return super().estimate(model, device, batch, share, beside, processes)
+
+
 @dataclass(frozen=True, slots=True)
 class Scheduler:
     """A policy and what it believes; ``one_kind``: it places on one kind of GPU, so the cheapest kind is taken."""
@@ -66,7 +86,7 @@ def schedulers() -> Mapping[str, Scheduler]:
         "usher": Scheduler(Usher(), table),
         "usher by WAO": Scheduler(Usher(creq="wao"), table),
         "usher by WSM": Scheduler(Usher(creq="wsm"), table),
-        "whole GPUs": Scheduler(Optimal(), table),
+        "whole GPUs": Scheduler(Optimal(), WholeGpus()),
         "gpulet": Scheduler(Gpulet(), shares, one_kind=True),
         "optimal": Scheduler(Optimal(), shares),
     }

@@ -9,7 +9,7 @@ import pytest
 
 from bench.reproduce import usher_fig15, usher_fig18, usher_fig21, usher_fig24
 from bench.reproduce.reproduction import Reproduction
-from bench.reproduce.usher_runs import BASELINES, USHERS, demands, schedulers, why
+from bench.reproduce.usher_runs import BASELINES, USHERS, decide, demands, schedulers, why
 from gpuprof.simulator.arrivals import Recorded
 
 NOWHERE = Path("nowhere")
@@ -25,6 +25,13 @@ def test_the_models_share_the_load_and_the_scale_divides_it() -> None:
     assert sum(demand.rate_rps for demand in whole) == pytest.approx(15e6)
     assert sum(demand.rate_rps for demand in part) == pytest.approx(15e4)
     assert "1/50 of the paper's" in why(50.0)[-1]
+
+
+def test_whole_gpus_are_not_shared() -> None:
+    runs = decide(demands(6e6, 400.0), ("v100",))
+    deployment = runs["whole GPUs"].deployment
+    assert deployment is not None
+    assert all(len(part.replicas) == 1 and replica.sm_share_pct == 100 for _, _, part, replica in deployment.places())
 
 
 def test_figure_18_by_weighted_occupancy_usher_takes_fewest_gpus_and_by_the_highest_no_fewer_than_whole_ones() -> None:
