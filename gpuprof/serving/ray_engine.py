@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _JOIN_S = 60.0
 _COME_S = 120.0
 _END_S = 20.0
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
 
 
 def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
@@ -85,6 +87,7 @@ class RayEngine:
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._joined: asyncio.Future[str] | None = None
         self._listening: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
         self._closing = False
         self.on_moved: Callable[[], None] = lambda: None
@@ -138,6 +141,8 @@ class RayEngine:
     async def close(self) -> None:
         """Let the machines end, and Ray forget them."""
         self._closing = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
         self._door.close()
         for machine in self._machines.values():
             machine.close()
@@ -155,7 +160,17 @@ class RayEngine:
         """Join the cluster, once, and open the door where its nodes can reach it."""
         if self._key is not None:
             return
-        self._joined = asyncio.get_running_loop().create_future()
+        host = await self._start_keeper()
+        check_exposure(host, Security("internal", context=self._security.context), self._insecure)
+        context, certificate = self._security.context, self._security.certificate
+        try:
+            self._key = await self._door.open_remote(host, context, certificate)
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
+
+    async def _start_keeper(self) -> str:
+        """Start the process that speaks with Ray; return this machine's address in the cluster."""
+        joined = self._joined = asyncio.get_running_loop().create_future()
         command = [sys.executable, "-m", "gpuprof.serving.ray_keeper", self._address]
         pipe = asyncio.subprocess.PIPE
         self._keeper = await asyncio.create_subprocess_exec(
@@ -163,15 +178,24 @@ class RayEngine:
         )
         self._listening = asyncio.ensure_future(self._listen(self._keeper))
         try:
-            host = await asyncio.wait_for(asyncio.shield(self._joined), _JOIN_S)
+            return await asyncio.wait_for(asyncio.shield(joined), _JOIN_S)
         except TimeoutError:
             raise UnavailableError("no Ray cluster answers", "ray start --head starts one") from None
-        check_exposure(host, Security("internal", context=self._security.context), self._insecure)
-        context, certificate = self._security.context, self._security.certificate
-        try:
-            self._key = await self._door.open_remote(host, context, certificate)
-        except OSError as error:
-            raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
+
+    async def _rejoin(self) -> None:
+        """Join again after the process that speaks with Ray has ended, and have the machines placed that ended so."""
+        delay = _FIRST_BACKOFF_S
+        while not self._closing:
+            await asyncio.sleep(delay)
+            delay = min(_MAX_BACKOFF_S, 2.0 * delay)
+            try:
+                await self._start_keeper()
+                for node in list(self._machines):
+                    await self._ask(node)
+            except GpuprofError as error:
+                LOGGER.error("cannot join Ray again", extra={"error": str(error), "in_s": delay})
+            else:
+                return
 
     async def _ask(self, node: str) -> None:
         assert self._keeper is not None and self._keeper.stdin is not None and self._key is not None
@@ -193,8 +217,9 @@ class RayEngine:
         for waiting in everybody:
             if not waiting.done():
                 waiting.set_exception(ended)
-        if not self._closing:
-            LOGGER.error("lost touch with Ray: machines that end now are not replaced")
+        if not self._closing and self._key is not None and (self._rejoining is None or self._rejoining.done()):
+            LOGGER.error("lost touch with Ray, joins again")
+            self._rejoining = asyncio.ensure_future(self._rejoin())
 
     def _hear(self, said: dict[str, Any]) -> None:
         assert self._joined is not None

@@ -70,8 +70,23 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
         assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 4, limit_s=100.0)
         assert askers.wrong == askers.lost == []
         assert set(askers.statuses) == {200}
+        _lose_touch_with_ray(server)
         code, errors = server.stop()
         assert code == 0 and errors.endswith("drained\n")
+
+
+def _lose_touch_with_ray(server: RunningServer) -> None:
+    """Kill the process that speaks with Ray, with which Ray ends the machines: all of it comes back."""
+    before = _machines()
+    (keeper,) = psutil.Process(server.process.pid).children()
+    keeper.kill()
+    assert eventually(lambda: len(_machines() - before) == 2, limit_s=60.0)
+    assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 4, limit_s=60.0)
+    assert server.infer("m", [7.0])[0] == 200
+
+
+def _machines() -> set[int]:
+    return {one.pid for one in psutil.process_iter(["cmdline"]) if _is_worker(one, "ray::RayMachine.serve")}
 
 
 def _kill_node(cluster: RayCluster, server: RunningServer) -> None:
