@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from gpuprof.errors import GpuprofError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.device import Device
+    from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
 
@@ -74,6 +76,13 @@ def open_database(given: Path | None, *, needed: bool = True) -> KernelDb | None
     if not needed and given is None and not path.exists():
         return None
     return KernelDb(path)
+
+
+def estimator_of(db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> DatabaseEstimator:
+    """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files."""
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    return DatabaseEstimator(db, graphs, lambda device: trained_for(device, db))
 
 
 def trained_for(device: Device, db: KernelDb | None) -> LearnedModel | None:

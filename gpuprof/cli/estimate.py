@@ -82,12 +82,11 @@ def estimate(
 
 
 def _estimator(name: str, database: KernelDb | None) -> Estimator:
-    from gpuprof.cli.devices import trained_for
+    from gpuprof.cli.devices import estimator_of
     from gpuprof.estimators.builtin import make_estimator
-    from gpuprof.estimators.database import DatabaseEstimator
 
     if name == "database":
-        return DatabaseEstimator(database, learned=lambda device: trained_for(device, database))
+        return estimator_of(database)
     return make_estimator(name, database)
 
 

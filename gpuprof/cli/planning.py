@@ -41,9 +41,8 @@ def build_problem(
     InputError
         For a file, device or model that is wrong or unknown.
     """
-    from gpuprof.cli.devices import open_database
+    from gpuprof.cli.devices import estimator_of, open_database
     from gpuprof.demand import read_demands
-    from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.queueing import BatchQueue
     from gpuprof.placement.problem import Problem
 
@@ -52,7 +51,7 @@ def build_problem(
     demands = tuple(replace(demand, model=_name(demand.model)) for demand in demands)
     database = open_database(db, needed=len(graphs) < len(demands))
     fleet = _fleet(gpus, fleet_file, database)
-    estimator = DatabaseEstimator(database, graphs)
+    estimator = estimator_of(database, graphs)
     if overhead_ms is None:
         overhead_ms = _overhead_ms(database, fleet, [demand.model for demand in demands])
     options = replace(options, overhead_ms=overhead_ms)
@@ -114,9 +113,8 @@ def problem_evidence(problem: Problem) -> Evidence:
 
 def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None, base: Path = Path()) -> Evidence:
     """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
-    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.cli.devices import estimator_of, open_database, resolve_device
     from gpuprof.demand import read_demands
-    from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.queueing import BatchQueue
     from gpuprof.merged_estimate import MergedEstimator, merged_works
     from gpuprof.placement.feasibility import Evidence
@@ -133,9 +131,9 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
     estimator: Estimator | None = None
     if database is not None:
-        measured = DatabaseEstimator(database)
+        measured = estimator_of(database)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
-        estimator = DatabaseEstimator(database, known)
+        estimator = estimator_of(database, known)
         estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
     return Evidence(
         devices=found,
@@ -241,9 +239,8 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
     InputError
         When the database is missing, or the map does not say what fleet it was planned for.
     """
-    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.cli.devices import estimator_of, open_database, resolve_device
     from gpuprof.demand import Demand, Slo
-    from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.queueing import BatchQueue
     from gpuprof.fleet import parse_fleet
     from gpuprof.placement.problem import Options, Problem
@@ -255,7 +252,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
         fleet=parse_fleet(
             deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
         ),
-        estimator=DatabaseEstimator(database),
+        estimator=estimator_of(database),
         queueing=BatchQueue(),
         options=Options(
             confidence=map_setting(deployment, "confidence"),

@@ -43,7 +43,9 @@ def build_network(
     name: Annotated[str, typer.Argument(help="A name from 'gpuprof zoo list'.")],
     output: Output = None,
     batch: Batch = "dynamic",
-    seed: Annotated[int, typer.Option("--seed", help="Of the random weights, and of the layers of what is called random.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the random weights, and of the layers of what is called random.")
+    ] = 0,
 ) -> None:
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
     from gpuprof.zoo.architecture import find

@@ -180,3 +180,45 @@ def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["export", "--to", "triton"]) == 3
     assert main(["export", "--to", "triton", "-o", "repository"]) == 0
     assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
+
+
+def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place", "-o", "before.json"]) == 0
+    assert " replicas move" not in capsys.readouterr().out
+    assert main(["place", "--from", "before.json"]) == 0
+    assert "0 of 1 replicas move" in capsys.readouterr().out
+    assert read_map(here / "map.json").predicted.moves == 0
+
+
+def test_on_a_fixed_fleet_it_says_what_any_map_could_serve(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5000,100\n")
+    assert main(["place", "--gpus", "v100:1", "--best-effort"]) == 1
+    assert "requests/s by any map" in capsys.readouterr().out
+    predicted = read_map(here / "map.json").predicted
+    assert predicted.upper_bound_goodput_rps is not None
+    assert predicted.goodput_rps <= predicted.upper_bound_goodput_rps < 5000.0
+
+
+def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_were_trained(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuprof.cli import devices
+    from gpuprof.estimate import Figure
+    from gpuprof.zoo.architecture import find
+    from gpuprof.zoo.build import build
+
+    class Trained:
+        memory = True
+
+        def latency(self, graph: object, share: object) -> Figure:
+            return Figure(7.0, "stack", 6.0, 8.0)
+
+        def memory_figure(self, graph: object) -> Figure:
+            return Figure(2.0**20, "allocation")
+
+    monkeypatch.setattr(devices, "trained_for", lambda device, db: Trained())
+    build(find("mlp"), here / "mlp.onnx")
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
+    assert main(["place"]) == 0
+    (replica,) = read_map(here / "map.json").nodes[0].gpus[0].partitions[0].replicas
+    assert replica.predicted.latency_ms == pytest.approx(7.0)
