@@ -15,6 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench import igniter_profiles, parvagpu_profiles, usher_scale
@@ -198,6 +199,37 @@ def _usher_scale(_: Path) -> bool:
     return sound
 
 
+def _fixed_and_moved(reference: Path) -> bool:
+    """What `optimal` says of fleets that are too small, and how little it moves when rates change."""
+    directory = reference / "parvagpu_a100"
+    if not directory.is_dir():
+        return _absent(directory)
+    print("\nScenario 6 on fixed fleets of A100-80: goodput (requests/s), bound, least-served fraction")
+    given = _scenario(directory, 6)
+    sound = True
+    for count in (4, 8, 12):
+        small = replace(given, fleet=Fleet((FleetEntry(device("a100-80"), count),)))
+        for policy in (Optimal(), Optimal(fair=True)):
+            placement, ok, seconds = _solved(policy, small)
+            predicted = to_map(small, placement).predicted
+            least = min(placement.rate_rps(one.model) / one.rate_rps for one in small.demands)
+            bound = predicted.upper_bound_goodput_rps or 0.0
+            sound = sound and ok and predicted.goodput_rps <= bound * (1.0 + 1e-6)
+            name = "fair" if policy.fair else "most"
+            print(f"  {count:2} GPUs, {name}: {predicted.goodput_rps:8.0f} {bound:8.0f} {least:6.3f}  {seconds:.2f} s")
+    before = to_map(given, Optimal().place(given))
+    for factor in (1.0, 0.97, 1.03):
+        demands = tuple(replace(one, rate_rps=one.rate_rps * factor) for one in given.demands)
+        changed = replace(given, demands=demands, previous=before)
+        placement, ok, _seconds = _solved(Optimal(), changed)
+        after = to_map(changed, placement)
+        total = sum(1 for _ in after.places())
+        sound = sound and ok and (factor != 1.0 or after.predicted.moves == 0)
+        moves = f"{after.predicted.moves} of {total} move"
+        print(f"  rates times {factor:g} from its own map: {len(placement.gpus)} GPUs, {moves}")
+    return sound
+
+
 def _solved(policy: Policy, given: Problem) -> tuple[Placement, bool, float]:
     started = time.perf_counter()
     placement = policy.place(given)
@@ -228,6 +260,7 @@ _SECTIONS: dict[str, Callable[[Path], bool]] = {
     "thesis": _thesis,
     "igniter": _igniter,
     "scale": _usher_scale,
+    "fixed": _fixed_and_moved,
 }
 
 if __name__ == "__main__":

@@ -38,8 +38,10 @@ def relaxed(master: Master, prices: dict[str, float], limit: Limit, seed: int = 
         lies, whatever contents there are.
     """
     best, solution = 0.0, None
-    for _ in range(_MOST_ROUNDS):
-        found = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
+    for rounds in range(_MOST_ROUNDS):
+        # The first is not stopped: without it there is no bound at all, and it is short beside what follows.
+        left = limit.left_s if rounds else None
+        found = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
         if found is None or not found.proven:
             return solution, best
         solution = found

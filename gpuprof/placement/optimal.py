@@ -21,6 +21,7 @@ from gpuprof.placement.realise import realise
 from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.slack import Slack
+from gpuprof.placement.tidy import tidied
 from gpuprof.placement.whynot import with_unplaced
 
 
@@ -71,7 +72,9 @@ class Optimal:
             choice = maximise_goodput(problem, classes_of(demands, choices), limit, fair=self.fair)
         bins = FleetBins(problem, segments)
         left = choice is None or realise(_covers(demands, choices, choice), choice, segments, bins)
-        placed = Placement("optimal", bins.placed(), (), found.gpus, found.cost_per_hour)
+        placed = Placement(
+            "optimal", tidied(problem, segments, choices, bins.placed()), (), found.gpus, found.cost_per_hour
+        )
         if fixed:
             most = sum(demand.rate_rps for demand in demands)
             if found.choice is None:

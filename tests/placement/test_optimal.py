@@ -16,6 +16,7 @@ from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.segment import Segments
 from gpuprof.share import Share
 from tests.placement.table import Table
 
@@ -121,9 +122,13 @@ def test_shares_too_many_to_list_are_still_packed_with_a_bound() -> None:
 
 
 def test_a_time_limit_still_gives_a_sound_map() -> None:
-    given = problem(demands([(300.0, 50.0)] * 4), options=replace(BUDGET, time_limit_s=1e-6))
+    asked = demands([(300.0, 50.0)] * 4)
+    given = problem(asked, options=replace(BUDGET, time_limit_s=1e-6))
     placement, _ = solved(OPTIMAL, given)
     assert placement.unplaced == ()
+    best, _ = solved(OPTIMAL, problem(asked, options=BUDGET))
+    assert placement.lower_bound_gpus is not None
+    assert 0 < placement.lower_bound_gpus <= len(best.gpus)
 
 
 @FEW
@@ -256,3 +261,24 @@ def test_no_policy_of_all_is_better_than_the_bounds(
             assert best.lower_bound_gpus <= len(other.gpus), name
         if best.upper_bound_goodput_rps is not None:
             assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name
+
+
+@pytest.mark.parametrize("budget", [None, 0.5])
+def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: float | None) -> None:
+    # the interval holds 90% and is half as wide as the value: its upper end is 1.5 times the mean
+    asked = demands([(300.0, 60.0), (90.0, 200.0)])
+    careful = problem(
+        asked, estimator=LinearEstimator(interval=0.5), options=Options(confidence=0.9, latency_budget=budget)
+    )
+    slower = problem(
+        asked,
+        estimator=LinearEstimator(start_ms=3.0, each_ms=1.5, interval=0.0),
+        options=Options(latency_budget=budget),
+    )
+    ours, theirs = solved(OPTIMAL, careful)[0], solved(OPTIMAL, slower)[0]
+    assert len(ours.gpus) == len(theirs.gpus)
+    assert ours.lower_bound_gpus == theirs.lower_bound_gpus
+    capacities = [
+        [segment.capacity_rps for segment in Segments(one).best(asked[0], plain_device())] for one in (careful, slower)
+    ]
+    assert capacities[0] == pytest.approx(capacities[1], rel=1e-6)
