@@ -33,7 +33,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,learn,report,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,ray,learn,report,dev]'
 	touch $@
 
 # Pins what the environment holds now; run it after an upgrade that passed the tests.

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuprof.errors import InputError
 from gpuprof.merged_model import MergedModel, read_description, read_merged
-from gpuprof.runtimes import ORT_CUDA
 from gpuprof.serving.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.metadata import ModelSpec, TensorSpec, is_batched
 
@@ -41,23 +40,6 @@ class Runtime(Protocol):
             When the model cannot work on these inputs.
         """
         ...
-
-
-def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int, provider: str) -> Runtime:
-    """Load what stands at ``path``: an ONNX file, or ``null:SIZE``.
-
-    Raises
-    ------
-    InputError
-        When it cannot be loaded, or cannot take batches of ``batch``.
-    """
-    if path.startswith(NULL_PREFIX):
-        return NullRuntime(name, version, null_bytes(path), batch)
-    if provider == ORT_CUDA:
-        from gpuprof.serving.bound_runtime import BoundRuntime
-
-        return BoundRuntime(name, version, Path(path), batch, threads, provider)
-    return OnnxRuntime(name, version, Path(path), batch, threads, provider)
 
 
 def null_bytes(path: str) -> int:

@@ -25,7 +25,8 @@ from gpuprof.serving.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.bound_runtime import BoundRuntime
 from gpuprof.serving.door import DoorKey, knock
 from gpuprof.serving.living_process import start_time
-from gpuprof.serving.runtime import ModelError, Runtime, example_inputs, open_runtime
+from gpuprof.serving.model_loading import open_runtime
+from gpuprof.serving.runtime import ModelError, Runtime, example_inputs
 from gpuprof.serving.wire import Kind
 
 
