@@ -31,10 +31,12 @@ class Optimal:
 
     Of every share the segment of largest capacity is considered; that is enough, since what a share costs does not
     depend on what runs in it. Demands that can all be met are met at the least cost; else as much as possible is
-    served, higher priorities first, and that at the least cost. The lower bounds hold for every placement over the
-    shares, batches and processes that the estimator knows. Interference and memory among models that share a device
-    whole are seen when the chosen segments are put on devices; where they do not fit as planned, what is over goes
-    elsewhere, and the result is then above the bound, or first-fit decreasing's where that is cheaper.
+    served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in the
+    batches and processes that the estimator lists, and in the shares that `Offers` looks at. Interference and memory
+    among models that share a room are seen when the chosen segments are put into it; where they do not fit as
+    planned, what is over goes elsewhere, and the result is then above the bound, or first-fit decreasing's where that
+    is cheaper. What is left over then goes to the least sure estimates (`Slack`), and what runs already stays where
+    an equally good map leaves it.
 
     Attributes
     ----------
