@@ -216,9 +216,7 @@ class DeploymentMap(_Part):
         for *_, replica in self.places():
             told = self.merges.get(replica.model)
             if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
-                raise ValueError(
-                    f"a replica of {replica.model} serves other models than the map's merges say"
-                )
+                raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
             if told is not None and not replica.merged:
                 raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
         return self
