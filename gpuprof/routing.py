@@ -1,8 +1,8 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
 The router and the simulator obey the same rules: those that take nothing but numbers and sequences of numbers
-(`finish_ms`, `nth_smallest`, `next_living`, `is_hopeless`, `is_given_up`, `goes_alone`) are what the simulator compiles, and so are written with
-loops.
+(`finish_ms`, `nth_smallest`, `next_living`, `is_hopeless`, `is_given_up`, `goes_alone`) are what the simulator
+compiles, and so are written with loops.
 """
 
 from __future__ import annotations
