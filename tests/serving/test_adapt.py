@@ -204,9 +204,8 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
     quarter = {"sm_share_pct": 25.0, "batch_latency_ms": [160.0], "rate_rps": 5.0}  # it bears 6/s
     partition["replicas"] = [partition["replicas"][0] | quarter]
-    options = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
-    options += ("--adapt-output", str(placed / "new.json"))
-    with running(placed, document, *options) as server:
+    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
+    with running(placed, document, *what, "--adapt-output", str(placed / "new.json")) as server:
         with Loaded(Target.parse(server.url), Stream("net", 17.0, 800.0)) as loaded:
             assert eventually((placed / "new.json").exists, limit_s=90.0)
             # A busy machine may spoil a second of it, but not all.
