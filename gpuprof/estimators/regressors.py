@@ -46,7 +46,8 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
     """Return fresh regressors by name.
 
     Their hyper-parameters are those that erred least on the ops of 47 networks on a CPU, left out in six groups
-    (``python -m bench.estimators --db DATABASE --search``; docs/accuracy.md has the figures).
+    (``python -m bench.estimators --db DATABASE --search``; docs/accuracy.md has the figures), but for gradient
+    boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not.
 
     Raises
     ------
@@ -62,7 +63,7 @@ def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator
         elif name == "gradient_boosting":
             # Not the histogram kind: its threads spin, and on few rows and busy cores that costs seconds a fit.
             made[name] = GradientBoostingRegressor(
-                n_estimators=200, max_depth=6, learning_rate=0.1, subsample=0.6, min_samples_leaf=4, max_features=0.5,
+                n_estimators=100, max_depth=4, learning_rate=0.1, subsample=0.6, min_samples_leaf=4, max_features=0.5,
                 random_state=_SEED,
             )  # fmt: skip
         elif name == "xgboost":

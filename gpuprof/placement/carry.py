@@ -51,6 +51,15 @@ def carried(problem: Problem, segments: Segments, previous: DeploymentMap) -> Ca
     return Carried(tuple(gpus), _rest(problem, gpus))
 
 
+def evened(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+    """Return a map with each model's rate shared out by what its replicas can do, as it is where that breaks an SLO."""
+    found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
+    if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
+        return tuple(gpus)
+    even = _rerated(problem, gpus, found)
+    return tuple(even if all(_sound(problem, segments, gpu) for gpu in even) else gpus)
+
+
 def _old_gpus(problem: Problem, previous: DeploymentMap) -> Iterator[PlacedGpu]:
     kinds = {entry.device.name for entry in problem.fleet.entries}
     asked = {demand.model for demand in problem.demands}

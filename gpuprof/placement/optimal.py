@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand
-from gpuprof.placement.carry import carried
+from gpuprof.placement.carry import carried, evened
 from gpuprof.placement.cheapest import cheapest
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.ffd import FirstFitDecreasing
@@ -53,13 +53,11 @@ class Optimal:
         segments = Segments(problem)
         planned = self._planned(problem, segments, limit)
         slack = Slack(problem, segments, limit)
-        spread = replace(planned, gpus=slack.spread(planned.gpus))
+        spread = _spread(problem, segments, slack, planned)
         if problem.previous is None:
             return spread
         kept = self._kept(problem, segments, spread, limit)
-        return (
-            spread if kept is None else _preferred(problem, slack, replace(kept, gpus=slack.spread(kept.gpus)), spread)
-        )
+        return spread if kept is None else _preferred(problem, slack, _spread(problem, segments, slack, kept), spread)
 
     def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
@@ -83,7 +81,9 @@ class Optimal:
                 most = most_goodput(problem, demands, classes_of(demands, offers.hoped(demands)), limit)
             placed = replace(placed, upper_bound_goodput_rps=most)
         placed = with_unplaced(problem, segments, placed)
-        return placed if not left or self.fair else _better(problem, placed, FirstFitDecreasing().place(problem))
+        if not left or self.fair:
+            return placed
+        return _better(problem, placed, FirstFitDecreasing().place(problem))
 
     def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
         """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
@@ -92,6 +92,14 @@ class Optimal:
             return None
         added = () if old.rest is None else self._planned(old.rest, Segments(old.rest), limit).gpus
         return with_unplaced(problem, segments, replace(planned, gpus=(*old.gpus, *added), unplaced=()))
+
+
+def _spread(problem: Problem, segments: Segments, slack: Slack, placement: Placement) -> Placement:
+    """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
+    gpus = slack.spread(placement.gpus)
+    if gpus == placement.gpus or placement.unplaced:
+        return replace(placement, gpus=gpus)
+    return replace(placement, gpus=evened(problem, segments, gpus))
 
 
 def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
