@@ -45,7 +45,7 @@ class SampledKernelRidge(KernelRidge):  # type: ignore[misc]
 def make_constituents(names: Sequence[str] = STACKED) -> dict[str, BaseEstimator]:
     """Return fresh regressors by name.
 
-    Their hyper-parameters are those that erred least on the ops of 47 networks on a CPU, left out in six groups
+    Their hyper-parameters are those that erred least on the ops of 48 networks on a CPU, left out in six groups
     (``python -m bench.estimators --db DATABASE --search``; docs/accuracy.md has the figures), but for gradient
     boosting: deeper trees err less and take several times as long to fit, which XGBoost's do not.
 

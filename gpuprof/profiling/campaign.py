@@ -178,8 +178,10 @@ class Campaign:
             collector_version=self.collector.version(),
             settings=json.dumps(dict(collected.settings), sort_keys=True),
             notes="; ".join(collected.notes) or None,
+            clocks_policy=_text(collected.settings.get("clock_control")),
             **machine(),
         )
+        run = replace(run, driver=_text(collected.settings.get("nvidia_driver")) or run.driver)
         return Run(run, (), collected.models, collected.ops, collected.kernels, collected.colocations)
 
     def _key(self, cell: Cell) -> tuple[object, ...]:
@@ -238,6 +240,10 @@ def _run_key(run: Mapping[str, Any]) -> tuple[object, ...]:
         run["processes"],
         run["beside"],
     )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _label(job: Job) -> str:

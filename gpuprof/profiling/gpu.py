@@ -97,7 +97,7 @@ class GpuCollector:
             timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
             sampled = sampler.figures()
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
-            settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version()}
+            settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
             if request.beside:
                 delay_ms = self._dispatch_beside(request, seats) if self.timeline else None
                 return Collected(colocations=_colocations(request, timings, sampled, delay_ms), settings=settings)

@@ -25,6 +25,7 @@ class FakeCollector:
         self.stable = True
         self.release = "1"
         self.fails: Exception | None = None
+        self.settings: dict[str, object] = {"provider": "CPU"}
 
     def available(self) -> str | None:
         return None
@@ -49,7 +50,7 @@ class FakeCollector:
                 )
             )
         row = ModelRow(run_id, job.graph.name, CPU.name, job.graph.batch, job.share.sm_pct, stable=self.stable)
-        return Collected(models=(replace(row, latency_mean_ms=2.0),), notes=("odd",), settings={"provider": "CPU"})
+        return Collected(models=(replace(row, latency_mean_ms=2.0),), notes=("odd",), settings=self.settings)
 
 
 @pytest.fixture
@@ -74,6 +75,16 @@ def test_each_cell_is_a_run_with_its_provenance(tmp_path: Path, collector: FakeC
         assert run["model_sha256"] and run["command"] and run["host"] and run["driver"] and run["notes"] == "odd"
         assert (run["collector"], run["runtime_version"], run["provider"]) == ("fake", "1", "CPU")
     assert verify(KernelDb(tmp_path / "db")) == []
+
+
+def test_a_run_on_a_gpu_says_by_which_driver_and_how_clocks_were_held(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    collector.settings = {"provider": "CUDA", "nvidia_driver": "580.95.05", "clock_control": "none"}
+    database = KernelDb.create(tmp_path / "db")
+    list(Campaign(database, CPU, collector).run([Cell(a_job(model))]))
+    (run,) = database.read("runs").to_pylist()
+    assert (run["driver"], run["clocks_policy"]) == ("580.95.05", "none")
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
