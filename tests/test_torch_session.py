@@ -123,6 +123,24 @@ _CASES: list[tuple[str, int, list[Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+_UNARY = (
+    "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSwish", "Identity", "Neg", "Reciprocal", "Relu", "Round",
+    "Sigmoid", "Sign", "Sin", "Softplus", "Tanh", "IsNaN", "GlobalAveragePool", "ReduceMin", "Size", "Shape",
+)  # fmt: skip
+_BINARY = ("Add", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Min", "Mul", "Sub", "Sum", "Div")
+_CASES += [(name, 17, [_X], {}) for name in _UNARY]
+_CASES += [(name, 17, [np.abs(_X) + 0.5], {}) for name in ("Log", "Sqrt")]
+_CASES += [(name, 17, [_ROWS.round(), _ROWS[:1].round() + 0.5], {}) for name in _BINARY]
+_CASES += [(name, 17, [_ROWS > 0, _ROWS[:1] > 0.2], {}) for name in ("And", "Or", "Xor")]
+_CASES += [
+    ("Not", 17, [_ROWS > 0], {}),
+    ("Concat", 17, [_ROWS, _ROWS], {"axis": 1}),
+    ("MatMul", 17, [_ROWS, _MATRIX.T], {}),
+    ("ArgMin", 17, [_ROWS], {"axis": 1}),
+    ("LayerNormalization", 17, [_ROWS, _ROWS[0], _ROWS[1]], {}),
+]
+
+
 @pytest.mark.parametrize("case", range(len(_CASES)), ids=[f"{i}-{case[0]}-{case[1]}" for i, case in enumerate(_CASES)])
 def test_an_operator_gives_what_onnx_runtime_gives(tmp_path: Path, case: int) -> None:
     op_type, opset, inputs, attributes = _CASES[case]

@@ -97,9 +97,7 @@ class Optimal:
 def _spread(problem: Problem, segments: Segments, slack: Slack, placement: Placement) -> Placement:
     """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
     gpus = slack.spread(placement.gpus)
-    if gpus == placement.gpus or placement.unplaced:
-        return replace(placement, gpus=gpus)
-    return replace(placement, gpus=evened(problem, segments, gpus))
+    return replace(placement, gpus=gpus if placement.unplaced else evened(problem, segments, gpus))
 
 
 def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:

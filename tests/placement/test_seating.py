@@ -3,8 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import example, settings
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from gpuprof.deployment import DeploymentMap
@@ -100,6 +100,8 @@ def test_without_an_older_map_nothing_is_said_of_moves() -> None:
     mig=st.booleans(),
     policy=st.sampled_from([Optimal(), ParvaGpu()]),
 )
+@example(rates=[637.0], mig=False, policy=Optimal())  # what is left over makes the second of its replicas larger
+@example(rates=[817.0], mig=False, policy=Optimal())  # two replicas in one room were made one
 def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy: Optimal | ParvaGpu) -> None:
     fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]
     asked = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
