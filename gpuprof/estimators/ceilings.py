@@ -62,7 +62,8 @@ def _last_row(db: KernelDb | None, name: str) -> Mapping[str, Any] | None:
     if db is None:
         return None
     rows: list[dict[str, Any]] = db.read("devices", where={"device": name, "sm_share_pct": 100.0}).to_pylist()
-    return max(rows, key=lambda row: (bool(row["measured"]), row["run_id"]), default=None)
+    telling = [row for row in rows if row["dram_bytes_per_s"] or _rates(row)]  # some know the link to the host only
+    return max(telling, key=lambda row: (bool(row["measured"]), row["run_id"]), default=None)
 
 
 def _rates(row: Mapping[str, Any]) -> dict[str, float]:

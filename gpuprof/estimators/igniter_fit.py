@@ -88,20 +88,22 @@ class WorkloadProfile:
 def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     """Return the coefficients of the GPU.
 
-    The frequency falls in proportion to the demand above the limit. What is demanded beyond the limit cannot be
-    measured: it is the last demand below it and, for each copy more, what a copy added on average before. The
-    scheduling delay is that at the highest frequency, which is what equation 4 divides.
+    A GPU whose frequency never fell was never at its limit, so that nothing is known of what happens beyond it:
+    alpha_f is then 0, and predictions hold below the limit. Else the frequency falls in proportion to the demand above
+    the limit. What is demanded beyond the limit cannot be measured: it is the last demand below it and, for each copy
+    more, what a copy added on average before. The scheduling delay is that at the highest frequency, which is what
+    equation 4 divides.
 
     Raises
     ------
     InputError
-        When there are too few copies to fit a line, or the frequency never falls.
+        When there are too few copies to fit a line, or all but one at a reduced frequency.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
     delay = np.array(profile.launch_ms)
     free = int((clock >= profile.max_clock_mhz * 0.999).sum())
-    if len(delay) < 3 or free < 2 or free == len(clock):
-        raise InputError("the hardware profile must have two co-locations at full and one at a reduced frequency")
+    if len(delay) < 3 or free < 2:
+        raise InputError("the hardware profile must have three co-locations, two of them at full frequency")
     each = (power[free - 1] - power[0]) / (free - 1)
     over = power[free - 1] + each * np.arange(1, len(clock) - free + 1) - profile.max_power_w
     fall = clock[free:] - profile.max_clock_mhz

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from gpuprof.device import Device
@@ -16,6 +17,9 @@ from gpuprof.kernel_db.store import KernelDb
 Row = Mapping[str, Any]
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
 _LEAST_CONFIGURATIONS = 5
+#: Clocks are means of samples: one that is within this of the highest is the highest.
+_SAME_CLOCK = 0.99
+_NEEDED_BESIDE = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms")
 _IMPORTED = "import:igniter"
 #: Where the link to the host was not measured: iGniter's 10 GB/s of a V100 on PCIe 3.0 x16, doubled with each
 #: generation; by the least compute capability that came with it.
@@ -39,7 +43,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     if imported is not None:
         return imported
     models = [dict(row) for row in db.read("models", where={"device": device.name, "processes": 1}).to_pylist()]
-    complete = [row for row in models if all(row[name] is not None for name in _NEEDED)]
+    complete = [row for row in models if row["error"] is None and all(row[name] is not None for name in _NEEDED)]
     if not complete:
         missing = [name for name in _NEEDED if not any(row[name] is not None for row in models)]
         raise InputError(
@@ -55,7 +59,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     workloads = {
         name: profile
         for name, rows in by_model.items()
-        if len(rows) >= _LEAST_CONFIGURATIONS and (profile := _workload(rows, beside, pcie)) is not None
+        if len(rows) >= _LEAST_CONFIGURATIONS and (profile := _workload(rows, beside, pcie, complete)) is not None
     }
     return _hardware(device, complete, beside, pcie), workloads
 
@@ -71,10 +75,15 @@ def _imported(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, 
 
 
 def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
-    rows = db.read("devices", columns=["pcie_bytes_per_s"], where={"device": device.name}).to_pylist()
-    known = [row["pcie_bytes_per_s"] for row in rows if row["pcie_bytes_per_s"]]
+    """Return what copies achieved: those of the models themselves, in timelines, before a benchmark's."""
+    names = ["run_id", "pcie_bytes_per_s", "dram_bytes_per_s"]
+    rows = db.read("devices", columns=names, where={"device": device.name}).to_pylist()
+    known = [row for row in rows if row["pcie_bytes_per_s"]]
     if known:
-        return float(known[-1]) / 1000.0
+        # What a benchmark of the device measured stands beside its memory's bandwidth.
+        of_models = [row["pcie_bytes_per_s"] for row in known if row["dram_bytes_per_s"] is None]
+        latest = max(known, key=lambda row: str(row["run_id"]))["pcie_bytes_per_s"]
+        return float(median(of_models) if of_models else latest) / 1000.0
     generation = next((g for least, g in _PCIE_GENERATIONS if float(device.compute_capability or 0) >= least), None)
     if generation is None:
         raise InputError(f"the bandwidth between host and {device.name} was not measured")
@@ -89,7 +98,7 @@ def _copies(row: Row, beside: list[dict[str, Any]]) -> dict[int, Row]:
     for other in beside:
         same = (other["model"], other["batch"], other["sm_share_pct"]) == (row["model"], row["batch"], share)
         others = other["beside"].split(" + ")
-        if same and other["latency_mean_ms"] is not None and set(others) == {label}:
+        if same and set(others) == {label} and all(other[name] is not None for name in _NEEDED_BESIDE):
             found[1 + len(others)] = other
     return found
 
@@ -108,16 +117,28 @@ def _hardware(device: Device, rows: list[dict[str, Any]], beside: list[dict[str,
         )
     return HardwareProfile(
         device.max_power_w,
-        device.clock_mhz,
+        _highest_clock(rows),
         float(idle),
         pcie,
         tuple(float(copies[count]["power_w"]) for count in counts),
-        tuple(float(copies[count]["clock_mhz"]) for count in counts),
+        tuple(_steady(copies[count]["clock_mhz"], rows) for count in counts),
         tuple(float(copies[count]["dispatch_ms"]) / kernels for count in counts),
     )
 
 
-def _workload(rows: list[Row], beside: list[dict[str, Any]], pcie: float) -> WorkloadProfile | None:
+def _highest_clock(rows: Sequence[Row]) -> float:
+    """Return what the GPU runs at below its limits: some never reach the clock of their data sheet."""
+    return max(float(row["clock_mhz"]) for row in rows)
+
+
+def _steady(clock_mhz: float, rows: Sequence[Row]) -> float:
+    highest = _highest_clock(rows)
+    return highest if clock_mhz >= _SAME_CLOCK * highest else float(clock_mhz)
+
+
+def _workload(
+    rows: list[Row], beside: list[dict[str, Any]], pcie: float, everything: Sequence[Row]
+) -> WorkloadProfile | None:
     """Return the profile of a model, None if it was never measured beside a copy of itself."""
     pair = next(((row, found[2]) for row in rows if 2 in (found := _copies(row, beside))), None)
     if pair is None:
@@ -129,21 +150,34 @@ def _workload(rows: list[Row], beside: list[dict[str, Any]], pcie: float) -> Wor
         kernels=alone["kernel_count"],
         idle_ms=alone["dispatch_ms"],
         active_ms=_gpu_ms(alone, alone, pcie) - alone["dispatch_ms"],
-        active_beside_ms=_gpu_ms(together, alone, pcie) - (together["dispatch_ms"] or alone["dispatch_ms"]),
-        clock_beside_mhz=together["clock_mhz"] or alone["clock_mhz"],
-        l2_beside_pct=alone["l2_pct"] or 0.0,
+        active_beside_ms=_gpu_ms(together, alone, pcie) - together["dispatch_ms"],
+        clock_beside_mhz=_steady(together["clock_mhz"], everything),
+        l2_beside_pct=_l2_pct(alone, rows, pcie),
         configurations=tuple(
             Configuration(
                 row["batch"],
                 row["sm_share_pct"] / 100.0,
                 _gpu_ms(row, row, pcie),
                 row["power_w"],
-                row["clock_mhz"],
+                _steady(row["clock_mhz"], everything),
                 row["l2_pct"],
             )
             for row in rows
         ),
     )
+
+
+def _l2_pct(alone: Row, rows: Sequence[Row], pcie: float) -> float:
+    """Return the use of L2, of the most alike configuration where that one was timed without counters.
+
+    iGniter ties it to the requests in a unit of time (section 3.2), so that decides which is most alike.
+    """
+
+    def rate(row: Row) -> float:
+        return float(row["batch"]) / _gpu_ms(row, row, pcie)
+
+    known = [row for row in rows if row["l2_pct"] is not None]
+    return float(min(known, key=lambda row: abs(rate(row) - rate(alone)))["l2_pct"]) if known else 0.0
 
 
 def _gpu_ms(row: Row, copied: Row, pcie: float) -> float:

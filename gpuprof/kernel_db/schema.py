@@ -96,6 +96,10 @@ class DeviceRow:
         Share under which the ceilings were measured; 100: the whole device.
     float32_flops_per_s and its like : float or None
         Peak rate by type of arithmetic.
+    pcie_bytes_per_s, pcie_d2h_bytes_per_s : float or None
+        What copies of a mebibyte or more from the host to the device achieved, and those back.
+    pcie_memory : str or None
+        Of which host memory: ``"pinned"`` or ``"pageable"``; None: the tool does not say.
     request_ms, request_ms_per_mib : float or None
         Time that serving adds to a request outside the model, and more for each MiB of its inputs.
     measured : bool
@@ -123,6 +127,8 @@ class DeviceRow:
     max_power_w: float | None = None
     idle_power_w: float | None = None
     pcie_bytes_per_s: float | None = None
+    pcie_d2h_bytes_per_s: float | None = None
+    pcie_memory: str | None = None
     request_ms: float | None = None
     request_ms_per_mib: float | None = None
     measured: bool = False

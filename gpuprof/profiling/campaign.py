@@ -182,7 +182,8 @@ class Campaign:
             **machine(),
         )
         run = replace(run, driver=_text(collected.settings.get("nvidia_driver")) or run.driver)
-        return Run(run, (), collected.models, collected.ops, collected.kernels, collected.colocations)
+        parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
+        return Run(run, *parts)
 
     def _key(self, cell: Cell) -> tuple[object, ...]:
         job = cell.job

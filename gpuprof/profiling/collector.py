@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpuprof.errors import UnavailableError
-from gpuprof.kernel_db.schema import ColocationRow, KernelRow, ModelRow, OpRow
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.plugins import load_plugin
 from gpuprof.profiling.job import Request
 
@@ -33,7 +33,7 @@ class Collected:
 
     Attributes
     ----------
-    models, ops, kernels, colocations
+    models, ops, kernels, colocations, devices
         Rows with the request's ``run_id``.
     settings : mapping of str to object
         What else decides the figures; goes into the run as JSON.
@@ -45,6 +45,7 @@ class Collected:
     ops: tuple[OpRow, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
     colocations: tuple[ColocationRow, ...] = ()
+    devices: tuple[DeviceRow, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

@@ -24,7 +24,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.gpu_share import bound_shares
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.creq import requirement
-from gpuprof.profiling.gpu_rows import Recorded, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.kernel_join import join_kernels
 from gpuprof.profiling.kineto_trace import read_kineto
@@ -107,6 +107,7 @@ class GpuCollector:
             models=(model_row(request, recorded, **measured, error=error),),
             ops=op_rows(request, recorded.kernels),
             kernels=kernel_rows(request, recorded.kernels),
+            devices=device_rows(request, recorded),
             settings=settings,
             notes=recorded.notes,
         )

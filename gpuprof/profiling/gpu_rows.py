@@ -9,11 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.model import Op
 from gpuprof.profiling.creq import Requirement, requirement
 from gpuprof.profiling.fusion import Group
 from gpuprof.profiling.job import Request
+from gpuprof.profiling.link import link_row
 from gpuprof.profiling.node_times import GroupTime
 from gpuprof.profiling.op_rows import op_row
 from gpuprof.profiling.timeline import column
@@ -95,6 +96,13 @@ def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
         op_row(request, position, op, _timed(position, times.get(op.name)), len(times.get(op.name, ())), None)
         for position, op in enumerate(request.job.graph.ops)
     )
+
+
+def device_rows(request: Request, recorded: Recorded) -> tuple[DeviceRow, ...]:
+    """Return what the recording says of the device itself: what its link to the host achieved."""
+    recorder = next(iter(recorded.tools), "a profiler")  # counters come second
+    row = link_row(request.run_id, request.device, recorded.copies, recorder)
+    return () if row is None else (row,)
 
 
 def model_row(request: Request, recorded: Recorded, **measured: Any) -> ModelRow:

@@ -17,7 +17,17 @@ import pandas as pd
 
 from gpuprof.errors import InputError
 from gpuprof.profiling.attribution import innermost
-from gpuprof.profiling.timeline import D2H, H2D, OUTSIDE, RUN_RANGE, Timeline, empty_copies, empty_ranges
+from gpuprof.profiling.timeline import (
+    D2H,
+    H2D,
+    OUTSIDE,
+    PAGEABLE,
+    PINNED,
+    RUN_RANGE,
+    Timeline,
+    empty_copies,
+    empty_ranges,
+)
 from gpuprof.runtimes import NODE_RANGE
 
 ESTIMATED = "occupancy is torch.profiler's estimate from the launch, not a counter"
@@ -26,6 +36,7 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _OPERATORS = ("cpu_op", "operator")
 _ANNOTATIONS = ("user_annotation",)
 _DIRECTIONS = {"HtoD": H2D, "DtoH": D2H, "DtoD": "d2d"}
+_MEMORIES = {"Pageable": PAGEABLE, "Pinned": PINNED}
 _FIX = "torch.profiler.profile(…).export_chrome_trace(FILE) writes one"
 
 Event = Mapping[str, Any]
@@ -179,16 +190,18 @@ def _copies(
             "start_ns": [_ns(event["ts"]) for event in events],
             "duration_ns": [_ns(event["dur"]) for event in events],
             "bytes": [int(_arguments(event).get("bytes", 0)) for event in events],
-            "direction": [_direction(str(event.get("name", ""))) for event in events],
+            "direction": [_word(_DIRECTIONS, event) or "other" for event in events],
+            "memory": [_word(_MEMORIES, event) for event in events],
             "correlation_id": [_arguments(event).get("correlation", -1) for event in events],
         }
     ).sort_values("start_ns", kind="stable")
     tied = _tied(frame.reset_index(drop=True), launched, operators, annotations)
-    return tied[["start_ns", "duration_ns", "bytes", "direction", "repeat"]]
+    return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
 
 
-def _direction(name: str) -> str:
-    return next((direction for word, direction in _DIRECTIONS.items() if word in name), "other")
+def _word(meanings: Mapping[str, str], event: Event) -> str | None:
+    """Return what the event's name says, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
+    return next((meaning for word, meaning in meanings.items() if word in str(event.get("name", ""))), None)
 
 
 def _tied(

@@ -14,7 +14,18 @@ import pandas as pd
 from gpuprof.errors import InputError
 from gpuprof.profiling.attribution import NO_RANGE, Integers, innermost
 from gpuprof.profiling.nsys_tables import NsysTables
-from gpuprof.profiling.timeline import D2H, H2D, OUTSIDE, RUN_RANGE, Timeline, empty_copies, empty_ranges
+from gpuprof.profiling.timeline import (
+    D2H,
+    H2D,
+    OUTSIDE,
+    PAGEABLE,
+    PINNED,
+    RUN_RANGE,
+    Timeline,
+    column,
+    empty_copies,
+    empty_ranges,
+)
 
 _KERNELS, _CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", ("CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_DRIVER")
 _COPIES, _RANGES, _GRAPHS = "CUPTI_ACTIVITY_KIND_MEMCPY", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -44,6 +55,8 @@ _COPY_COLUMNS = {
     "end": "end_ns",
     "bytes": "bytes",
     "copyKind": "kind",
+    "srcKind": "from_memory",
+    "dstKind": "to_memory",
     "globalPid": "global_pid",
     "correlationId": "correlation_id",
 }
@@ -57,6 +70,7 @@ _RANGE_COLUMNS = {
 }
 _PUSH_POP, _START_END = 59, 60
 _DIRECTIONS = {1: H2D, 2: D2H, 8: "d2d", 10: "p2p"}  # CUpti_ActivityMemcpyKind
+_MEMORIES = {0: PAGEABLE, 1: PINNED}  # nsys's own ENUM_CUDA_MEM_KIND, which counts otherwise than CUPTI's
 # A global id is made of hardware, machine, process and thread: 8, 8, 24 and 24 bits.
 _THREAD_BITS, _ID_MASK = 24, (1 << 24) - 1
 _TO_THE_END = np.iinfo(np.int64).max
@@ -181,8 +195,15 @@ def _copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
     frame["direction"] = frame["kind"].map(_DIRECTIONS).fillna("other")
     frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
+    frame["memory"] = _host_memory(frame)
     frame = _tied(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
-    return frame[["start_ns", "duration_ns", "bytes", "direction", "repeat"]]
+    return frame[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
+
+
+def _host_memory(copies: pd.DataFrame) -> pd.Series[Any]:
+    """Return the kind of memory at the host's end of each copy, None where there is none or it is not said."""
+    source, target = (column(copies, name).map(_MEMORIES) for name in ("from_memory", "to_memory"))
+    return source.where(copies["direction"] == H2D, target.where(copies["direction"] == D2H, None))
 
 
 def _tied(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.model import ModelGraph
 from gpuprof.onnx_graph import load_graph
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.gpu_rows import Recorded, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.job import Job, Request
 from gpuprof.profiling.kernel_join import join_kernels
 from gpuprof.profiling.kineto_trace import read_kineto
@@ -85,6 +85,7 @@ class ReplayCollector:
             models=(model_row(request, found),),
             ops=op_rows(request, found.kernels),
             kernels=kernel_rows(request, found.kernels),
+            devices=device_rows(request, found),
             settings={"reports": [str(path) for path in self.paths]},
             notes=(*found.notes, _UNTIMED),
         )
@@ -175,7 +176,7 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
         source_sha256=_sha256(collector.paths),
         notes="; ".join(collected.notes) or None,
     )
-    database.append(Run(run, (), collected.models, collected.ops, collected.kernels))
+    database.append(Run(run, collected.devices, collected.models, collected.ops, collected.kernels))
     return collected
 
 

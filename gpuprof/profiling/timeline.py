@@ -17,6 +17,8 @@ RUN_RANGE = "gpuprof-run"
 #: Columns of `Timeline.kernels` that decide a launch; counters are joined on them.
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 H2D, D2H = "h2d", "d2h"
+#: Kinds of the host's memory: what a copy from or to it can achieve differs by a factor.
+PINNED, PAGEABLE = "pinned", "pageable"
 #: ``repeat`` of what lies outside of every run: warm-up, loading.
 OUTSIDE = -1
 
@@ -34,7 +36,8 @@ class Timeline:
         ``range`` (innermost range around the launch, or None), ``repeat`` (`OUTSIDE` outside of all runs) and
         ``achieved_occupancy_pct`` (where ``estimated`` is said in ``notes``); in order of start.
     copies : DataFrame
-        ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``repeat``.
+        ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
+        the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``.
     ranges : DataFrame
         ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
     tool, version : str
@@ -78,7 +81,9 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:
 
 def empty_copies() -> pd.DataFrame:
     """Return a table of no copies."""
-    return pd.DataFrame({"start_ns": _none(), "duration_ns": _none(), "bytes": _none(), "direction": [], "repeat": []})
+    return pd.DataFrame(
+        {"start_ns": _none(), "duration_ns": _none(), "bytes": _none(), "direction": [], "memory": [], "repeat": []}
+    )
 
 
 def empty_ranges() -> pd.DataFrame:

@@ -92,9 +92,14 @@ def test_the_fit_recovers_the_coefficients_of_the_hardware() -> None:
     assert fitted.beta_sch == pytest.approx(-0.00902, rel=1e-6)
 
 
-def test_a_hardware_profile_without_throttling_is_refused() -> None:
-    with pytest.raises(InputError, match="one at a reduced frequency"):
-        fit_hardware(replace(_hardware(), clock_mhz=(1530.0,) * 5))
+def test_a_gpu_that_never_throttled_has_no_fall_of_its_frequency_but_the_rest() -> None:
+    fitted = fit_hardware(replace(_hardware(), clock_mhz=(1530.0,) * 5))
+    assert fitted.alpha_f == 0.0 and fitted.alpha_sch > 0.0
+
+
+def test_a_hardware_profile_that_throttles_from_the_second_copy_on_is_refused() -> None:
+    with pytest.raises(InputError, match="two of them at full frequency"):
+        fit_hardware(replace(_hardware(), clock_mhz=(1530.0, 1400.0, 1390.0, 1380.0, 1370.0)))
 
 
 def _workload(truth: WorkloadCoefficients) -> WorkloadProfile:

@@ -10,7 +10,7 @@ import pytest
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, added_launch_ms, predict
-from gpuprof.estimators.igniter_fit import fit_all
+from gpuprof.estimators.igniter_fit import HardwareProfile, fit_all, fit_hardware
 from gpuprof.estimators.igniter_rows import profile_of
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
@@ -71,3 +71,43 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 def test_too_few_copies_at_once_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="need one to five copies"):
         profile_of(_database(tmp_path / "db", copies=2), GPU)
+
+
+def _profile(path: Path, *rows: DeviceRow, clock_mhz: float = 1530.0) -> HardwareProfile:
+    db = _database(path)
+    known = db.read("models").to_pylist()
+    models = [replace(_model(row["batch"], row["sm_share_pct"]), clock_mhz=clock_mhz) for row in known]
+    beside = [replace(_beside(count), clock_mhz=clock_mhz * (1.0 - 0.002 * count)) for count in range(2, 6)]
+    return profile_of(database(path.with_name("other"), models, rows, beside), GPU)[0]
+
+
+def test_the_link_as_models_used_it_wins_over_a_benchmark_of_it(tmp_path: Path) -> None:
+    benchmark = DeviceRow("r9", GPU.name, "gpu", pcie_bytes_per_s=5e10, dram_bytes_per_s=1e12)
+    timelines = [DeviceRow(f"r{i}", GPU.name, "gpu", pcie_bytes_per_s=rate) for i, rate in enumerate((1e10, 8e9, 9e9))]
+    assert _profile(tmp_path / "a", benchmark, *timelines).pcie_bytes_per_ms == pytest.approx(9e6)
+    assert _profile(tmp_path / "b" / "c", benchmark).pcie_bytes_per_ms == pytest.approx(5e7)
+
+
+def test_a_gpu_that_stays_below_its_data_sheets_clock_is_not_taken_for_throttled(tmp_path: Path) -> None:
+    profile = _profile(tmp_path / "db", DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10), clock_mhz=1410.0)
+    assert profile.max_clock_mhz == 1410.0 and set(profile.clock_mhz) == {1410.0}
+    assert fit_hardware(profile).alpha_f == 0.0
+
+
+def test_rows_that_failed_or_lack_a_figure_are_left_out(tmp_path: Path) -> None:
+    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+    beside = [_beside(count) for count in range(2, 6)]
+    wrong = replace(models[0], error="output y differs under the share", clock_mhz=9000.0)
+    lacking = replace(_beside(5), dispatch_ms=None)
+    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+    profile, _ = profile_of(database(tmp_path / "db", [*models, wrong], [link], [*beside, lacking]), GPU)
+    assert profile.max_clock_mhz == 1530.0 and len(profile.clock_mhz) == 5
+
+
+def test_use_of_l2_is_taken_from_the_most_alike_row_that_was_counted(tmp_path: Path) -> None:
+    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+    timed = [replace(_model(batch, share), l2_pct=None) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+    counted = [replace(_model(1, 100.0), l2_pct=3.0), replace(_model(16, 20.0), l2_pct=18.0)]
+    beside = [_beside(count) for count in range(2, 6)]
+    _, workloads = profile_of(database(tmp_path / "db", [*timed, *counted], [link], beside), GPU)
+    assert workloads["net"].l2_beside_pct == 18.0

@@ -133,16 +133,17 @@ class Export:
             returnValue=0,
         )
 
-    def copy(self, start: int, bytes_: int, kind: int, correlation: int, pid: int = 7, tid: int = 7) -> None:
+    def copy(
+        self, start: int, bytes_: int, kind: int, correlation: int, pid: int = 7, tid: int = 7, **more: object
+    ) -> None:
         self.call(start, correlation, pid, tid)
         self.add(
             MEMCPY,
             start=start,
-            end=start + 10,
+            end=more.pop("end", start + 10),
             correlationId=correlation,
             globalPid=_global(pid, 0),
-            bytes=bytes_,
-            copyKind=kind,
+            **{"bytes": bytes_, "copyKind": kind, **more},
         )
 
     def write(self, path: Path, new: bool = False, drop: Mapping[str, Sequence[str]] | None = None) -> Path:

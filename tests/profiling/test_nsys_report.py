@@ -3,11 +3,12 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.profiling.nsys_report import read_nsys
-from tests.profiling.nsys_files import KERNEL, RUNTIME, Export, two_runs
+from tests.profiling.nsys_files import KERNEL, MEMCPY, RUNTIME, Export, two_runs
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["schema 3.0", "schema 3.16"])
@@ -27,6 +28,20 @@ def test_copies_have_their_direction_and_run(tmp_path: Path) -> None:
     assert copies["direction"].tolist() == ["h2d", "d2h"] * 2
     assert copies["bytes"].tolist() == [4096, 64] * 2
     assert copies["repeat"].tolist() == [0, 0, 1, 1]
+    assert copies["memory"].isna().all()
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["", "without kinds of memory"])
+def test_copies_say_which_memory_of_the_host_they_were_of(tmp_path: Path, old: bool) -> None:
+    export = two_runs()
+    export.copy(3000, 2**20, 1, 201, srcKind=0, dstKind=2)
+    export.copy(3100, 2**20, 1, 202, srcKind=1, dstKind=2)
+    export.copy(3200, 2**20, 2, 203, srcKind=2, dstKind=1)
+    export.copy(3300, 2**20, 8, 204, srcKind=2, dstKind=2)
+    gone = {MEMCPY: ("srcKind", "dstKind")} if old else None
+    copies = read_nsys(export.write(tmp_path / "r.sqlite", drop=gone)).copies
+    said = [None if pd.isna(memory) else memory for memory in copies["memory"].tolist()[-4:]]
+    assert said == ([None] * 4 if old else ["pageable", "pinned", "pinned", None])
 
 
 def test_a_kernel_belongs_to_the_innermost_range_around_its_launch_however_late_it_runs(tmp_path: Path) -> None:
