@@ -72,11 +72,11 @@ def show(model: str, workers: int, concurrency: int, result: Result) -> None:
 
 
 @contextmanager
-def server(model: str, workers: int) -> Iterator[tuple[psutil.Process, int]]:
+def server(model: str, workers: int, slo_ms: float = 60_000.0) -> Iterator[tuple[psutil.Process, int]]:
     """Serve ``model`` with one process for each of ``workers`` replicas, which share the machine's cores."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "map.json"
-        path.write_text(json.dumps(deployment(model, workers)))
+        path.write_text(json.dumps(deployment(model, workers, slo_ms)))
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
@@ -89,7 +89,7 @@ def server(model: str, workers: int) -> Iterator[tuple[psutil.Process, int]]:
                 process.terminate()
 
 
-def deployment(model: str, workers: int) -> dict[str, Any]:
+def deployment(model: str, workers: int, slo_ms: float = 60_000.0) -> dict[str, Any]:
     """Return a map of ``workers`` replicas with a core's worth of share each."""
     share = 100.0 / max(workers, len(os.sched_getaffinity(0)))
     predicted = {"latency_ms": 1.0, "throughput_rps": 1000.0, "goodput_rps": 1000.0}
@@ -97,7 +97,7 @@ def deployment(model: str, workers: int) -> dict[str, Any]:
     return {
         "schema": "gpuprof.deployment/1",
         "policy": "benchmark",
-        "models": {"m": {"path": model, "rate_rps": 1000.0, "slo_ms": 60_000.0}},
+        "models": {"m": {"path": model, "rate_rps": 1000.0, "slo_ms": slo_ms}},
         "nodes": [
             {"name": "n", "gpus": [{"index": 0, "device": "cpu", "partitions": [{"replicas": [replica] * workers}]}]}
         ],

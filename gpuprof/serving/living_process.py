@@ -17,6 +17,8 @@ class LivingProcess:
     pid : int
     child : Popen or None
         It, where this process started it.
+    descriptor : int or None
+        Of the process, where somebody who started it handed one on; None: one is opened.
 
     Raises
     ------
@@ -24,10 +26,10 @@ class LivingProcess:
         When there is no such process.
     """
 
-    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(self, pid: int, child: subprocess.Popen[bytes] | None = None, descriptor: int | None = None) -> None:
         self.pid = pid
         self._child = child
-        self._descriptor = os.pidfd_open(pid)
+        self._descriptor = os.pidfd_open(pid) if descriptor is None else descriptor
 
     @classmethod
     def adopt(cls, pid: int, started: int) -> LivingProcess | None:

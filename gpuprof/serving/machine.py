@@ -25,9 +25,11 @@ from gpuprof.errors import GpuprofError
 from gpuprof.serving.door import DoorKey, connect
 from gpuprof.serving.frame_connection import FrameConnection
 from gpuprof.serving.gpu_holder import GpuHolder
-from gpuprof.serving.launcher import SharedMemory, WorkerOrder, start_worker
+from gpuprof.serving.launcher import SharedMemory, WorkerOrder
 from gpuprof.serving.living_process import LivingProcess
 from gpuprof.serving.machine_parts import MachineParts
+from gpuprof.serving.nursery import Household
+from gpuprof.serving.nursery_link import NurseryLink
 from gpuprof.serving.post import PATIENCE_S, Post
 from gpuprof.serving.wire import Frame, Kind
 
@@ -79,6 +81,7 @@ class Machine:
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._tell_legacy)
+        self._nursery = NurseryLink(Household(order.key, order.memory))
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them.
@@ -92,6 +95,7 @@ class Machine:
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))
         await self._gpus.close()
+        self._nursery.close()
         if not self._welcome:
             raise ConnectionError("the router does not want this machine")
 
@@ -135,12 +139,12 @@ class Machine:
     def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
         post = Post(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
         self._posts[number] = post
+        if post.order.gpu is None:
+            self._do(self._nursery.prepare())  # also where the worker lives: it may have to be replaced
         post.begin(None if living is None else LivingProcess.adopt(*living))
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        bound = await self._gpus.bound(order)
-        child = start_worker(number, bound, self._order.key, self._order.memory)
-        return LivingProcess(child.pid, child)
+        return await self._nursery.start(number, await self._gpus.bound(order))
 
     async def _dismiss(self, number: str, patience_s: float = PATIENCE_S) -> None:
         post = self._posts.pop(number, None)

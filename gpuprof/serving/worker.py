@@ -2,9 +2,9 @@
 
     python -m gpuprof.serving.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
 
-The machine process starts it. It goes to the router's door by itself, where it is known by its number, is told what it
-is to serve, then sent batches; it ends when the router closes the connection. Without an arena, which is shared only
-within one machine, tensors travel with the messages.
+The machine process starts it so, or has its nursery fork it. It goes to the router's door by itself, where it is known
+by its number, is told what it is to serve, then sent batches; it ends when the router closes the connection. Without an
+arena, which is shared only within one machine, tensors travel with the messages.
 """
 
 from __future__ import annotations
@@ -32,13 +32,27 @@ from gpuprof.serving.wire import Kind
 
 def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
+    key = DoorKey(**json.loads(sys.stdin.read()))
+    arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else None
+    return work(arguments[0], key, arena)
+
+
+def work(number: str, key: DoorKey, arena: memoryview | None) -> int:
+    """Serve until the router has gone; return the exit code of the process.
+
+    Parameters
+    ----------
+    number : str
+        Under which the router waits for this worker.
+    key : DoorKey
+    arena : memoryview or None
+        Shared with the router; None: tensors travel with the messages.
+    """
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
         signal.signal(ignored, signal.SIG_IGN)
-    key = DoorKey(**json.loads(sys.stdin.read()))
-    arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else memoryview(b"")
-    said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": bool(arguments[1:])}
+    said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
     try:
-        stream = knock(key, arguments[0], said)
+        stream = knock(key, number, said)
     except OSError:  # the router has gone meanwhile, or no longer wants this worker
         return 0
     order = stream.receive()
@@ -54,7 +68,9 @@ def main(arguments: list[str]) -> int:
         gc.freeze()  # what exists now stays; later collections need not look at it
         stream.send(Kind.READY, runtime.spec.to_message())
         overlapped = isinstance(runtime, BoundRuntime)
-        (serve_overlapped if overlapped else serve)(stream, Batches(runtime, arena))
+        (serve_overlapped if overlapped else serve)(
+            stream, Batches(runtime, memoryview(b"") if arena is None else arena)
+        )
     return 0
 
 
