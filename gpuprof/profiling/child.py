@@ -24,10 +24,10 @@ from typing import Any, TextIO
 from gpuprof.cpu_share import CpuSlice, confine, own_cores
 from gpuprof.errors import GpuprofError
 from gpuprof.profiling.pauses import after_pauses
-from gpuprof.profiling.runner import outputs_differ
+from gpuprof.profiling.runner import outputs_differ, session_run
 from gpuprof.profiling.statistics import median_is_known
 from gpuprof.runtimes import TORCH_PROVIDERS
-from gpuprof.session import open_session, runtime_errors, translated
+from gpuprof.session import open_session
 
 _WARM_UP_RUNS = 3
 _WARM_UP_S = 0.3
@@ -66,7 +66,7 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
     path = Path(task["model"])
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(path, threads=task["threads"], provider=task["provider"])
-    run = _runner(session, feeds, path)
+    run = session_run(session, feeds, path)
     _warm_up(run)
     _say(speech, "ready")
     _wait_for("go")
@@ -82,7 +82,7 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
         cpu_s=cpu_s,
         memory_peak_bytes=peak,
         memory_held_bytes=held,
-        paused_ns=after_pauses(lambda fresh: _runner(session, dict(fresh), path)(), feeds, usual) if alone else [],
+        paused_ns=after_pauses(lambda fresh: session_run(session, dict(fresh), path)(), feeds, usual) if alone else [],
     )
 
 
@@ -103,7 +103,7 @@ def _nodes(task: dict[str, Any], speech: TextIO) -> None:
         profile_prefix=task["profile_prefix"],
         optimized_path=Path(task["optimized"]),
     )
-    run = _runner(session, feeds, path)
+    run = session_run(session, feeds, path)
     _say(speech, "ready")
     _wait_for("go")
     repeats = _repeat(run, task)
@@ -118,9 +118,9 @@ def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
 
     path = Path(task["model"])
     session = open_session(path, threads=len(own_cores()), provider=task["provider"])
-    run = _runner(session, dict(np.load(task["inputs"])), path)
+    run = session_run(session, dict(np.load(task["inputs"])), path)
     first, second = run(), run()
-    return None if outputs_differ(first, second) else first
+    return None if outputs_differ(first, second) else dict(first)
 
 
 def _ops(task: dict[str, Any], speech: TextIO) -> None:
@@ -135,7 +135,7 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
             session = open_session(
                 path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
             )
-            repeats = _repeat(_runner(session, dict(np.load(asked["inputs"])), path), task)
+            repeats = _repeat(session_run(session, dict(np.load(asked["inputs"])), path), task)
             _say(speech, "op", profile=session.end_profiling(), repeats=repeats)
         except GpuprofError as error:
             _say(speech, "op", error=str(error))
@@ -153,7 +153,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
         path = Path(asked["model"])
         try:
             session = open_session(path, threads=task["threads"], provider=task["provider"])
-            run = _runner(session, dict(np.load(asked["inputs"])), path)
+            run = session_run(session, dict(np.load(asked["inputs"])), path)
             _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
 
             def marked(run: Callable[[], object] = run) -> None:
@@ -206,21 +206,6 @@ _TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
     "ops": _ops,
     "peak": _peak,
 }
-
-
-def _runner(session: Any, feeds: dict[str, Any], path: Path) -> Callable[[], dict[str, Any]]:
-    names = {node.name for node in session.get_inputs()}
-    wanted = {name: value for name, value in feeds.items() if name in names}
-    outputs = [node.name for node in session.get_outputs()]
-    errors = runtime_errors()
-
-    def run() -> dict[str, Any]:
-        try:
-            return dict(zip(outputs, session.run(outputs, wanted), strict=True))
-        except errors as error:
-            raise translated(error, path) from error
-
-    return run
 
 
 def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:

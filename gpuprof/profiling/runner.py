@@ -14,6 +14,12 @@ from gpuprof.session import gpu_provider, open_session, runtime_errors, translat
 #: Runs one batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
 
+#: What NumPy has no type for, as ONNX Runtime calls it: its number in ONNX, and NumPy's type of as many bits.
+_BITS = {
+    "tensor(bfloat16)": (16, "uint16"), "tensor(float8e4m3fn)": (17, "uint8"), "tensor(float8e4m3fnuz)": (18, "uint8"),
+    "tensor(float8e5m2)": (19, "uint8"), "tensor(float8e5m2fnuz)": (20, "uint8"),
+}  # fmt: skip
+
 
 def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, ranges: Any = None) -> Run:
     """Return a function that runs ``path`` once with ``feeds`` and returns when the outputs are on the host.
@@ -27,18 +33,67 @@ def open_run(path: Path, feeds: Mapping[str, Any], provider: str, threads: int, 
     UnavailableError
         When the runtime or the provider is not installed.
     """
-    session = open_session(path, threads=threads, provider=provider, ranges=ranges)
-    wanted = {node.name: feeds[node.name] for node in session.get_inputs() if node.name in feeds}
-    names = [node.name for node in session.get_outputs()]
+    return session_run(open_session(path, threads=threads, provider=provider, ranges=ranges), feeds, path)
+
+
+def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
+    """Return a function that runs an open session once with those of ``feeds`` that it takes.
+
+    Inputs and outputs of types that NumPy lacks (bfloat16 and the eight-bit floats) are handed over as their bits,
+    and come back as float32.
+
+    Raises
+    ------
+    InputError
+        By the function, when the runtime refuses the inputs.
+    """
+    inputs, outputs = session.get_inputs(), session.get_outputs()
+    wanted = {node.name: feeds[node.name] for node in inputs if node.name in feeds}
+    names = [node.name for node in outputs]
     errors = runtime_errors()
+    types = {node.name: node.type for node in inputs}
+    by_bits = hasattr(session, "run_with_ort_values") and any(node.type in _BITS for node in (*inputs, *outputs))
 
     def run() -> Mapping[str, Any]:
         try:
-            return dict(zip(names, session.run(names, wanted), strict=True))
+            if by_bits:
+                values = {name: _ort_value(array, types[name]) for name, array in wanted.items()}
+                results = [_on_host(value) for value in session.run_with_ort_values(names, values)]
+            else:
+                results = session.run(names, wanted)
+            return dict(zip(names, results, strict=True))
         except errors as error:
             raise translated(error, path) from error
 
     return run
+
+
+def _ort_value(array: Any, kind: str) -> Any:
+    """Return an array as ONNX Runtime takes it; one of bits says its type itself, since NumPy cannot."""
+    import numpy as np
+    from onnxruntime import OrtValue
+
+    if kind not in _BITS:
+        return OrtValue.ortvalue_from_numpy(array)
+    number, bits = _BITS[kind]
+    return OrtValue.ortvalue_from_numpy_with_onnx_type(np.ascontiguousarray(array).view(bits), number)
+
+
+def _on_host(value: Any) -> Any:
+    """Return what ONNX Runtime gave as an array; of a type that NumPy lacks as float32."""
+    if not value.is_tensor() or value.data_type() not in _BITS:
+        return value.numpy()
+    import ctypes
+    from math import prod
+
+    import numpy as np
+    from onnx.helper import tensor_dtype_to_np_dtype
+
+    number, bits = _BITS[value.data_type()]
+    shape = value.shape()
+    buffer = (ctypes.c_char * (prod(shape) * np.dtype(bits).itemsize)).from_address(value.data_ptr())
+    plain = np.frombuffer(bytes(buffer), tensor_dtype_to_np_dtype(number))
+    return plain.astype(np.float32).reshape(shape)
 
 
 def gpu_provider_missing() -> str | None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper, save
 
 from gpuprof.errors import InputError
 from gpuprof.inputs import random_inputs
@@ -29,6 +30,21 @@ def task(tmp_path: Path) -> dict[str, object]:
         "repeats": 2,
         "outputs": str(tmp_path / "outputs.npz"),
     }
+
+
+@pytest.mark.parametrize("kind", [TensorProto.BFLOAT16, TensorProto.FLOAT8E4M3FN])
+def test_types_that_numpy_lacks_go_in_and_come_out_from_a_file(tmp_path: Path, kind: int) -> None:
+    x = helper.make_tensor_value_info("x", kind, ["n", 8])
+    y = helper.make_tensor_value_info("y", kind, ["n", 8])
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "same", [x], [y])
+    opset = [helper.make_opsetid("", 21)]
+    save(helper.make_model(graph, opset_imports=opset, ir_version=10), str(tmp_path / "same.onnx"))
+    given = random_inputs(load_graph(tmp_path / "same.onnx", 3))
+    np.savez(tmp_path / "inputs.npz", **given)  # type: ignore[arg-type]
+    read = dict(np.load(tmp_path / "inputs.npz"))
+    found = open_run(tmp_path / "same.onnx", read, ORT_CPU, 1)()["y"]
+    assert found.shape == (3, 8)
+    assert np.array_equal(found, given["x"].astype(np.float32))
 
 
 def _run(task: dict[str, object], tmp_path: Path) -> int:
