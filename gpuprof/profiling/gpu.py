@@ -30,14 +30,14 @@ from gpuprof.profiling.kernel_join import join_kernels
 from gpuprof.profiling.kineto_trace import read_kineto
 from gpuprof.profiling.measurement import Seat, Timing, measure, running, save_inputs
 from gpuprof.profiling.ncu_report import Counters
-from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu, ncu_version
+from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu
 from gpuprof.profiling.nsys_report import read_nsys
-from gpuprof.profiling.nsys_tool import exported, find_nsys, nsys_version, record
+from gpuprof.profiling.nsys_tool import exported, find_nsys, record
 from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.ort import colocation_rows
 from gpuprof.profiling.runner import gpu_provider_missing, outputs_differ
 from gpuprof.profiling.timeline import Timeline
-from gpuprof.profiling.tool_process import run_tool
+from gpuprof.profiling.tool_process import run_tool, tool_version
 from gpuprof.runtimes import ORT_CUDA
 from gpuprof.session import gpu_provider, runtime_version, session_settings
 
@@ -116,11 +116,11 @@ class GpuCollector:
     def _tools(self) -> dict[str, str]:
         found: dict[str, str | None] = {}
         if self.timeline == "nsys" and (nsys := find_nsys()):
-            found["nsys"] = nsys_version(nsys)
+            found["nsys"] = tool_version(nsys)
         if self.timeline == "cupti":
             found["torch"] = importlib.metadata.version("torch")
         if self.counters and (ncu := find_ncu()):
-            found["ncu"] = ncu_version(ncu)
+            found["ncu"] = tool_version(ncu)
         return {tool: version or "unknown" for tool, version in found.items()}
 
     def _conditions(self) -> dict[str, str]:
@@ -238,7 +238,7 @@ def _nsys_missing() -> str | None:
     binary = find_nsys()
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"
-    return None if nsys_version(binary) else f"{binary} does not run"
+    return None if tool_version(binary) else f"{binary} does not run"
 
 
 def _difference(program: _Program, environment: Mapping[str, str]) -> str | None:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import csv
 import importlib
-import os
 import re
-import shutil
-import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ import pandas as pd
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.ncu_metrics import column_of, in_column_unit, number_of
+from gpuprof.profiling.tool_process import find_tool, run_tool
 
 _MAX_BYTES = 2 * 2**30
 _IMPORT_S = 600.0
@@ -133,22 +132,20 @@ def read_ncu_rep(path: Path) -> Counters:
 
 
 def _through_ncu(path: Path) -> Counters:
-    binary = shutil.which("ncu")
+    binary = find_tool("ncu")
     if binary is None:
         raise UnavailableError(
             f"{path} needs Nsight Compute to be read: neither ncu nor the package ncu_report is installed",
             f"on a machine with it, {_CSV_FIX}",
         )
-    command = [binary, "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
-    environment = {**os.environ, "LC_ALL": "C"}
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_S, env=environment, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"ncu cannot read {path}: {error}") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise InputError(f"ncu cannot read {path}: {said[-1] if said else f'exit code {done.returncode}'}")
-    return parse_ncu_csv(done.stdout, str(path))
+    command = [str(binary), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+
+    def refused(printed: str) -> GpuprofError:
+        return InputError(f"ncu cannot read {path}: {(printed.strip().splitlines() or ['it does not say why'])[-1]}")
+
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
+        log = Path(directory) / "import.csv"
+        return parse_ncu_csv(run_tool(command, log=log, time_limit_s=_IMPORT_S, explain=refused).printed, str(path))
 
 
 def _table(text: str, what: str) -> Iterator[list[str]]:

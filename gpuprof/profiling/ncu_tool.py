@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-import re
-import shutil
-import subprocess
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.ncu_metrics import METRIC_SETS, listed_metrics, resolve
 from gpuprof.profiling.ncu_report import Counters, known_failure, parse_ncu_csv
 from gpuprof.profiling.timeline import RUN_RANGE
-from gpuprof.profiling.tool_process import run_tool
+from gpuprof.profiling.tool_process import ask_tool, find_tool, run_tool
 
-_VERSION = re.compile(r"(?:Version\s+)(\d{4}\.\d+(?:\.\d+)*)")
-_PLACES = ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu")
 _QUERY_S = 120.0
 #: Clocks as they are and caches warm, as when the model runs by itself; both stand in the run's settings.
 CONDITIONS = {"clock_control": "none", "cache_control": "none"}
 
 
 def find_ncu() -> Path | None:
-    """Return the program: on the PATH, or where NVIDIA's packages put it; None without one."""
-    found = shutil.which("ncu")
-    if found is not None:
-        return Path(found)
-    candidates = [path for place in _PLACES for path in sorted(Path("/").glob(place), reverse=True)]
-    return candidates[0] if candidates else None
-
-
-def ncu_version(binary: Path) -> str | None:
-    """Return ``"2025.1.0"``; None when the program does not run."""
-    try:
-        done = subprocess.run([str(binary), "--version"], capture_output=True, text=True, timeout=30, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = _VERSION.search(done.stdout)
-    return match[1] if match else None
+    """Return the program; None where it is not installed."""
+    return find_tool("ncu")
 
 
 def count(
@@ -83,15 +65,10 @@ def count(
     return parse_ncu_csv(_content(table) or printed, "ncu's table"), notes
 
 
+@cache
 def _listed(binary: Path) -> frozenset[str]:
-    """Return the counters of this machine's GPU; empty where ncu will not say."""
-    try:
-        done = subprocess.run(
-            [str(binary), "--query-metrics"], capture_output=True, text=True, timeout=_QUERY_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return frozenset()
-    return listed_metrics(done.stdout) if done.returncode == 0 else frozenset()
+    """Return the counters of this machine's GPU, which takes ncu seconds; empty where it will not say."""
+    return listed_metrics(ask_tool([str(binary), "--query-metrics"], _QUERY_S) or "")
 
 
 def _content(path: Path) -> str:

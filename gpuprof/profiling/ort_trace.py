@@ -40,12 +40,12 @@ class NodeEvent:
 
 
 def read_trace(path: Path) -> tuple[NodeEvent, ...]:
-    """Return the executions of nodes in the order in which they started.
+    """Return the executions of nodes in the order in which they started; none of a model of constants alone.
 
     Raises
     ------
     InputError
-        When the file is no profile of ONNX Runtime's, is cut off, or holds no execution of a node.
+        When the file is no profile of ONNX Runtime's, is cut off, or holds no execution of a node or model.
     """
     events = _load(path)
     runs = sorted(
@@ -54,7 +54,7 @@ def read_trace(path: Path) -> tuple[NodeEvent, ...]:
         if event.get("name") == "model_run" and event.get("cat") == "Session"
     )
     found = sorted(_node_events(events, runs), key=lambda event: event.start_ns)
-    if not found:
+    if not found and not runs:
         raise InputError(f"{path} has no execution of a node", "is it a profile written by ONNX Runtime?")
     return tuple(found)
 

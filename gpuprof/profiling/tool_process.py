@@ -1,10 +1,14 @@
-"""Runs a profiler until it ends, or ends it and everything that it started."""
+"""Finds a profiler, asks it, and runs it until it ends, or ends it and everything that it started."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +19,14 @@ from gpuprof.errors import GpuprofError, UnavailableError
 
 _TAIL = 300
 _GRACE_S = 5.0
+_VERSION_S = 30.0
+_KEPT_BYTES = 2**20
+_VERSION = re.compile(r"(?:^|[Vv]ersion )(\d{4}\.\d+(?:\.\d+)*)", re.MULTILINE)
+#: Where NVIDIA's packages put what is not on the PATH.
+_PLACES = {
+    "ncu": ("opt/nvidia/nsight-compute/*/ncu", "usr/local/cuda*/bin/ncu"),
+    "nsys": ("opt/nvidia/nsight-systems*/*/bin/nsys", "usr/local/cuda*/bin/nsys"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +45,31 @@ class Finished:
     log: Path
 
 
+def find_tool(name: str) -> Path | None:
+    """Return a program: on the PATH, beside this Python, or where NVIDIA's packages put it; None without one."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is not None:
+        return Path(found)
+    places = _PLACES.get(name, ())
+    return next((path for place in places for path in sorted(Path("/").glob(place), reverse=True)), None)
+
+
+def tool_version(binary: Path) -> str | None:
+    """Return ``"2024.6.1"``; None when the program does not run, or does not say."""
+    printed = ask_tool([str(binary), "--version"], _VERSION_S)
+    match = _VERSION.search(printed or "")
+    return match[1] if match else None
+
+
+def ask_tool(command: Sequence[str], time_limit_s: float) -> str | None:
+    """Return what a tool prints; None when it cannot be started, fails or does not end in time."""
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
+        try:
+            return run_tool(command, log=Path(directory) / "answer", time_limit_s=time_limit_s, keep_log=False).printed
+        except UnavailableError:
+            return None
+
+
 def run_tool(
     command: Sequence[str],
     *,
@@ -40,8 +77,12 @@ def run_tool(
     time_limit_s: float,
     environment: Mapping[str, str] | None = None,
     explain: Callable[[str], GpuprofError | None] = lambda printed: None,
+    keep_log: bool = True,
 ) -> Finished:
     """Run ``command`` in a process group of its own and return what it printed.
+
+    It is not done before the whole group has ended; a profiler's child outlives it otherwise. That of one that hangs,
+    dies or leaves something behind is ended: asked first, then killed.
 
     Parameters
     ----------
@@ -49,11 +90,13 @@ def run_tool(
     log : Path
         Where all that it prints goes.
     time_limit_s : float
-        When these seconds have passed, the whole group is ended: a profiler's child outlives it otherwise.
+        When these seconds have passed, it has hung.
     environment : mapping of str to str, optional
         Added to this process's own.
     explain : function
         What it printed → the error that people can mend, or None.
+    keep_log : bool
+        Whether the end of a failed one's log is kept where it outlives ``log``'s directory, and named.
 
     Raises
     ------
@@ -61,6 +104,18 @@ def run_tool(
         When it cannot be started, fails or takes too long, with its last words and the log's path.
     """
     tool = Path(command[0]).name
+    code = _exit_code(command, log, time_limit_s, {**os.environ, "LC_ALL": "C", **(environment or {})})
+    printed = log.read_text(encoding="utf-8", errors="replace")
+    if code == 0:
+        return Finished(printed, log)
+    if code is not None and (known := explain(printed)) is not None:
+        raise known
+    what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
+    raise UnavailableError(f"{tool} {what}{_words(printed)}", _kept(tool, log) if keep_log else "")
+
+
+def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:
+    """Return the exit code of a program that has ended with all its children; None: it hung."""
     with log.open("wb") as output:
         try:
             process = subprocess.Popen(
@@ -68,26 +123,30 @@ def run_tool(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "LC_ALL": "C", **(environment or {})},
+                env=environment,
                 start_new_session=True,
             )
         except OSError as error:
-            raise UnavailableError(f"cannot start {tool}: {error.strerror or error}") from error
+            raise UnavailableError(f"cannot start {Path(command[0]).name}: {error.strerror or error}") from error
         try:
-            code: int | None = process.wait(time_limit_s)
+            return process.wait(time_limit_s)
         except subprocess.TimeoutExpired:
-            code = None
+            return None
         finally:
             _end_group(process)
-    printed = log.read_text(encoding="utf-8", errors="replace")
-    if code is None:
-        raise UnavailableError(
-            f"{tool} did not end within {time_limit_s:g} s, so it and its children were ended{_words(printed)}",
-            f"log: {log}; raise --time-limit",
-        )
-    if code != 0:
-        raise explain(printed) or UnavailableError(f"{tool} failed ({_cause(code)}){_words(printed)}", f"log: {log}")
-    return Finished(printed, log)
+
+
+def _kept(tool: str, log: Path) -> str:
+    """Copy the end of a log to where it stays when its directory goes; return where, for the error's fix."""
+    try:
+        with log.open("rb") as source:
+            source.seek(max(0, log.stat().st_size - _KEPT_BYTES))
+            handle, name = tempfile.mkstemp(prefix=f"gpuprof-{tool}-", suffix=".log")
+            with os.fdopen(handle, "wb") as target:
+                target.write(source.read())
+    except OSError:  # a full disk must not hide what went wrong
+        return ""
+    return f"log: {name}"
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.profiling import nsys_tool
 from gpuprof.profiling.nsys_report import read_nsys
-from gpuprof.profiling.nsys_tool import exported, find_importer, find_nsys, nsys_version, record
+from gpuprof.profiling.nsys_tool import exported, find_importer, find_nsys, record
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp
 from tests.profiling.nsys_files import two_runs
@@ -65,6 +65,16 @@ def test_a_tool_that_leaves_no_report_is_an_error(fake: Path) -> None:
         record(["true"], fake / "x", time_limit_s=30)
 
 
+def test_a_start_that_nsys_itself_lost_is_tried_once_more(fake: Path) -> None:
+    lost = f"if mkdir {fake}/tried 2>/dev/null; then echo '= sem_open' >&2; exit 1; fi"
+    whole = (fake / "bin-nsys").read_text().split("\n", 1)[1]
+    write_program(fake / "bin-nsys", f"{lost}\n{whole}")
+    assert record(["true"], fake / "x", time_limit_s=30) == fake / "x.nsys-rep"
+    write_program(fake / "bin-nsys", "echo '= sem_open' >&2; exit 1")
+    with pytest.raises(UnavailableError, match="sem_open"):
+        record(["true"], fake / "x", time_limit_s=30)
+
+
 def test_a_raw_recording_without_an_importer_says_what_is_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = fake / "x.qdstrm"
     raw.touch()
@@ -88,11 +98,6 @@ def test_without_nsys_what_to_install_is_said(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(nsys_tool, "find_nsys", lambda: None)
     with pytest.raises(UnavailableError, match=r"nsys is not installed \(apt-get install nsight-systems"):
         record(["true"], tmp_path / "x", time_limit_s=1)
-
-
-def test_a_program_that_does_not_run_has_no_version(tmp_path: Path) -> None:
-    assert nsys_version(write_program(tmp_path / "nsys", "exit 1")) is None
-    assert nsys_version(tmp_path / "nowhere") is None
 
 
 @pytest.mark.slow
