@@ -1,16 +1,19 @@
 """Merges models that share weights and prints what that saves and costs on this machine's CPU.
 
-    python -m bench.merge [--repeats N] [--batch N] [--threads N] [--models DIRECTORY]
+    python -m bench.merge [--repeats N] [--batch N] [--threads N] [--models DIRECTORY] [--only WORDS]
 
 Two copies of BERT-base fine-tuned with 10 of 12 layers frozen, two of ResNet-50 with 10 of 12 of its operators frozen,
 and two pairs of unrelated models. For each: operators merged, weight bytes before and after, those of the frozen part,
-the latency of one call of the merged graph against the two models one after the other and side by side on the same
-cores, and the largest difference of an output. Latencies are taken in turns and compared as medians of ratios.
+memory resident with the sessions open, the latency of one call of the merged graph against the two models one after
+the other and side by side on the same cores, of a call in which one model is absent against the other model alone, and
+the largest difference of an output. Latencies are taken in turns and compared as medians of ratios.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import multiprocessing
 import os
 import platform
 import statistics
@@ -24,9 +27,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime
+import psutil
 from onnx import numpy_helper
 
 from gpuprof.inputs import random_inputs
+from gpuprof.local_device import local_cpu
+from gpuprof.merging.gain import rates_of
 from gpuprof.merging.normal import normalise
 from gpuprof.merging.operators import weighted_operators
 from gpuprof.merging.pipeline import MergeOptions
@@ -47,6 +53,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", default="", help="pairs whose names hold these words")
     parser.add_argument("--models", type=Path, help="keep the models here, and use those that are here")
     options = parser.parse_args()
     print(
@@ -56,6 +63,8 @@ def main() -> int:
         directory = options.models or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         for name, paths in pairs(directory).items():
+            if options.only not in name:
+                continue
             print(f"\n{name}", flush=True)
             measure(paths, directory, options)
     return 0
@@ -106,7 +115,9 @@ def tuned(path: Path, seed: int) -> Path:
 def measure(paths: tuple[Path, Path], directory: Path, options: argparse.Namespace) -> None:
     """Merge two models and print the figures."""
     start = time.perf_counter()
-    proposals = propose_merges(paths, MergeOptions(threads=options.threads))
+    batches = dict.fromkeys((path.stem for path in paths), options.batch)
+    chosen = MergeOptions(threads=options.threads, batches=batches, rates=rates_of(local_cpu()))
+    proposals = propose_merges(paths, chosen)
     line("time to propose the merge", f"{time.perf_counter() - start:.1f} s")
     if not proposals.merges:
         line("merged", "nothing")
@@ -117,16 +128,39 @@ def measure(paths: tuple[Path, Path], directory: Path, options: argparse.Namespa
     merged = directory / f"{paths[0].stem}-merged.onnx"
     report = proposal.write(merged)
     mib = 2**20
-    done, total = (sum(len(row.operators) for row in rows) for rows in (report.merged, report.operators))
-    shared = sum(row.weight_bytes for row in report.merged)
-    kept = shared - sum(row.saved_bytes for row in report.merged)
-    line("operators merged", f"{done} of {total}, and {report.other_ops_merged} other ops run once")
+    sharing = (*report.merged, *report.shared)
+    every = (report.merged, report.shared, report.operators)
+    done, apart, total = (sum(len(row.operators) for row in rows) for rows in every)
+    shared = sum(row.weight_bytes for row in sharing)
+    kept = shared - sum(row.saved_bytes for row in sharing)
+    line("operators merged", f"{done} of {total} run once, {apart} on shared weights only")
+    line("other ops that run once", str(report.other_ops_merged))
     line("weights before, after", f"{report.weight_bytes_before / mib:.1f}, {report.weight_bytes_after / mib:.1f} MiB")
-    line("weights of the merged operators before, after", f"{shared / mib:.1f}, {kept / mib:.1f} MiB")
+    line("weights of these operators before, after", f"{shared / mib:.1f}, {kept / mib:.1f} MiB")
     worst = report.proof.worst if report.proof else None
     line("largest relative difference of an output", f"{worst.relative:.2g}" if worst else "none")
+    alone = report.proof.absent_rows if report.proof else {}
+    line("rows computed for an absent model", ", ".join(map(str, alone.values())))
     line("predicted gain", f"{1e3 * report.gain_s:.2f} ms")
+    held = [in_process(each, options.threads) / mib for each in ([merged], list(paths))]
+    line("resident memory merged, apart", f"{held[0]:.0f}, {held[1]:.0f} MiB")
     print_latencies(paths, merged, proposal, options)
+
+
+def in_process(paths: Sequence[Path], threads: int) -> int:
+    """Return what resident memory grows by in a fresh process in which sessions on these models are opened."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(resident_bytes, (list(paths), threads))
+
+
+def resident_bytes(paths: Sequence[Path], threads: int) -> int:
+    """Return what resident memory grows by when sessions on these models are opened, what loading took returned."""
+    trim = ctypes.CDLL(None).malloc_trim
+    trim(0)
+    before = psutil.Process().memory_info().rss
+    sessions = [open_session(path, threads=threads) for path in paths]
+    trim(0)
+    return psutil.Process().memory_info().rss - before if sessions else 0
 
 
 def print_latencies(paths: Sequence[Path], merged: Path, proposal: MergeProposal, options: argparse.Namespace) -> None:
@@ -134,6 +168,9 @@ def print_latencies(paths: Sequence[Path], merged: Path, proposal: MergeProposal
     feeds = [random_inputs(load_graph(path, options.batch), i) for i, path in enumerate(paths)]
     requests = {member.name: fed for member, fed in zip(proposal.merged.described.members, feeds, strict=True)}
     whole = proposal.merged.described.feeds(requests)
+    described = proposal.merged.described
+    present = described.members[0].name
+    lonely, names = described.feeds({present: requests[present]}), described.output_names(present)
     one = open_session(merged, threads=options.threads)
     apart = [open_session(path, threads=options.threads) for path in paths]
     beside = [open_session(path, threads=max(1, options.threads // 2)) for path in paths]
@@ -142,12 +179,18 @@ def print_latencies(paths: Sequence[Path], merged: Path, proposal: MergeProposal
             "merged": lambda: one.run(None, whole),
             "one after the other": lambda: [session.run(None, fed) for session, fed in zip(apart, feeds, strict=True)],
             "side by side": lambda: list(threads.map(lambda s, f: s.run(None, f), beside, feeds)),
+            "merged, one absent": lambda: one.run(names, lonely),
+            "one alone": lambda: apart[0].run(None, feeds[0]),
         }
         taken = in_turns(ways, options.repeats)
     line(f"latency merged, batch {options.batch} each", f"{1e3 * statistics.median(taken['merged']):.2f} ms")
-    for name in list(ways)[1:]:
-        ratio = statistics.median(m / other for m, other in zip(taken["merged"], taken[name], strict=True))
-        line(f"latency {name}", f"{1e3 * statistics.median(taken[name]):.2f} ms: merged takes {ratio:.3f} of it")
+    for name, other in (
+        ("one after the other", "merged"),
+        ("side by side", "merged"),
+        ("one alone", "merged, one absent"),
+    ):
+        ratio = statistics.median(m / t for m, t in zip(taken[other], taken[name], strict=True))
+        line(f"latency {name}", f"{1e3 * statistics.median(taken[name]):.2f} ms: {other} takes {ratio:.3f} of it")
 
 
 def in_turns(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:

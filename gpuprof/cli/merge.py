@@ -19,6 +19,7 @@ _SUMMARY = (
     Column("file", "file", right=False),
     Column("models", "models", lambda value: ", ".join(value) if isinstance(value, list) else str(value), right=False),
     Column("operators_merged", "operators merged"),
+    Column("operators_sharing", "sharing weights"),
     Column("operators", "of"),
     Column("other_ops_merged", "other ops"),
     Column("weight_bytes_before", "weights MiB", mebibytes),
@@ -65,12 +66,14 @@ def merge(
     dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None,
     batch: Annotated[list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE.")] = None,
     device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu",
+    db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Merge models that share weights into one graph, prove that it gives the same, and write it."""
-    from gpuprof.cli.devices import resolve_device
+    from gpuprof.cli.devices import open_database, resolve_device
+    from gpuprof.cli.op_seconds import op_seconds
     from gpuprof.merging.gain import rates_of
     from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import propose_merges
@@ -78,6 +81,8 @@ def merge(
     chosen = chosen_format(as_json, as_csv)
     if len(models) < 2:
         raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
+    database = open_database(db, needed=False)
+    target = resolve_device(device, database)
     options = MergeOptions(
         omega=omega,
         weight_tolerance=weight_tolerance,
@@ -86,7 +91,8 @@ def merge(
         force=force,
         dims=_sizes("--dim", dim or []),
         batches=_sizes("--batch", batch or []),
-        rates=rates_of(resolve_device(device, None)),
+        rates=rates_of(target),
+        measured=op_seconds(database, target, models),
     )
     _check_output(output, models)
     proposals = propose_merges(models, options)
@@ -147,6 +153,7 @@ def _summary(path: Path, result: MergeReport, full: bool) -> dict[str, object]:
         "file": str(path),
         "models": list(result.models),
         "operators_merged": sum(len(row.operators) for row in result.merged),
+        "operators_sharing": sum(len(row.operators) for row in result.shared),
         "operators": sum(len(row.operators) for row in result.operators),
         "other_ops_merged": result.other_ops_merged,
         "weight_bytes_before": result.weight_bytes_before,

@@ -14,6 +14,7 @@ from gpuprof.errors import GpuprofError, InputError
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
     from gpuprof.device import Device
+    from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.proposal import MergeProposal, Proposals
     from gpuprof.placement.merged import Merging, Spot
     from gpuprof.placement.problem import Problem
@@ -29,11 +30,13 @@ class MergeOutcome:
     said: tuple[str, ...]
 
 
-def merge_replicas(problem: Problem, deployment: DeploymentMap, output: Path) -> MergeOutcome:
+def merge_replicas(
+    problem: Problem, deployment: DeploymentMap, output: Path, db: KernelDb | None = None
+) -> MergeOutcome:
     """Merge what shares a device and weights in a map that is to be written to ``output``, wherever it pays.
 
     The merged files are written beside ``output``. What breaks an SLO, saves nothing or cannot be merged is left as
-    it is, with the reason.
+    it is, with the reason. What ops were measured to take stands in ``db``.
 
     Raises
     ------
@@ -44,13 +47,13 @@ def merge_replicas(problem: Problem, deployment: DeploymentMap, output: Path) ->
 
     merging, said = Merging(problem, deployment), list[str]()
     for spot, models in shared_spots(deployment):
-        said += _at_spot(merging, spot, models, output)
+        said += _at_spot(merging, spot, models, output, db)
     if not said:
         said = ["nothing to merge: no two models share a device"]
     return MergeOutcome(merging.deployment, tuple(said))
 
 
-def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path) -> Iterator[str]:
+def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path, db: KernelDb | None) -> Iterator[str]:
     gpu = merging.deployment.nodes[spot.node].gpus[spot.gpu]
     replicas = gpu.partitions[spot.partition].replicas
     batches = {model: max(r.batch for r in replicas if r.model == model) for model in models}
@@ -61,7 +64,7 @@ def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path) 
             yield f"{model} is not merged: its ONNX file is not there"
         else:
             files[model] = Path(path)
-    proposals, refused = _propose(files, batches, merging.problem.device(gpu.device))
+    proposals, refused = _propose(files, batches, merging.problem.device(gpu.device), db)
     yield from (f"{model} is not merged: {reason}" for model, reason in refused)
     for members, proposal in proposals:
         reason = _place(merging, spot, members, proposal, output)
@@ -71,15 +74,19 @@ def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path) 
             continue
         report = proposal.report
         saved = report.weight_bytes_before - report.weight_bytes_after
-        count = sum(len(row.operators) for row in report.merged)
-        yield f"{names} are merged: {count} operators, {saved / 2**20:.1f} MiB of weights less, for each process"
+        once, shared = (sum(len(row.operators) for row in rows) for rows in (report.merged, report.shared))
+        yield (
+            f"{names} are merged: {once} operators run together, {shared} on shared weights, "
+            f"{saved / 2**20:.1f} MiB of weights less, for each process"
+        )
 
 
 _Proposed = tuple[list[tuple[tuple[str, ...], "MergeProposal"]], list[tuple[str, str]]]
 
 
-def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device) -> _Proposed:
+def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None) -> _Proposed:
     """Return the merges worth trying, with their models, and why each other model is in none."""
+    from gpuprof.cli.op_seconds import op_seconds
     from gpuprof.merging.gain import rates_of
     from gpuprof.merging.pipeline import MergeOptions, source_names
     from gpuprof.merging.proposal import propose_merges
@@ -87,7 +94,11 @@ def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Devi
     left, refused = dict(files), list[tuple[str, str]]()
     while len(left) > 1:
         named = dict(zip(source_names(list(left.values())), left, strict=True))
-        options = MergeOptions(rates=rates_of(device), batches={name: batches[model] for name, model in named.items()})
+        options = MergeOptions(
+            rates=rates_of(device),
+            batches={name: batches[model] for name, model in named.items()},
+            measured=op_seconds(db, device, list(left.values())),
+        )
         try:
             proposals = propose_merges(list(left.values()), options)
         except InputError:

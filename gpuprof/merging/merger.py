@@ -97,7 +97,9 @@ class _Builder:
             return self._names[model, name]
         source = self.plan.sources[model]
         if name in source.weights:
-            found = self._weight(source.weights[name], f"{source.name}/{name}", source.digest(name))
+            m, kept = self.plan.shared.get((model, name), (model, name))
+            holder = self.plan.sources[m]
+            found = self._weight(holder.weights[kept], f"{holder.name}/{kept}", holder.digest(kept))
         else:
             place = self.plan.laid[model, name]
             step = self.plan.steps[place[0]]

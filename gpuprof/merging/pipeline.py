@@ -15,7 +15,7 @@ from onnx import ModelProto
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, architecture_of, group_architectures
-from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates, find_regions
+from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
@@ -23,7 +23,9 @@ from gpuprof.merging.normal import normalise
 from gpuprof.merging.plan import Plan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
+from gpuprof.merging.run_choice import Worth
 from gpuprof.merging.source import OLDEST_OPSET, Source, read_source
+from gpuprof.merging.step_gain import OpSeconds, Setting
 from gpuprof.merging.submatrix import TOLERANCE
 from gpuprof.onnx_file import read_onnx
 
@@ -54,6 +56,8 @@ class MergeOptions:
         Batch of each model for the predicted gain; 1 where absent.
     rates : Rates
         Of the device, for the predicted gain.
+    measured : mapping
+        What ops of the models were measured to take on the device, where they were.
     threads : int
         For the proof.
     """
@@ -66,6 +70,7 @@ class MergeOptions:
     dims: Mapping[str, int] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
     rates: Rates = TYPICAL_CPU
+    measured: OpSeconds = field(default_factory=dict)
     threads: int = 1
 
     def __post_init__(self) -> None:
@@ -85,6 +90,7 @@ class Merged:
     """Models merged in memory, not yet written or proven."""
 
     sources: tuple[Source, ...]
+    plan: Plan
     model: ModelProto
     described: MergedModel
     report: MergeReport
@@ -128,17 +134,40 @@ def read_weights(paths: Sequence[Path]) -> list[Source]:
 
 
 def merge_sources(sources: Sequence[Source], options: MergeOptions) -> Merged:
-    """Merge normalised sources in memory. What is predicted to cost time is left out, unless forced."""
+    """Merge normalised sources in memory. What is predicted to cost time runs apart, unless forced.
+
+    Weights that are the same become one in any case: that costs nothing.
+    """
     grouping = group_nodes(sources, options.omega, options.weight_tolerance)
-    batches = [options.batches.get(source.name, 1) if source.batch_input else source.fixed_batch for source in sources]
+    setting = _setting(sources, options)
     left_out: dict[int, str] = {}
     plan = make_plan(sources, grouping)
-    while more := _not_worth(plan, batches, options):
+    while more := _not_worth(plan, setting, options.force):
         left_out |= more
         plan = make_plan(sources, grouping, left_out)
-    gain = sum((region.gain for region in find_regions(plan, batches)), Gain())
+    return _built(plan, setting, options)
+
+
+def _setting(sources: Sequence[Source], options: MergeOptions) -> Setting:
+    batches = [options.batches.get(source.name, 1) if source.batch_input else source.fixed_batch for source in sources]
+    return Setting(batches, options.rates, options.measured)
+
+
+def _apart(merged: Merged, options: MergeOptions) -> Merged:
+    """Return the models with shared weights and every op run for each model by itself."""
+    reason = "as one it would have to be computed for models that are absent from a call, too"
+    left_out = {step.group: reason for step in merged.plan.steps if len(step.models) > 1}
+    left_out |= {step.group: step.reason for step in merged.plan.steps if step.reason}
+    plan = make_plan(merged.sources, merged.plan.grouping, left_out)
+    return _built(plan, _setting(merged.sources, options), options)
+
+
+def _built(plan: Plan, setting: Setting, options: MergeOptions) -> Merged:
+    worth = Worth(plan, setting)
+    gain = worth.gain(set(worth.steps))
     model, described = build_merged(plan)
-    return Merged(tuple(sources), model, described, report_merge(plan, model, gain, options.rates, options.omega))
+    report = report_merge(plan, model, gain, options.rates, options.omega)
+    return Merged(tuple(plan.sources), plan, model, described, report)
 
 
 def similar_groups(sources: Sequence[Source], eps: float = DEFAULT_EPS) -> list[list[int]]:
@@ -149,6 +178,9 @@ def similar_groups(sources: Sequence[Source], eps: float = DEFAULT_EPS) -> list[
 def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeReport:
     """Write a merged model once it is proven to give what the originals give; return its report with the proof.
 
+    Where the merged graph could not leave an absent model out although the model itself can do with an empty batch,
+    all ops run apart, on shared weights, unless ``force`` says otherwise.
+
     Raises
     ------
     InfeasibleError
@@ -158,11 +190,10 @@ def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeRe
     """
     with _beside(output) as directory:
         path = directory / output.name
-        _save(merged, path)
-        proof = prove_same(
-            merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads
-        )
-        _check_proof(proof)
+        proof = _saved_and_proven(merged, path, options)
+        if proof.needless_rows and merged.report.merged and not options.force:
+            merged = _apart(merged, options)
+            proof = _saved_and_proven(merged, path, options)
         if any(proof.absent_rows.values()):
             members = [replace(m, absent_rows=proof.absent_rows.get(m.name, 0)) for m in merged.described.members]
             write_description(merged.model, MergedModel(tuple(members)))
@@ -172,6 +203,13 @@ def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeRe
         ):  # the data first, then what points to it
             file.replace(output.parent / file.name)
     return replace(merged.report, proof=proof)
+
+
+def _saved_and_proven(merged: Merged, path: Path, options: MergeOptions) -> Proof:
+    _save(merged, path)
+    proof = prove_same(merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads)
+    _check_proof(proof)
+    return proof
 
 
 def _opset(path: Path) -> int:
@@ -205,25 +243,30 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
             raise InputError(f"dimension {name} must be at least 1 but is {size}")
 
 
-def _not_worth(plan: Plan, batches: Sequence[int], options: MergeOptions) -> dict[int, str]:
-    """Return the groups of regions that share nothing or cost time, with the reason."""
+def _not_worth(plan: Plan, setting: Setting, force: bool) -> dict[int, str]:
+    """Return the groups that share nothing, or that cost time when they run once, with the reason."""
+    worth = Worth(plan, setting)
     found: dict[int, str] = {}
-    for region in find_regions(plan, batches):
-        seconds = region.gain.seconds(options.rates)
-        if region.is_constant:
-            continue
-        if not region.weighted or not region.gain.saved_bytes:
-            reason = "it has no weights to share"
-        elif seconds < 0 and not options.force:
-            gain = region.gain
-            reason = (
-                f"predicted to cost {-1e6 * seconds:.3g} µs: saves {gain.saved_bytes} bytes and {gain.saved_launches} "
-                f"launches, adds {gain.added_bytes} bytes, {gain.added_launches} launches, {gain.added_flops} FLOPs"
-            )
-        else:
-            continue
-        found |= dict.fromkeys(region.groups, reason)
+    for region in worth.regions():
+        if not region.is_constant and not (region.weighted and region.gain.saved_bytes):
+            found |= dict.fromkeys(region.groups, "it has no weights to share")
+    if found or force:
+        return found
+    for steps, gain in worth.apart(worth.best()):
+        found |= dict.fromkeys((plan.steps[i].group for i in steps), _told(gain, setting.rates))
     return found
+
+
+def _told(gain: Gain, rates: Rates) -> str:
+    """Return the reason for running apart what would be worth ``gain``."""
+    seconds = gain.seconds(rates)
+    if seconds > 0:
+        return "a sum of images that it leads to runs apart, and as one it would be cut in a layout that costs time"
+    return (
+        f"as one it is predicted to cost {-1e6 * seconds:.3g} µs: saves {gain.saved_bytes} bytes "
+        f"and {gain.saved_launches} launches, adds {gain.added_bytes} bytes, {gain.added_launches} launches, "
+        f"{gain.added_flops} FLOPs"
+    )
 
 
 def _check_proof(proof: Proof) -> None:

@@ -29,6 +29,8 @@ class Step:
     output_axes : tuple of int or None
     reason : str
         Why it runs apart; empty where it does not.
+    shares_weight : bool
+        Whether the weights of its operators are the same, so that one initializer does for them, however they run.
     """
 
     group: int
@@ -39,6 +41,12 @@ class Step:
     input_axes: Axes = ()
     output_axes: Axes = ()
     reason: str = ""
+    shares_weight: bool = False
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether something of it runs once for all models."""
+        return self.once or self.super_operator is not None
 
 
 @dataclass(slots=True)
@@ -53,12 +61,15 @@ class Plan:
         In an order in which they can run.
     laid : dict of (int, int) to int or None
         Axis of each output (model, name) that is computed once: by the model and the name it has there.
+    shared : dict of (int, str) to (int, str)
+        Weights that stand for others, which are the same within the tolerance.
     """
 
     sources: Sequence[Source]
     grouping: Grouping
     steps: list[Step]
     laid: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
     def group(self, step: Step) -> Group:
         """Return the group that a step runs."""
@@ -84,6 +95,8 @@ def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int,
                 _decide(plan, group, step)
             except UnmergeableError as error:
                 step = Step(index, step.models, step.node_positions, reason=str(error))
+        if group.operators and len(step.models) > 1:
+            _share_weight(plan, group, step)
         _note(plan, step)
         plan.steps.append(step)
     return plan
@@ -155,13 +168,27 @@ def _same_constants(plan: Plan, step: Step) -> bool:
         if len(constant) < len(step.models):
             return False
         if name == group.operators[first].weight:
-            if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
-                return False
-            if len({tuple(plan.sources[m].weights[names[m]].dims) for m in step.models}) > 1:
+            if not _same_weight(plan, group):
                 return False
         elif len({plan.sources[m].digest(names[m]) for m in step.models}) > 1:
             return False
     return True
+
+
+def _same_weight(plan: Plan, group: Group) -> bool:
+    """Return whether the members of a group have one weight, within the tolerance."""
+    if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
+        return False
+    tensors = [plan.sources[m].weights[operator.weight] for m, operator in group.operators.items()]
+    return len({(tensor.data_type, tuple(tensor.dims)) for tensor in tensors}) == 1
+
+
+def _share_weight(plan: Plan, group: Group, step: Step) -> None:
+    step.shares_weight = _same_weight(plan, group)
+    if step.shares_weight:
+        first, *others = step.models
+        kept = plan.shared.get((first, group.operators[first].weight), (first, group.operators[first].weight))
+        plan.shared |= {(m, group.operators[m].weight): kept for m in others}
 
 
 def _entries(plan: Plan, group: Group, pair: tuple[int, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,11 +64,14 @@ class Proof:
         What was run.
     absent_rows : dict of str to int
         For each model with a free batch how many rows stand for it when it is absent: 0 or 1.
+    needless_rows : tuple of str
+        Those of them that need a row here but can do with an empty batch by themselves.
     """
 
     differences: tuple[Difference, ...]
     calls: tuple[str, ...]
     absent_rows: dict[str, int]
+    needless_rows: tuple[str, ...] = ()
 
     @property
     def worst(self) -> Difference | None:
@@ -134,7 +137,9 @@ def prove_same(
     for i, source in enumerate(sources):
         if source.batch_input is not None and len(sources) > 1:
             absent[source.name] = prover.without(i, [_batch(s, 2) for s in sources])
-    return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent)
+    kept = [i for i, source in enumerate(sources) if absent.get(source.name)]
+    needless = tuple(sources[i].name for i in kept if originals.takes_nothing(i, described))
+    return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent, needless)
 
 
 def _batch(source: Source, wanted: int) -> int:
@@ -159,6 +164,17 @@ class _Originals:
             session = open_session(source.path, threads=self._threads)
             self._answers[key] = fed, _run(session, fed, source.path, list(source.outputs))
         return self._answers[key]
+
+    def takes_nothing(self, model: int, described: MergedModel) -> bool:
+        """Return whether a model can be run with an empty batch."""
+        source, member = self.sources[model], described.members[model]
+        empty = replace(member, absent_rows=0).nothing()
+        fed = {value.name: empty[value.merged] for value in member.inputs}
+        try:
+            _run(open_session(source.path, threads=self._threads), fed, source.path, list(source.outputs))
+        except InputError:
+            return False
+        return True
 
 
 def _has_dim(path: Path, dim: str) -> bool:
@@ -252,6 +268,4 @@ class _Prover:
 
 
 def _rows(described: MergedModel, member: int, rows: int) -> dict[str, Array]:
-    from dataclasses import replace
-
     return replace(described.members[member], absent_rows=rows).nothing()

@@ -111,7 +111,7 @@ def _propose(members: Sequence[Source], options: MergeOptions, left: dict[str, s
 def _sharing(report: MergeReport) -> list[set[str]]:
     """Return the sets of models that share operators, directly or through others."""
     sets: list[set[str]] = []
-    for row in report.merged:
+    for row in (*report.merged, *report.shared):
         mine = set(row.models)
         for other in [known for known in sets if known & mine]:
             mine |= other

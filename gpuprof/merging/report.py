@@ -16,7 +16,7 @@ from gpuprof.merging.super_operator import SuperOperator
 from gpuprof.model import Tensor
 from gpuprof.onnx_file import dtype_name
 
-MERGED, DIVIDED, APART = "merged", "super-operator", "apart"
+MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class OperatorRow:
     models, operators : tuple of str
         Of each member.
     op_type : str
-    how : {"merged", "super-operator", "apart"}
+    how : {"merged", "super-operator", "shared", "apart"}
+        Shared: each model runs its own, on one weight that all of them have.
     similarity : float or None
         The least of any two members; None for an operator without a partner.
     weight_bytes : int
@@ -36,7 +37,7 @@ class OperatorRow:
     saved_bytes : int
         Weights that are no longer held twice.
     reason : str
-        Why it is apart, else empty.
+        Why it runs apart, else empty.
     """
 
     models: tuple[str, ...]
@@ -81,8 +82,13 @@ class MergeReport:
 
     @property
     def merged(self) -> tuple[OperatorRow, ...]:
-        """The operators that were merged, wholly or in part."""
-        return tuple(row for row in self.operators if row.how != APART)
+        """The operators that run once for several models, wholly or in part."""
+        return tuple(row for row in self.operators if row.how in (MERGED, DIVIDED))
+
+    @property
+    def shared(self) -> tuple[OperatorRow, ...]:
+        """The operators that run apart, on one weight."""
+        return tuple(row for row in self.operators if row.how == SHARED)
 
     @property
     def saved_bytes(self) -> int:
@@ -128,6 +134,8 @@ def _row(plan: Plan, step: Step, group: Group, omega: float) -> OperatorRow:
         saved, how = sum(sizes) - max(sizes), MERGED
     elif step.super_operator is not None:
         saved, how = _shared_bytes(plan, step, step.super_operator), DIVIDED
+    elif step.shares_weight:
+        saved, how = sum(sizes) - max(sizes), SHARED
     alone = len(step.models) == 1
     return OperatorRow(
         tuple(plan.sources[m].name for m in step.models),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.model import Tensor
 from gpuprof.onnx_dims import Dim, batch_axes, bind_inputs, bound_dims, declared_dims
 from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
-from gpuprof.onnx_nodes import constant_tensor, used_names
+from gpuprof.onnx_nodes import captured, constant_tensor, used_names
 from gpuprof.onnx_shapes import Shapes
 
 Array = npt.NDArray[np.generic]
@@ -93,6 +93,9 @@ class Source:
     external: bool = False
     _digests: dict[str, str] = field(default_factory=dict)
     _arrays: dict[str, Array] = field(default_factory=dict)
+    _indexed: list[NodeProto] | None = None
+    _makers: dict[str, NodeProto] = field(default_factory=dict)
+    _users: dict[str, list[NodeProto]] = field(default_factory=dict)
 
     def array(self, weight: str) -> Array:
         """Return the data of a weight."""
@@ -114,6 +117,30 @@ class Source:
         """Return the size of a weight."""
         tensor = self.weights[weight]
         return Tensor(weight, dtype_name(tensor.data_type), tuple(tensor.dims)).bytes
+
+    def maker(self, name: str) -> NodeProto | None:
+        """Return the node that computes a value; None for inputs and weights."""
+        self._index()
+        return self._makers.get(name)
+
+    def users(self, name: str) -> Sequence[NodeProto]:
+        """Return the nodes that take a value."""
+        self._index()
+        return self._users.get(name, ())
+
+    def uses(self, name: str) -> int:
+        """Return how often a value is needed: by nodes, and as an output."""
+        return len(self.users(name)) + (name in self.outputs)
+
+    def _index(self) -> None:
+        if self._indexed is self.nodes:  # cleaning up puts another list there
+            return
+        self._makers, self._users = {}, {}
+        for node in self.nodes:
+            self._makers |= {name: node for name in node.output if name}
+            for name in {*node.input, *captured(node)}:
+                self._users.setdefault(name, []).append(node)
+        self._indexed = self.nodes
 
     @property
     def opset(self) -> int:

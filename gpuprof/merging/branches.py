@@ -1,0 +1,58 @@
+"""Branches of images that meet again: residual sums and gates.
+
+ONNX Runtime does such a sum in the layout of its convolutions where it can tell that both branches have one shape. It
+follows shapes back to where the branches part, but not through two different cuts of concatenated values: then it
+falls back to other layouts, which cost time and which it cannot do with an empty batch, the one of an absent model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprof.merging.plan import Plan
+from gpuprof.merging.step_gain import CONVOLUTIONS, given
+
+_JOINS = frozenset({"Add", "Sum", "Mul"})
+_IMAGE_RANK = 4
+
+
+def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
+    """Yield each step that joins branches of images, with the steps that lie in some of its branches but not in all.
+
+    Where the join runs apart, these have to as well.
+    """
+    made = {
+        (m, name): i
+        for i, step in enumerate(plan.steps)
+        for m in step.models
+        for name in given(plan, step, m).output
+        if name
+    }
+    before: list[int] = []  # of each step the steps that it depends on, itself included, as the bits of a number
+    convolving = 0
+    for i, step in enumerate(plan.steps):
+        inputs = [(m, name) for m in step.models for name in given(plan, step, m).input]
+        reached = 1 << i
+        for key in inputs:
+            if key in made:
+                reached |= before[made[key]]
+        before.append(reached)
+        convolving |= (given(plan, step, step.models[0]).op_type in CONVOLUTIONS) << i
+        joined = _joined(plan, i, made)
+        if len(joined) > 1:
+            union = intersection = before[joined[0]]
+            for other in joined[1:]:
+                union, intersection = union | before[other], intersection & before[other]
+            branches = union & ~intersection
+            if branches & convolving:
+                yield i, {k for k in range(i) if branches >> k & 1}
+
+
+def _joined(plan: Plan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
+    """Return the steps that make the images which a step joins; none where it joins none."""
+    step = plan.steps[index]
+    first = step.models[0]
+    node, values = given(plan, step, first), plan.sources[first].values
+    if node.op_type not in _JOINS or node.domain:
+        return []
+    return [made[first, n] for n in node.input if (first, n) in made and len(values[n].dims) >= _IMAGE_RANK]

@@ -1,0 +1,181 @@
+"""Which merged steps to run once: the choice that saves most time, found exactly as a minimum cut.
+
+Each step that could run once is worth something by itself, positive or negative. Between two of them that both run
+once values stay end to end; where only one does, they are copied. Every such copy is a price on one side of a pair
+that the other side alone avoids, so the best choice is the cut of least capacity between "once" and "apart" in a
+graph of the steps and their values (Picard, 1976: closures; Greig et al., 1989: with pairs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
+from gpuprof.merging.branches import image_branches
+from gpuprof.merging.crossing import Crossing, concat_gain, find_crossings, split_gain
+from gpuprof.merging.gain import Gain
+from gpuprof.merging.plan import Plan
+from gpuprof.merging.step_gain import Setting, step_gain
+
+#: The steps of capacities, in seconds, and a capacity that no cut can pay.
+_UNIT_S, _NEVER = 1e-9, 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Groups that run once and hand each other concatenated values, or one Super-Operator, and what that is worth.
+
+    Attributes
+    ----------
+    groups : tuple of int
+    weighted : tuple of int
+        Those with weighted operators.
+    gain : Gain
+    is_constant : bool
+        Whether it works on constants alone, which all models then share without any copy.
+    """
+
+    groups: tuple[int, ...]
+    weighted: tuple[int, ...]
+    gain: Gain
+    is_constant: bool = False
+
+
+class Worth:
+    """What a plan is worth, and each part of it.
+
+    Parameters
+    ----------
+    plan : Plan
+    setting : Setting
+    """
+
+    def __init__(self, plan: Plan, setting: Setting) -> None:
+        self._plan, self._setting = plan, setting
+        self.steps = [i for i, step in enumerate(plan.steps) if step.is_merged]
+        self.own = {i: step_gain(plan, plan.steps[i], setting) for i in self.steps}
+        self.crossings = find_crossings(plan)
+        self._concat = [concat_gain(plan, crossing, setting) for crossing in self.crossings]
+        self._split = [split_gain(plan, crossing, setting) for crossing in self.crossings]
+
+    def gain(self, once: set[int]) -> Gain:
+        """Return what running these steps once is worth."""
+        total = sum((self.own[i] for i in once), Gain())
+        for k, crossing in enumerate(self.crossings):
+            total += self._copies(k, crossing, once)
+        return total
+
+    def best(self) -> set[int]:
+        """Return the steps whose running once is worth most together; of equal choices the smallest."""
+        rates, place = self._setting.rates, {step: 2 + at for at, step in enumerate(self.steps)}
+        edges: list[tuple[int, int, int]] = []
+        for i in self.steps:  # the source, 0, stands for once, the sink, 1, for apart
+            capacity = _capacity(self.own[i].seconds(rates))
+            edges.append((0, place[i], capacity) if capacity > 0 else (place[i], 1, -capacity))
+        free = 2 + len(self.steps)
+        for k, crossing in enumerate(self.crossings):
+            producer = 1 if crossing.producer is None else place[crossing.producer]
+            users = [place[i] for i in crossing.consumers]
+            if users:  # one of them once, its producer not: the value is laid end to end
+                edges += [(user, free, _NEVER) for user in users]
+                edges.append((free, producer, _capacity(-self._concat[k].seconds(rates))))
+                free += 1
+            if crossing.producer is not None and (users or crossing.outside):
+                edges += [(free, user, _NEVER) for user in ([1] if crossing.outside else users)]
+                edges.append((producer, free, _capacity(-self._split[k].seconds(rates))))
+                free += 1
+        if rates.blocked_images:
+            for join, branches in image_branches(self._plan):
+                edges += [(place[i], place.get(join, 1), _NEVER) for i in branches if i in place]
+        kept = _side_of_source(edges, free)
+        return {i for i in self.steps if place[i] in kept}
+
+    def regions(self) -> list[Region]:
+        """Return what hangs together, when all merged steps run once."""
+        root = self._components()
+        members: dict[int, list[int]] = {}
+        for i in self.steps:
+            members.setdefault(root[i], []).append(i)
+        costs: dict[int, Gain] = {}
+        once = set(self.steps)
+        for k, crossing in enumerate(self.crossings):
+            owner = crossing.consumers[0] if crossing.producer is None else crossing.producer
+            costs[root[owner]] = costs.get(root[owner], Gain()) + self._copies(k, crossing, once)
+        found = []
+        for first, steps in sorted(members.items()):
+            gain = sum((self.own[i] for i in steps), costs.get(first, Gain()))
+            drawn = [self._plan.steps[i] for i in steps]
+            weighted = tuple(step.group for step in drawn if self._plan.group(step).operators)
+            constant = all(step.once and not any(axis is not None for axis in step.output_axes) for step in drawn)
+            found.append(Region(tuple(step.group for step in drawn), weighted, gain, constant))
+        return found
+
+    def apart(self, once: set[int]) -> list[tuple[set[int], Gain]]:
+        """Return what hangs together among the steps not in ``once``, with what it would be worth to run it, too."""
+        root = self._components(set(self.steps) - once)
+        sets: dict[int, set[int]] = {}
+        for i in root:
+            sets.setdefault(root[i], set()).add(i)
+        base = self.gain(once)
+        return [(steps, _minus(self.gain(once | steps), base)) for _, steps in sorted(sets.items())]
+
+    def _copies(self, k: int, crossing: Crossing, once: set[int]) -> Gain:
+        made = crossing.producer in once
+        users = [i in once for i in crossing.consumers]
+        if made and (crossing.outside or not all(users)):
+            return self._split[k]
+        return self._concat[k] if not made and any(users) else Gain()
+
+    def _components(self, among: set[int] | None = None) -> dict[int, int]:
+        root = {i: i for i in self.steps if among is None or i in among}
+
+        def find(i: int) -> int:
+            while root[i] != i:
+                root[i] = root[root[i]]
+                i = root[i]
+            return i
+
+        for crossing in self.crossings:
+            for user in crossing.consumers:
+                # A Super-Operator stands alone: it can be left out without its surroundings.
+                if crossing.producer in root and user in root and self._plan.steps[user].once:
+                    a, b = sorted((find(user), find(crossing.producer)))
+                    root[b] = a
+        return {i: find(i) for i in root}
+
+
+def _minus(a: Gain, b: Gain) -> Gain:
+    return Gain(
+        a.saved_bytes - b.saved_bytes,
+        a.added_bytes - b.added_bytes,
+        a.saved_launches - b.saved_launches,
+        a.added_launches - b.added_launches,
+        a.added_flops - b.added_flops,
+        a.measured_s - b.measured_s,
+    )
+
+
+def _capacity(seconds: float) -> int:
+    return int(np.clip(round(seconds / _UNIT_S), -_NEVER, _NEVER))
+
+
+def _side_of_source(edges: Sequence[tuple[int, int, int]], nodes: int) -> set[int]:
+    """Return the nodes that stay with node 0 in the least cut between 0 and 1 that keeps fewest there."""
+    capacity: dict[tuple[int, int], int] = {}
+    for tail, head, most in edges:
+        if tail != head and most > 0:
+            capacity[tail, head] = min(_NEVER, capacity.get((tail, head), 0) + most)
+    if not capacity:
+        return {0}
+    ends = np.array(list(capacity), np.int32)
+    most = np.array(list(capacity.values()), np.int32)
+    graph = csr_array((most, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
+    left = csr_array(graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow)
+    left.data[left.data < 0] = 0
+    left.eliminate_zeros()
+    reached = breadth_first_order(left, 0, directed=True, return_predecessors=False)
+    return {int(node) for node in reached}

@@ -1,0 +1,151 @@
+"""What one op saves when it runs once for several models, whatever stands around it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onnx import NodeProto
+
+from gpuprof.merging.gain import Gain, Rates
+from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.source import Source
+from gpuprof.merging.super_operator import SuperOperator, bias_of
+
+CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
+#: Ops that runtimes do within the convolution before them.
+_RIDERS = frozenset(
+    {"BatchNormalization", "Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish", "Add", "Sum"}
+)
+
+#: Seconds of an op by its rows, by the sha256 of a model's file and the op's name there.
+OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the gain of a merge depends on beside the models.
+
+    Attributes
+    ----------
+    batches : sequence of int
+        One a model.
+    rates : Rates
+    measured : mapping
+        What ops were measured to take on the device; empty where nothing was.
+    """
+
+    batches: Sequence[int]
+    rates: Rates
+    measured: OpSeconds = field(default_factory=dict)
+
+
+def step_gain(plan: Plan, step: Step, setting: Setting) -> Gain:
+    """Return what running a merged step once is worth, copies at its borders not counted."""
+    if step.super_operator is not None:
+        return _super_gain(plan, step, step.super_operator, setting)
+    if all(axis is None for axis in step.output_axes):  # on constants, or on one value that all share
+        return Gain(saved_launches=len(step.models) - 1)
+    saved = (len(step.models) - 1) * _weight_bytes(plan, step)
+    measured = _measured(plan, step, setting)
+    if measured is not None:
+        # The bytes are told, but their time stands in the measurement.
+        return Gain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
+    rides = all(rides_along(plan.sources[m], given(plan, step, m)) for m in step.models)
+    touched = [_touched(plan.sources[m], given(plan, step, m), setting.batches[m], rides) for m in step.models]
+    together = setting.rates.moved(sum(t for t, _ in touched), sum(w for _, w in touched))
+    apart = sum(setting.rates.moved(traffic, working) for traffic, working in touched)
+    return Gain(
+        saved_bytes=saved,
+        added_bytes=round(max(0.0, together - apart)),
+        saved_launches=0 if rides else len(step.models) - 1,
+    )
+
+
+def given(plan: Plan, step: Step, model: int) -> NodeProto:
+    """Return the node of a model that a step runs."""
+    return plan.sources[model].nodes[step.node_positions[model]]
+
+
+def rides_along(source: Source, node: NodeProto) -> bool:
+    """Return whether a runtime does the node within the convolution before it."""
+    return ridden(source, node) is not None
+
+
+def ridden(source: Source, node: NodeProto) -> str | None:
+    """Return the input of a node that comes from the convolution, or its rider, in which it is done; else None."""
+    if node.op_type not in _RIDERS or node.domain:
+        return None
+    for name in node.input:
+        maker = source.maker(name)
+        if maker is None or source.uses(name) > 1 or maker.domain:
+            continue
+        if maker.op_type in CONVOLUTIONS or (maker.op_type != node.op_type and rides_along(source, maker)):
+            return name
+    return None
+
+
+def _weight_bytes(plan: Plan, step: Step) -> int:
+    first = step.models[0]
+    source, node = plan.sources[first], given(plan, step, first)
+    names = {name for name in node.input if name in source.weights}
+    operator = plan.group(step).operators.get(first)
+    if operator is not None:  # its weight may stand behind a DequantizeLinear
+        names.add(operator.weight)
+    return sum(source.weight_bytes(name) for name in names)
+
+
+def _touched(source: Source, node: NodeProto, batch: int, rides: bool) -> tuple[float, float]:
+    """Return the bytes of activations that an op moves, and those in use while it does.
+
+    What is written is fetched first. What an op does within the one before it is moved there.
+    """
+    skipped = ridden(source, node) if rides else None
+    taken = {name for name in node.input if name in source.values and name not in source.weights}
+    read = sum(source.values[name].bytes_at(batch) for name in taken if name != skipped)
+    written = sum(source.values[name].bytes_at(batch) for name in node.output if name)
+    return read + (0 if rides else 2 * written), read + written
+
+
+def _measured(plan: Plan, step: Step, setting: Setting) -> float | None:
+    """Return what measurements at the models' batches and at their sum say is saved; None where one is missing."""
+    rows = [setting.batches[m] for m in step.models]
+    curves = [setting.measured.get((plan.sources[m].sha256, given(plan, step, m).name)) for m in step.models]
+    together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
+    apart = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
+    if not together or any(seconds is None for seconds in apart):
+        return None
+    return sum(seconds or 0.0 for seconds in apart) - together
+
+
+def _at(curve: Mapping[int, float], rows: int) -> float | None:
+    """Return the time at a number of rows, between two measured ones by their line; None beyond them."""
+    if rows in curve:
+        return curve[rows]
+    below, above = [r for r in curve if r < rows], [r for r in curve if r > rows]
+    if not below or not above:
+        return None
+    low, high = max(below), min(above)
+    return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
+
+
+def _super_gain(plan: Plan, step: Step, shared: SuperOperator, setting: Setting) -> Gain:
+    group, n = plan.group(step), len(step.models)
+    first, rates = step.models[0], setting.rates
+    array = plan.sources[first].array(group.operators[first].weight)
+    item, per = array.dtype.itemsize, max(1, array[0, 0].size)
+    gain = Gain(saved_bytes=(n - 1) * shared.inputs * shared.outputs * item * per, saved_launches=n - 1)
+    for m in step.models:
+        node, source, batch = group.operators[m].node, plan.sources[m], setting.batches[m]
+        taken, made = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
+        out = made * shared.outputs // shared.totals[m][1]
+        rest_in = taken * (shared.totals[m][0] - shared.inputs) // shared.totals[m][0]
+        gain += Gain(added_bytes=round(rates.copied(out)), added_launches=1)  # its part of the product
+        if not shared.takes_all(m):  # cut, rest, sum
+            copied = rates.copied(taken) + rates.copied(rest_in) + rates.copied(out)
+            gain += Gain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
+        if not shared.gives_all(m):  # other outputs, put in place
+            gain += Gain(added_bytes=round(rates.copied(made)), added_launches=2)
+        if bias_of(source, group, m) is not None:
+            gain += Gain(added_bytes=round(rates.copied(made)), added_launches=1, added_flops=made // item)
+    return gain
