@@ -21,6 +21,14 @@ Attributes = Mapping[str, Any]
 Operator = Callable[[Attributes, int, list[Any]], Any]
 
 OPERATORS: dict[str, Operator] = {}
+#: Operator → positions of inputs that are read on the host: axes, sizes, bounds. Were they on the GPU, every run
+#: would wait for it to send them; all other inputs belong there.
+HOST_READ: dict[str, tuple[int, ...]] = {
+    "Clip": (1, 2), "ConstantOfShape": (0,), "CumSum": (1,), "Expand": (1,), "Pad": (1, 2, 3), "Range": (0, 1, 2),
+    "Reshape": (1,), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), "Split": (1,), "Squeeze": (1,), "Tile": (1,),
+    "TopK": (1,), "Unsqueeze": (1,), "Upsample": (1,),
+    **dict.fromkeys(("ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceL2"), (1,)),
+}  # fmt: skip
 
 _DTYPES = {
     1: torch.float32, 2: torch.uint8, 3: torch.int8, 5: torch.int16, 6: torch.int32, 7: torch.int64, 9: torch.bool,

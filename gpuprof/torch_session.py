@@ -7,10 +7,12 @@ first output, which ties every kernel to the node that caused it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from numpy.typing import NDArray
 from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.mps import PIPE
 from gpuprof.onnx_file import read_onnx
 from gpuprof.runtimes import NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.torch_layers import OPERATORS
+from gpuprof.torch_ops import HOST_READ
 
 Array = NDArray[Any]
 Range = Callable[[str], AbstractContextManager[Any]]
@@ -35,6 +39,7 @@ _TYPES = {
 }  # fmt: skip
 #: Weights of whole numbers up to this many describe shapes and stay on the host.
 _MOST_HOST = 64
+_NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +73,28 @@ class _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is run for inputs of certain shapes.
+class _Step:
+    """One node in a plan.
 
     Attributes
     ----------
-    nodes : tuple of (node, names of values that nobody needs after it)
-    known : mapping of str to Tensor
-        Values that follow from weights and shapes alone.
+    known : mapping of int to Tensor
+        Inputs by their position that follow from weights and shapes alone, where the node reads them.
+    over : tuple of str
+        Values that nobody needs after it.
     """
 
-    nodes: tuple[tuple[_Node, tuple[str, ...]], ...]
-    known: Mapping[str, Any]
+    node: _Node
+    known: Mapping[int, torch.Tensor]
+    over: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is run for inputs of certain shapes, and outputs that follow from weights and shapes alone."""
+
+    steps: tuple[_Step, ...]
+    answers: Mapping[str, torch.Tensor]
 
 
 class TorchSession:
@@ -107,8 +122,8 @@ class TorchSession:
     """
 
     def __init__(self, path: Path, threads: int, provider: str, ranges: Range | None = None) -> None:
-        if provider == TORCH_CUDA and not torch.cuda.is_available():
-            raise UnavailableError("this PyTorch sees no GPU", "python -c 'import torch; print(torch.version.cuda)'")
+        if provider == TORCH_CUDA and (reason := gpu_missing()) is not None:
+            raise UnavailableError(f"this PyTorch sees no GPU: {reason}")
         torch.set_num_threads(threads)
         self._ranges: Range = ranges or (lambda name: nullcontext())
         self._device = torch.device(_DEVICES[provider])
@@ -146,10 +161,10 @@ class TorchSession:
             if shapes not in self._plans:
                 self._plans[shapes] = self._plan(dict(values))
             plan = self._plans[shapes]
-            values |= plan.known
-            for node, over in plan.nodes:
-                self._execute(node, values)
-                for name in over:
+            values |= plan.answers
+            for step in plan.steps:
+                self._execute(step.node, values, step.known)
+                for name in step.over:
                     del values[name]
             return [values[name].cpu().numpy() for name in wanted]
 
@@ -164,17 +179,23 @@ class TorchSession:
             else:
                 left.append(node)
         outputs = {one.name for one in self._outputs}
-        read = {name for node in left for name in node.inputs} | outputs
         last = {name: position for position, node in enumerate(left) for name in (*node.inputs, *node.outputs)}
         over: dict[int, list[str]] = {}
         for name, position in last.items():
             if name and name not in fixed and name not in outputs and name in values:
                 over.setdefault(position, []).append(name)
-        nodes = tuple((node, tuple(over.get(position, ()))) for position, node in enumerate(left))
-        return _Plan(nodes, {name: values[name] for name in fixed if name in read and name in values})
+        known = where_read(
+            [(node.op_type, node.inputs) for node in left],
+            {name: values[name] for name in fixed if name in values},
+            self._device,
+        )
+        steps = (_Step(node, known[place], tuple(over.get(place, ()))) for place, node in enumerate(left))
+        return _Plan(tuple(steps), {name: values[name] for name in fixed & outputs})
 
-    def _execute(self, node: _Node, values: dict[str, Any]) -> None:
-        given = [values[name] if name else None for name in node.inputs]
+    def _execute(self, node: _Node, values: dict[str, Any], known: Mapping[int, torch.Tensor] = _NOTHING) -> None:
+        given = [
+            known[place] if place in known else values[name] if name else None for place, name in enumerate(node.inputs)
+        ]
         try:
             with self._ranges(node.range):
                 made = OPERATORS[node.op_type](node.attributes, self._opset, given)
@@ -193,6 +214,38 @@ class TorchSession:
 
     def _fed(self, value: Array) -> torch.Tensor:
         return torch.from_numpy(np.require(value, requirements=["C", "W"])).to(self._device)
+
+
+def gpu_missing() -> str | None:
+    """Return None when PyTorch can use a GPU, else why not, in one line: what CUDA says when it is asked to start."""
+    if torch.cuda.is_available():
+        return None
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().split("\n", 1)[0]
+        daemon = f"; MPS was asked for: {os.environ[PIPE]}" if PIPE in os.environ else ""
+        return f"{reason}{daemon}"
+    return "CUDA starts, and shows no device"
+
+
+def where_read(
+    nodes: Sequence[tuple[str, Sequence[str]]], values: Mapping[str, torch.Tensor], device: torch.device
+) -> list[dict[int, torch.Tensor]]:
+    """Return for each node (operator, names of inputs) those of ``values`` that it reads, by position.
+
+    Each lies where it is read: on the host what describes shapes and bounds, all else on ``device``.
+    """
+    copies: dict[tuple[str, str], torch.Tensor] = {}
+    found = []
+    for op_type, names in nodes:
+        read = {}
+        for place, name in enumerate(names):
+            if name in values:
+                target = torch.device("cpu") if place in HOST_READ.get(op_type, ()) else device
+                read[place] = copies.setdefault((name, target.type), values[name].to(target))
+        found.append(read)
+    return found
 
 
 def _check(nodes: Sequence[_Node], path: Path) -> None:

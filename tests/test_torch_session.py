@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError, UnavailableError
@@ -15,7 +16,7 @@ from gpuprof.inputs import random_inputs
 from gpuprof.onnx_graph import load_graph
 from gpuprof.runtimes import NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.session import open_session
-from gpuprof.torch_session import TorchSession
+from gpuprof.torch_session import TorchSession, gpu_missing, where_read
 from gpuprof.zoo.architecture import find
 from gpuprof.zoo.build import build
 
@@ -217,3 +218,27 @@ def test_other_shapes_get_a_plan_of_their_own(tmp_path: Path) -> None:
         feeds = random_inputs(load_graph(path, batch))
         found = session.run(None, feeds)[0]
         np.testing.assert_allclose(found, open_session(path, threads=1).run(None, feeds)[0], rtol=2e-4, atol=2e-5)
+
+
+def test_fixed_inputs_lie_where_they_are_read() -> None:
+    values = {"six": torch.tensor(6.0), "table": torch.ones(4, 4), "index": torch.tensor([1])}
+    nodes = [
+        ("Clip", ["x", "", "six"]),
+        ("Mul", ["x", "six"]),
+        ("Gather", ["table", "index"]),
+        ("Slice", ["x", "index"]),
+    ]
+    found = where_read(nodes, values, torch.device("meta"))
+    assert [{place: value.device.type for place, value in one.items()} for one in found] == [
+        {2: "cpu"}, {1: "meta"}, {0: "meta", 1: "meta"}, {1: "cpu"},
+    ]  # fmt: skip
+
+
+def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise RuntimeError("MPS client failed to connect\nto the server")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
+    assert gpu_missing() == "MPS client failed to connect; MPS was asked for: /somewhere"

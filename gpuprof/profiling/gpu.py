@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
-import os
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -28,21 +25,25 @@ from gpuprof.profiling.gpu_rows import Recorded, device_rows, kernel_rows, model
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.kernel_join import join_kernels
 from gpuprof.profiling.kineto_trace import read_kineto
-from gpuprof.profiling.measurement import Seat, Timing, measure, running, save_inputs
+from gpuprof.profiling.measurement import Seat, Timing, measure, running
 from gpuprof.profiling.ncu_report import Counters
 from gpuprof.profiling.ncu_tool import CONDITIONS, count, find_ncu
 from gpuprof.profiling.nsys_report import read_nsys
 from gpuprof.profiling.nsys_tool import exported, find_nsys, record
 from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.ort import colocation_rows
-from gpuprof.profiling.runner import gpu_provider_missing, outputs_differ
+from gpuprof.profiling.recorded_program import TIME_LIMIT_S, RecordedProgram
+from gpuprof.profiling.runner import gpu_provider_missing, nvtx_missing
+from gpuprof.profiling.shared_outputs import SharedOutputs
 from gpuprof.profiling.timeline import Timeline
-from gpuprof.profiling.tool_process import run_tool, tool_version
+from gpuprof.profiling.tool_process import tool_version
 from gpuprof.runtimes import ORT_CUDA
 from gpuprof.session import gpu_provider, runtime_version, session_settings
 
-_WARM_UP, _REPEATS, _COUNTED_REPEATS = 3, 5, 1
-_TOOL_S = 900.0
+_COUNTED_REPEATS = 1
+_TOOL_S = TIME_LIMIT_S
+#: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
+_IDLE_S, _GLANCE_S = 1.0, 0.1
 
 
 class GpuCollector:
@@ -61,6 +62,10 @@ class GpuCollector:
     timeline: str | None = None
     counters = False
 
+    def __init__(self) -> None:
+        self._idle_power_w: float | None = None
+        self._outputs = SharedOutputs()
+
     @cached_property
     def provider(self) -> str:
         """What runs the models: ONNX Runtime's provider for GPUs, or PyTorch where there is none."""
@@ -75,8 +80,8 @@ class GpuCollector:
             reasons.append("torch, which brings its profiler, is not installed")
         if self.counters and (find_ncu() is None):
             reasons.append("ncu is not installed: it comes with the CUDA toolkit")
-        if (self.timeline == "nsys" or self.counters) and importlib.util.find_spec("nvtx") is None:
-            reasons.append("nvtx, which marks the runs, is not installed: pip install nvtx")
+        if self.timeline == "nsys" or self.counters:
+            reasons.append(nvtx_missing())
         return next((reason for reason in reasons if reason is not None), None)
 
     def version(self) -> str:
@@ -91,7 +96,7 @@ class GpuCollector:
     def collect(self, request: Request) -> Collected:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
-        idle = idle_figures()
+        idle = self._idle()
         with bound_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
             seats = [Seat(self.provider, environment) for environment in environments]
             timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
@@ -112,6 +117,13 @@ class GpuCollector:
             notes=recorded.notes,
         )
 
+    def _idle(self) -> NvmlFigures:
+        """Return what others hold of the memory now, and the least power seen: a GPU cools down for some seconds."""
+        seen = idle_figures(seconds=_IDLE_S if self._idle_power_w is None else _GLANCE_S)
+        known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
+        self._idle_power_w = min(known, default=None)
+        return replace(seen, power_w=self._idle_power_w)
+
     @cached_property
     def _tools(self) -> dict[str, str]:
         found: dict[str, str | None] = {}
@@ -130,34 +142,38 @@ class GpuCollector:
         """Return what the profilers recorded of one process, and how its outputs under the share differ."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
-            program = _Program(request, directory, self.provider)
-            error = None if not environment else _difference(program, environment)
-            environment = {**program.path, **environment}
-            timeline = self._timeline(program, environment) if self.timeline else None
-            counted, notes = self._counted(program, environment, bool(timeline)) if self.counters else (None, ())
+            program = RecordedProgram(request.job, directory, self.provider)
+            shared = program.outputs("shared")
+            watched = {"outputs": str(shared)} if environment else {}
+            if watched and not self.timeline:
+                program.run(environment, **watched)
+            bound = {**program.path, **environment}
+            timeline = self._timeline(program, bound, **watched) if self.timeline else None
+            error = self._outputs.difference(request.job, program, shared) if watched else None
+            counted, notes = self._counted(program, bound, bool(timeline)) if self.counters else (None, ())
         return _joined(timeline, counted, self._tools, notes), error
 
     def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
         """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
-            program = _Program(request, Path(name), self.provider)
+            program = RecordedProgram(request.job, Path(name), self.provider)
             with running(request.beside, seats[1:], request.limits):
                 timeline = self._timeline(program, {**program.path, **seats[0].environment})
         needed = requirement(timeline.kernels, timeline.copies, None)
         return None if needed is None else needed.dispatch_ms
 
-    def _timeline(self, program: _Program, environment: Mapping[str, str]) -> Timeline:
+    def _timeline(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timeline:
         if self.timeline == "cupti":
             trace = program.directory / "trace.json"
-            program.run(environment, kineto=str(trace))
+            program.run(environment, kineto=str(trace), **more)
             return read_kineto(trace).measured()
         report = program.directory / "report"
-        command = program.command(repeats=_REPEATS)
+        command = program.command(**more)
         with exported(record(command, report, time_limit_s=_TOOL_S, environment=environment)) as sqlite:
             return read_nsys(sqlite).measured()
 
     def _counted(
-        self, program: _Program, environment: Mapping[str, str], besides: bool
+        self, program: RecordedProgram, environment: Mapping[str, str], besides: bool
     ) -> tuple[Counters | None, tuple[str, ...]]:
         """Return the counters; where a timeline is there already, without them if ncu may not count."""
         command = program.command(repeats=_COUNTED_REPEATS)
@@ -199,58 +215,11 @@ class NcuCollector(GpuCollector):
     name, counters = "ncu", True
 
 
-class _Program:
-    """The program that profilers run, and the files that it reads and leaves."""
-
-    def __init__(self, request: Request, directory: Path, provider: str) -> None:
-        self.directory = directory
-        self._what = request.job
-        self._provider = provider
-        self._turn = 0
-        package = str(Path(__file__).parents[2])
-        self.path = {"PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))}
-        save_inputs(request.job, directory / "inputs.npz")
-
-    def command(self, repeats: int, **more: Any) -> list[str]:
-        """Return the command line for a task of so many marked runs."""
-        self._turn += 1
-        task = {
-            "model": str(self._what.path.absolute()),
-            "inputs": str(self.directory / "inputs.npz"),
-            "provider": self._provider,
-            "threads": 1,
-            "warm_up": _WARM_UP,
-            "repeats": repeats,
-            **more,
-        }
-        path = self.directory / f"task{self._turn}.json"
-        path.write_text(json.dumps(task), encoding="utf-8")
-        return [sys.executable, "-m", "gpuprof.profiling.recorded_run", str(path)]
-
-    def run(self, environment: Mapping[str, str], **more: Any) -> None:
-        """Run it by itself."""
-        command = self.command(_REPEATS, **more)
-        whole = {**self.path, **environment}
-        run_tool(command, log=self.directory / "run.log", time_limit_s=_TOOL_S, environment=whole)
-
-
 def _nsys_missing() -> str | None:
     binary = find_nsys()
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"
     return None if tool_version(binary) else f"{binary} does not run"
-
-
-def _difference(program: _Program, environment: Mapping[str, str]) -> str | None:
-    import numpy as np
-
-    found = []
-    both: tuple[Mapping[str, str], ...] = ({}, environment)
-    for turn, each in enumerate(both):
-        path = program.directory / f"outputs{turn}.npz"
-        program.run(each, outputs=str(path))
-        found.append(dict(np.load(path)))
-    return outputs_differ(found[0], found[1])
 
 
 def _joined(

@@ -9,10 +9,10 @@ from typing import Any
 
 import pandas as pd
 
+from gpuprof.executed_graph import Group
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.model import Op
 from gpuprof.profiling.creq import Requirement, requirement
-from gpuprof.profiling.fusion import Group
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.link import link_row
 from gpuprof.profiling.node_times import GroupTime

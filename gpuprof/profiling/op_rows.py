@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
+from gpuprof.executed_graph import dearest
 from gpuprof.kernel_db.schema import KernelRow, OpRow
 from gpuprof.model import Op, Tensor
 from gpuprof.profiling.job import Request
@@ -20,7 +20,7 @@ def op_rows(request: Request, times: NodeTimes) -> tuple[OpRow, ...]:
     anchors: dict[int, GroupTime] = {}
     notes: dict[int, str] = {}
     for timed in times.groups:
-        anchor = _dearest(timed, ops)
+        anchor = dearest(timed.group.ops, ops)
         anchors[anchor] = timed
         notes |= {position: f"fused into {ops[anchor].name}" for position in timed.group.ops if position != anchor}
         if len(timed.group.ops) > 1:
@@ -58,7 +58,7 @@ def op_row(request: Request, position: int, op: Op, timed: GroupTime | None, rep
 def kernel_rows(request: Request, times: NodeTimes) -> tuple[KernelRow, ...]:
     """Return a row for each execution of a node in the last few runs of the model."""
     ops = request.job.graph.ops
-    owner = {index: ops[_dearest(timed, ops)] for timed in times.groups for index in timed.group.executed}
+    owner = {index: ops[dearest(timed.group.ops, ops)] for timed in times.groups for index in timed.group.executed}
     last = max((event.repeat for _, event in times.events), default=0)
     kept = [(index, event) for index, event in times.events if event.repeat > last - _KERNEL_REPEATS]
     origin = kept[0][1].start_ns if kept else 0
@@ -110,7 +110,3 @@ def shapes_text(op: Op) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "()"
-
-
-def _dearest(timed: GroupTime, ops: Sequence[Op]) -> int:
-    return max(timed.group.ops, key=lambda position: (ops[position].flops or 0, -position))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from gpuprof.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.fusion import read_executed
 from gpuprof.profiling.job import Job, Request
 from gpuprof.profiling.measurement import (
     Timing,

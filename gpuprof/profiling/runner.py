@@ -105,6 +105,18 @@ def gpu_provider_missing() -> str | None:
     return f"this onnxruntime has no {ORT_CUDA}: pip install onnxruntime-gpu in place of onnxruntime"
 
 
+def nvtx_missing() -> str | None:
+    """Return None when runs can be marked for NVIDIA's profilers, else why not: by nvtx, or a PyTorch for CUDA."""
+    if importlib.util.find_spec("nvtx") is not None:
+        return None
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.version.cuda is not None:
+            return None
+    return "nvtx, which marks the runs, is not installed: pip install nvtx"
+
+
 def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], tolerance: float = 1e-2) -> str | None:
     """Return how outputs under a share differ from those without beyond ``tolerance``, in one line; None: they agree.
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpuprof.catalogue import device
 from gpuprof.errors import UnavailableError
-from gpuprof.profiling import gpu, ncu_tool, nsys_tool
+from gpuprof.profiling import gpu, ncu_tool, nsys_tool, shared_outputs
 from gpuprof.profiling.gpu import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.job import Request
 from gpuprof.profiling.nvml import NvmlFigures
@@ -58,7 +58,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setattr(module, "find_ncu", lambda: ncu)
     monkeypatch.setattr(gpu, "gpu_provider_missing", lambda: None)
     monkeypatch.setattr(GpuCollector, "provider", ORT_CPU)
-    monkeypatch.setattr(gpu, "idle_figures", lambda: NvmlFigures(50.0, 1000.0, 30.0, 2**30, 5))
+    monkeypatch.setattr(gpu, "idle_figures", lambda **_: NvmlFigures(50.0, 1000.0, 30.0, 2**30, 5))
     return tmp_path
 
 
@@ -114,7 +114,7 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
 
     monkeypatch.setattr(gpu, "bound_shares", shares)
     assert NsysCollector().collect(_request(tools, 50.0)).models[0].error is None
-    monkeypatch.setattr(gpu, "outputs_differ", lambda alone, shared: "output y differs")
+    monkeypatch.setattr(shared_outputs, "outputs_differ", lambda alone, shared: "output y differs")
     (row,) = NsysCollector().collect(_request(tools, 50.0)).models
     assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
 

@@ -39,6 +39,10 @@ def test_other_events_are_passed_over(tmp_path: Path) -> None:
     assert len(trace) == 1
 
 
+def test_runs_of_a_model_of_constants_have_no_nodes(tmp_path: Path) -> None:
+    assert read_trace(_write(tmp_path / "p.json", [_run(0, 9)])) == ()
+
+
 @pytest.mark.parametrize("text", ['[{"cat": "Node"', "", '{"a": 1}', "[1, 2]", "[]"])
 def test_what_is_no_whole_profile_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "p.json"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from gpuprof.inputs import random_inputs
 from gpuprof.onnx_graph import load_graph
 from gpuprof.profiling import recorded_run
 from gpuprof.profiling.kineto_trace import read_kineto
-from gpuprof.profiling.runner import open_run, outputs_differ
+from gpuprof.profiling.runner import nvtx_missing, open_run, outputs_differ
 from gpuprof.runtimes import ORT_CPU
 from tests.profiling.models import write_mlp
 
@@ -89,3 +90,14 @@ def test_outputs_agree_within_what_another_order_of_additions_makes() -> None:
     assert "another under the share" in str(outputs_differ({"y": whole}, {"y": whole + 1}))
     with pytest.raises(InputError, match="different names"):
         outputs_differ({"y": values}, {"z": values})
+
+
+@pytest.mark.parametrize(("cuda", "works"), [("13.0", True), (None, False)])
+def test_pytorch_for_cuda_marks_runs_where_nvtx_is_not_installed(
+    cuda: str | None, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nvtx" else found(name))
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    assert (nvtx_missing() is None) == works
