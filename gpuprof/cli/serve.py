@@ -4,106 +4,190 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import say
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
     from gpuprof.serving.adapt import AdaptSettings
+    from gpuprof.serving.planner import MapSource
+    from gpuprof.serving.security import Security
 
 DEFAULT_PORT = 8000
 
 
-def serve(
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(
-        "map.json"
-    ),
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="HTTP port; 0: any that is free.", min=0, max=65535)] = DEFAULT_PORT,
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port too; 0: any that is free.", min=0, max=65535)] = None,
-    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest",
-    node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None,
+@dataclass(frozen=True)
+class Listening:
+    """Where the server is reached, and by which rule it routes."""
+
+    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="HTTP port; 0: any that is free.", min=0, max=65535)] = DEFAULT_PORT
+    grpc_port: Annotated[int | None, typer.Option(help="gRPC port too; 0: any that is free.", min=0, max=65535)] = None
+    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest"
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Which part of the map is served, and by what."""
+
+    node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Compute nothing; batches take the time that the map predicts.")
-    ] = False,
-    buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024,
-    max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64,
-    hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0,
-    drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0,
-    shadow: Annotated[
-        bool, typer.Option("--shadow", help="Keep standbys with a larger share, for models whose p99 passes its SLO.")
-    ] = False,
-    adapt: Annotated[
-        bool, typer.Option("--adapt", help="Plan the map anew when rates or latencies leave what it was planned for.")
-    ] = False,
-    adapt_period: Annotated[float, typer.Option(help="Seconds over which --adapt measures.", min=0.1)] = 5.0,
-    adapt_output: Annotated[
-        Path | None, typer.Option(help="Where --adapt writes its maps; MAP.adapted.json unless given.")
-    ] = None,
-    db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None,
+    ] = False
     engine: Annotated[
         str,
         typer.Option(help="Where the workers run: local, or ray: on the nodes of a Ray cluster that the map names."),
-    ] = "local",
+    ] = "local"
     ray_address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
-    ] = None,
+    ] = None
     apply_mig: Annotated[
         bool, typer.Option("--apply-mig", help="Cut GPUs into the map's MIG instances; put them back in the end.")
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much memory and time requests and workers may take."""
+
+    buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024
+    max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64
+    hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0
+    drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0
+
+    def __post_init__(self) -> None:
+        if self.buffer_mb < self.max_body_mb:
+            raise InputError(
+                f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
+            )
+
+
+@dataclass(frozen=True)
+class Following:
+    """How the server follows its load."""
+
+    shadow: Annotated[
+        bool, typer.Option("--shadow", help="Keep standbys with a larger share, for models whose p99 passes its SLO.")
+    ] = False
+    adapt: Annotated[
+        bool, typer.Option("--adapt", help="Plan the map anew when rates or latencies leave what it was planned for.")
+    ] = False
+    adapt_period: Annotated[float, typer.Option(help="Seconds over which --adapt measures.", min=0.1)] = 5.0
+    adapt_output: Annotated[
+        Path | None, typer.Option(help="Where --adapt writes its maps; MAP.adapted.json unless given.")
+    ] = None
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None
+
+    def settings(self, source: MapSource, map_file: Path, workers: Workers) -> AdaptSettings | None:
+        """Return when and how the map is planned anew; None: never.
+
+        Raises
+        ------
+        InputError
+            When it could not be.
+        """
+        from gpuprof.cli.adapting import MapReplanner, check_adaptable
+        from gpuprof.serving.adapt import AdaptSettings
+
+        if not self.adapt:
+            return None
+        check_adaptable(source.deployment, self.db, workers.node)
+        replan = MapReplanner(map_file.absolute().parent, self.db, more_devices=workers.simulate)
+        output = self.adapt_output or map_file.with_suffix(".adapted.json")
+        return AdaptSettings(replan, output, period_s=self.adapt_period)
+
+
+@dataclass(frozen=True)
+class Guarding:
+    """What clients must know and are shown."""
+
     token_file: Annotated[
         Path | None, typer.Option(help="File with the token that clients must send; or GPUPROF_TOKEN.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve https and grpcs.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    ] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve https and grpcs.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in without a token or without TLS.")
-    ] = False,
+    ] = False
+
+    def security(self, host: str) -> Security:
+        """Return it, for a server that listens on ``host``.
+
+        Raises
+        ------
+        InputError
+            When a file is not what it should be, or other machines could come in without.
+        """
+        from gpuprof.serving.security import check_exposure, server_security
+
+        security = server_security(self.token_file, self.tls_cert, self.tls_key)
+        check_exposure(host, security, self.insecure)
+        return security
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What the server tells of itself."""
+
     otlp: Annotated[
         str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces to this collector, http://HOST:4318.")
-    ] = None,
-    otlp_sample: Annotated[float, typer.Option(help="Part of the requests to trace.", min=0.0, max=1.0)] = 1.0,
-    log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text",
+    ] = None
+    otlp_sample: Annotated[float, typer.Option(help="Part of the requests to trace.", min=0.0, max=1.0)] = 1.0
+    log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text"
+
+
+@with_groups
+def serve(
+    listening: Listening,
+    workers: Workers,
+    limits: Limits,
+    following: Following,
+    guarding: Guarding,
+    telling: Telling,
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(
+        "map.json"
+    ),
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
     from gpuprof.routing import routing_rule
     from gpuprof.serving.engines import RAY, chosen_engine
     from gpuprof.serving.logs import configure
     from gpuprof.serving.planner import MapSource, Planner
-    from gpuprof.serving.security import check_exposure, server_security
     from gpuprof.serving.server import ServerSettings, run_server
     from gpuprof.serving.shadow_plan import SHADOW_PCT
     from gpuprof.serving.tracing import otlp_tracer
 
-    if buffer_mb < max_body_mb:
-        raise InputError(f"--buffer-mb must be at least --max-body-mb but got {buffer_mb} and {max_body_mb}")
-    routing_rule(routing)
-    configure(log)
-    group = f"serve-{os.getpid()}"
-    make_engine = chosen_engine(engine, ray_address, insecure)
+    routing_rule(listening.routing)
+    configure(telling.log)
+    make_engine = chosen_engine(workers.engine, workers.ray_address, guarding.insecure)
     source = MapSource.read(map_file)
-    shadow_pct = SHADOW_PCT if shadow else 0.0
-    planner = Planner(group, node, simulate, shadow_pct, cluster=engine == RAY, apply_mig=apply_mig)
-    security = server_security(token_file, tls_cert, tls_key)
-    check_exposure(host, security, insecure)
+    planner = Planner(
+        f"serve-{os.getpid()}",
+        workers.node,
+        workers.simulate,
+        SHADOW_PCT if following.shadow else 0.0,
+        cluster=workers.engine == RAY,
+        apply_mig=workers.apply_mig,
+    )
     settings = ServerSettings(
-        host=host,
-        port=port,
-        grpc_port=grpc_port,
-        routing=routing,
-        buffer_bytes=buffer_mb << 20,
-        max_body_bytes=max_body_mb << 20,
-        hang_s=hang_s,
-        drain_s=drain_s,
-        shadow=shadow,
-        tracer=None if otlp is None else otlp_tracer(otlp, otlp_sample),
-        adapt=_adapting(source.deployment, map_file, adapt_output, db, node, adapt_period, simulate) if adapt else None,
-        security=security,
+        host=listening.host,
+        port=listening.port,
+        grpc_port=listening.grpc_port,
+        routing=listening.routing,
+        buffer_bytes=limits.buffer_mb << 20,
+        max_body_bytes=limits.max_body_mb << 20,
+        hang_s=limits.hang_s,
+        drain_s=limits.drain_s,
+        shadow=following.shadow,
+        security=guarding.security(listening.host),
+        tracer=None if telling.otlp is None else otlp_tracer(telling.otlp, telling.otlp_sample),
+        adapt=following.settings(source, map_file, workers),
     )
     started = time.monotonic()
 
@@ -113,20 +197,3 @@ def serve(
 
     run_server(source, planner, settings, ready, make_engine)
     say("drained")
-
-
-def _adapting(
-    deployment: DeploymentMap,
-    map_file: Path,
-    output: Path | None,
-    db: Path | None,
-    node: str | None,
-    period_s: float,
-    simulate: bool,
-) -> AdaptSettings:
-    from gpuprof.cli.adapting import MapReplanner, check_adaptable
-    from gpuprof.serving.adapt import AdaptSettings
-
-    check_adaptable(deployment, db, node)
-    replan = MapReplanner(map_file.absolute().parent, db, more_devices=simulate)
-    return AdaptSettings(replan, output or map_file.with_suffix(".adapted.json"), period_s=period_s)
