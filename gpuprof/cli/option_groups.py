@@ -19,7 +19,7 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
         with a default, becomes an option. Others stay as they are.
     """
     hints = get_type_hints(verb, include_extras=True)
-    groups = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     parameters = []
     for name, parameter in inspect.signature(verb).parameters.items():
         if name in groups:

@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 from gpuprof.serving import descriptions
 from gpuprof.serving.arena import Slot
-from gpuprof.serving.http_connection import SCRATCH_BYTES, HttpConnection, ReceivedBody, Route
+from gpuprof.serving.http_connection import SCRATCH_BYTES, HttpConnection
+from gpuprof.serving.http_incoming import HttpClient, ReceivedBody, Route
 from gpuprof.serving.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
 from gpuprof.serving.infer_request import Asked, read_request
 from gpuprof.serving.infer_response import write_response
@@ -21,7 +22,7 @@ from gpuprof.serving.served_model import ServedModel
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
 _FOR_EVERYBODY = b"/v2/health/"
-Answer = Callable[[HttpConnection], None]
+Answer = Callable[[HttpClient], None]
 
 
 class HttpApi:
@@ -117,32 +118,32 @@ class HttpApi:
                 return _only("POST", method, Route(partial(self._infer, model), self._max_body_bytes, in_arena=True))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
-    def _metrics(self, connection: HttpConnection) -> None:
+    def _metrics(self, connection: HttpClient) -> None:
         from gpuprof.serving.metrics import CONTENT_TYPE, render
 
         connection.respond(200, CONTENT_TYPE, render(self.router))
 
-    def _openapi(self, connection: HttpConnection) -> None:
+    def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.openapi import document
 
         connection.respond_json(200, document(model.spec for model in self.router.all()))
 
-    def _index(self, connection: HttpConnection) -> None:
+    def _index(self, connection: HttpClient) -> None:
         connection.respond_json(200, descriptions.repository_index(self.router.models))
 
-    def _metadata(self, name: str, version: str, connection: HttpConnection) -> None:
+    def _metadata(self, name: str, version: str, connection: HttpClient) -> None:
         model = self.router.find(name, version)
         versions = [version] if version else sorted(self.router.models[name], key=version_order)
         connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
 
-    def _config(self, name: str, version: str, connection: HttpConnection) -> None:
+    def _config(self, name: str, version: str, connection: HttpClient) -> None:
         connection.respond_json(200, descriptions.model_config(self.router.find(name, version)))
 
-    def _statistics(self, name: str, version: str, connection: HttpConnection) -> None:
+    def _statistics(self, name: str, version: str, connection: HttpClient) -> None:
         chosen = descriptions.chosen_statistics(self.router.models, name, version)
         connection.respond_json(200, {"model_stats": chosen})
 
-    def _infer(self, model: ServedModel, connection: HttpConnection, head: HttpHead, received: ReceivedBody) -> None:
+    def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         slots = [] if received.slot is None else [received.slot]
         try:
             asked = read_request(model.spec, received.body)
@@ -170,7 +171,7 @@ class HttpApi:
     def _done(
         self,
         model: ServedModel,
-        connection: HttpConnection,
+        connection: HttpClient,
         asked: Asked,
         inference: Inference,
         outputs: list[OutputTensor],
@@ -204,7 +205,7 @@ def _cancel(inference: Inference) -> None:
 def _simple(answer: Answer) -> Route:
     """Return a route that needs no body."""
 
-    def handle(connection: HttpConnection, head: HttpHead, received: ReceivedBody) -> None:
+    def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         try:
             answer(connection)
         except RefusedError as refusal:
@@ -219,7 +220,7 @@ def _only(allowed: str, method: str, route: Route) -> Route:
     return route
 
 
-def _status(good: Callable[[], bool], connection: HttpConnection) -> None:
+def _status(good: Callable[[], bool], connection: HttpClient) -> None:
     if good():
         connection.respond(200, CONTENT_JSON, b"")
     else:

@@ -9,64 +9,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol, cast
 
-import httptools
 import orjson
 
-from gpuprof.serving.arena import ALIGNMENT, Arena, Slot
-from gpuprof.serving.batch_io import INLINE_BYTES
-from gpuprof.serving.http_message import (
-    CONTENT_JSON,
-    ChunkedBody,
-    HttpHead,
-    chunk_parser,
-    read_head,
-    too_large,
-    write_head,
-)
-from gpuprof.serving.infer_request import Body
-from gpuprof.serving.inference import RefusedError, bad_request
+from gpuprof.serving.arena import Arena, Slot
+from gpuprof.serving.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
+from gpuprof.serving.http_message import CONTENT_JSON, HttpHead, read_head, write_head
+from gpuprof.serving.inference import RefusedError
 from gpuprof.serving.wire import Buffer
 
 SCRATCH_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 15
 _MAX_PENDING_BYTES = 1 << 18
-_MAX_DISCARDED_BYTES = 1 << 20
 _LINGER_S = 2.0
 _ABOUT_TO_ASK_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
-_JSON_LENGTH = b"inference-header-content-length"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """What answers a request.
-
-    Attributes
-    ----------
-    handle : callable
-        Given the connection, the head and the body; answers by `HttpConnection.respond` now or later.
-    max_body : int
-        Bytes that the body may have.
-    in_arena : bool
-        Whether a large body is to be received in the arena.
-    """
-
-    handle: Callable[[HttpConnection, HttpHead, ReceivedBody], None]
-    max_body: int = _MAX_DISCARDED_BYTES
-    in_arena: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedBody:
-    """A body, the memory that it holds, and when it began to arrive (monotonic seconds)."""
-
-    body: Body
-    slot: Slot | None
-    arrived: float
 
 
 class Site(Protocol):
@@ -92,24 +51,6 @@ class Site(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class _Incoming:
-    """A request whose body is being received."""
-
-    head: HttpHead
-    route: Route
-    arrived: float
-    length: int
-    json_bytes: int
-    refusal: RefusedError | None = None
-    slot: Slot | None = None
-    start: int = 0
-    received: int = 0
-    view: memoryview | None = None
-    chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
-    data: bytearray = field(default_factory=bytearray)
-
-
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests one after another and writes their answers.
 
@@ -122,7 +63,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._site = site
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
-        self._incoming: _Incoming | None = None
+        self._incoming: Incoming | None = None
         self._unsent: list[Slot] = []
         self._paused = False
         self._lingering = False
@@ -187,8 +128,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport = None
         self._release()
         incoming = self._incoming
-        if incoming is not None and not self.busy and incoming.slot is not None:
-            self._site.arena.give_back(incoming.slot)
+        if incoming is not None:
+            incoming.release(self._site.arena)
         self._incoming = None
         if self.on_gone is not None:
             self.on_gone()
@@ -304,91 +245,36 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reject(refusal)
             return
         self._keep_alive = head.keep_alive and not head.chunked
-        incoming = self._incoming = _Incoming(head, _DISCARD, self.touched, head.length or 0, 0)
+        incoming = self._incoming = Incoming.begin(head, self.touched)
         try:
-            self._prepare(incoming, text)
+            incoming.prepare(self._site.route(head), text, self._site.arena)
         except RefusedError as refusal:
             # A body that is not much too large is read, so that the connection can go on.
-            if head.chunked or incoming.length > _MAX_DISCARDED_BYTES or b"expect" in head.headers:
+            if head.chunked or incoming.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
                 self._reject(refusal)
                 return
             incoming.refusal = refusal
         if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        if not incoming.length and incoming.chunks is None:
+        if incoming.is_whole:
             self._dispatch(incoming)
 
-    def _prepare(self, incoming: _Incoming, text: bytes) -> None:
-        head = incoming.head
-        incoming.route = self._site.route(head)
-        if head.headers.get(b"content-encoding", b"identity") != b"identity":
-            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
-        if head.chunked:
-            body = ChunkedBody(incoming.route.max_body)
-            incoming.chunks = (chunk_parser(text, body), body)
-            return
-        if incoming.length > incoming.route.max_body:
-            raise too_large(incoming.route.max_body)
-        incoming.json_bytes = _json_length(head, incoming.length)
-        if incoming.route.in_arena and incoming.length > INLINE_BYTES:
-            self._reserve(incoming)
-
-    def _reserve(self, incoming: _Incoming) -> None:
-        """Take memory for a large body, placed so that the first tensor in it is aligned."""
-        slot = self._site.arena.take(incoming.length + ALIGNMENT)
-        if slot is None:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the server has no memory left for this request", 1.0)
-        incoming.slot = slot
-        incoming.start = slot.offset + -incoming.json_bytes % ALIGNMENT
-        incoming.view = self._site.arena.view(incoming.start, incoming.length)
-
-    def _take_body(self, incoming: _Incoming, buffer: bytearray, position: int, end: int) -> int:
-        if incoming.chunks is not None:
-            return self._take_chunks(incoming, bytes(memoryview(buffer)[position:end])) + end
-        count = min(end - position, incoming.length - incoming.received)
-        piece = memoryview(buffer)[position : position + count]
-        if incoming.view is not None:
-            incoming.view[incoming.received : incoming.received + count] = piece
-        elif incoming.refusal is None:
-            incoming.data += piece
-        incoming.received += count
-        if incoming.received == incoming.length:
-            self._dispatch(incoming)
-        return position + count
-
-    def _take_chunks(self, incoming: _Incoming, data: bytes) -> int:
-        assert incoming.chunks is not None
-        parser, body = incoming.chunks
+    def _take_body(self, incoming: Incoming, buffer: bytearray, position: int, end: int) -> int:
         try:
-            parser.feed_data(data)
+            used, whole = incoming.take(buffer, position, end)
         except RefusedError as refusal:
             self._reject(refusal)
-        except httptools.HttpParserError as error:
-            cause = error.__context__
-            self._reject(cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}"))
-        else:
-            if body.is_whole:
-                incoming.data = body.data
-                incoming.length = len(body.data)
-                try:
-                    incoming.json_bytes = _json_length(incoming.head, incoming.length)
-                except RefusedError as refusal:
-                    incoming.refusal = refusal
-                self._dispatch(incoming)
-        return 0
+            return end
+        if whole:
+            self._dispatch(incoming)
+        return used
 
-    def _dispatch(self, incoming: _Incoming) -> None:
+    def _dispatch(self, incoming: Incoming) -> None:
         self.busy = True
         if incoming.refusal is not None:
             self.refuse(incoming.refusal)
             return
-        if incoming.slot is None:
-            body = Body(bytes(incoming.data), incoming.json_bytes)
-        else:
-            assert incoming.view is not None
-            body = Body(incoming.view, incoming.json_bytes, incoming.start)
-        incoming.view = None
-        incoming.route.handle(self, incoming.head, ReceivedBody(body, incoming.slot, incoming.arrived))
+        incoming.route.handle(self, incoming.head, incoming.body())
 
     # --- writing and closing
 
@@ -399,10 +285,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _reject(self, refusal: RefusedError) -> None:
         """Answer before the request was read, and close: what follows cannot be told apart from a request."""
-        incoming = self._incoming
-        if incoming is not None and incoming.slot is not None:
-            self._site.arena.give_back(incoming.slot)
-            incoming.slot = incoming.view = None
+        if self._incoming is not None:
+            self._incoming.release(self._site.arena)
         self._keep_alive = False
         self.refuse(refusal)
 
@@ -419,19 +303,3 @@ class HttpConnection(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_later(_LINGER_S, self.close)
         else:
             self._transport.close()
-
-
-def _json_length(head: HttpHead, length: int) -> int:
-    text = head.headers.get(_JSON_LENGTH)
-    if text is None:
-        return length
-    if not text.isdigit() or len(text) > 18 or int(text) > length:
-        raise bad_request("Inference-Header-Content-Length must be a number and at most Content-Length")
-    return int(text)
-
-
-def _discard(connection: HttpConnection, head: HttpHead, received: ReceivedBody) -> None:
-    raise AssertionError("a request without a route is refused before it is handled")
-
-
-_DISCARD = Route(_discard)
