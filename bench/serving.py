@@ -1,9 +1,12 @@
-"""Times the server itself: identity models and SqueezeNet under a closed loop, and the overhead of a lone request.
+"""Times the server itself, beside other servers in the same run: identity models and an ONNX file under closed loops.
 
-    python -m bench.serving [--seconds S] [--model squeezenet.onnx]
+    python -m bench.serving [--seconds S] [--model squeezenet.onnx] [--only http,grpc,tritonclient,load,memory]
+                            [--peers litserve,ray,mlserver] [--cache DIRECTORY]
 
-Client and server share this machine. For each case: requests/s, latency, and the CPU time of client, router and
-workers for each request, which says more than wall-clock time does where other things run beside it.
+Clients and servers share this machine. For each case and each server: requests/s, latency, how many times ours that
+is, and the CPU time of client, router and workers for each request, which says more than wall-clock time does where
+other things run beside it. Peers are installed once, each into an environment of its own; one that cannot be is named
+with the reason.
 """
 
 from __future__ import annotations
@@ -12,81 +15,222 @@ import argparse
 import json
 import os
 import platform
-import select
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
-from gpuprof.serving.load_client import Connection
+from bench.clients import AnswerError, Result, grpc_loop, http_loop, measured, triton_loops
+from bench.peers.environment import CACHE, PeerMissingError
+from bench.peers.peer import PEERS, Peer
+from gpuprof.serving.load import LoadSettings, Stream, run_load
 from gpuprof.serving.load_target import Target, requests_for
 
-#: (model, replicas, concurrency)
-IDENTITIES = (("null:4", 1, 1), ("null:4", 1, 16), ("null:600k", 1, 1), ("null:600k", 1, 4))
+#: Part of the closed loop's peak at which p99 is told.
+LOAD = 0.8
+PARTS = ("http", "grpc", "tritonclient", "load", "memory")
 
 
 @dataclass(frozen=True)
-class Result:
-    """Of one case: requests per second, latencies in ms, and ms of CPU time for each request."""
+class Case:
+    """What is served, by how many workers, and how many requests are in flight."""
 
-    rate_rps: float
-    p50_ms: float
-    p99_ms: float
-    client_ms: float
-    router_ms: float
-    workers_ms: float
+    model: str
+    workers: int
+    concurrency: int
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return Path(self.model).stem
+
+
+IDENTITIES = (Case("null:4", 1, 1), Case("null:4", 1, 16), Case("null:600k", 1, 1), Case("null:600k", 1, 4))
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, and how."""
+
+    cases: tuple[Case, ...]
+    seconds: float
+    peers: tuple[Peer, ...]
+    cache: Path
 
 
 def main() -> int:
-    """Print one line a case."""
+    """Print one line a case and server."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each case")
     parser.add_argument("--model", type=Path, help="an ONNX file too, with one worker and with two, concurrency 16")
-    options = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
-    print(f"{'model':14s} {'workers':>7s} {'in flight':>9s} {'req/s':>8s} {'p50 ms':>8s} {'p99 ms':>8s}", end="")
-    print("   CPU ms a request: client, router, workers")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to run")
+    parser.add_argument("--cases", default="", help="only cases whose model's name contains this")
+    parser.add_argument("--peers", default="", help="servers to run beside ours: " + ", ".join(p.name for p in PEERS))
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where they are installed")
+    said = parser.parse_args()
     cases = list(IDENTITIES)
-    if options.model is not None:
-        cases += [(str(options.model.resolve()), workers, 16) for workers in (1, 2)]
-    for model, workers, concurrency in cases:
-        with server(model, workers) as (process, port):
-            result = closed_loop(process, port, concurrency, options.seconds)
-        show(Path(model).stem, workers, concurrency, result)
+    if said.model is not None:
+        cases += [Case(str(said.model.resolve()), workers, 16) for workers in (1, 2)]
+    options = Options(
+        tuple(case for case in cases if said.cases in case.name),
+        said.seconds,
+        tuple(peer for peer in PEERS if peer.name in said.peers.split(",")),
+        said.cache,
+    )
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    parts = {"http": over_http, "grpc": over_grpc, "tritonclient": by_tritonclient, "load": at_load, "memory": memory}
+    for part in said.only.split(","):
+        parts[part](options)
     return 0
 
 
-def show(model: str, workers: int, concurrency: int, result: Result) -> None:
-    """Print one line."""
+def over_http(options: Options) -> None:
+    """Ours and each peer under the same client, HTTP."""
+    _title("HTTP")
+    for case in options.cases:
+        with server(case.model, case.workers) as (process, port):
+            ours = closed_loop(process, port, case.concurrency, options.seconds)
+        _show("gpuprof", case, ours)
+        for peer in options.peers:
+            if peer.largest_http is None or len(_tensor(case.model)) <= peer.largest_http:
+                _show_peer(peer, case, options, ours, "http")
+
+
+def over_grpc(options: Options) -> None:
+    """Ours and the peers that speak the protocol under the same client, gRPC."""
+    _title("gRPC")
+    for case in options.cases:
+        with grpc_server(case.model, case.workers) as (process, port, grpc_port):
+            message = _message(case.model, port)
+            ours = measured(process, options.seconds, grpc_loop(grpc_port, message, case.concurrency))
+        _show("gpuprof", case, ours)
+        for peer in options.peers:
+            if peer.speaks_grpc:
+                _show_peer(peer, case, options, ours, message)
+
+
+def _show_peer(peer: Peer, case: Case, options: Options, ours: Result, how: str | bytes) -> None:
+    """Measure a peer over HTTP, or over gRPC with the message ``how``."""
+    try:
+        with peer.serve(case.model, case.workers, _tensor(case.model), options.cache) as (process, ports):
+            if isinstance(how, bytes):
+                loop = grpc_loop(ports.grpc, how, case.concurrency)
+            else:
+                loop = http_loop(ports.http, [peer.http_request(_tensor(case.model))], case.concurrency)
+            _show(peer.name, case, measured(process, options.seconds, loop), ours)
+    except (AnswerError, PeerMissingError) as error:
+        print(f"{peer.name:24s} {case.name:12s} not measured: {error}", flush=True)
+
+
+def by_tritonclient(options: Options) -> None:
+    """Our server driven by NVIDIA's client, synchronous and asyncio, over both protocols."""
+    _title("tritonclient to gpuprof")
+    for case in options.cases:
+        if not case.model.startswith("null:") or case.concurrency == 1:
+            continue
+        array = np.frombuffer(_tensor(case.model), np.float32).reshape(1, -1)
+        with grpc_server(case.model, case.workers) as (process, port, grpc_port):
+            for name, loop in triton_loops(port, grpc_port, "INPUT0", array, case.concurrency).items():
+                inflight = Case(case.model, case.workers, case.concurrency if "asyncio" in name else 1)
+                _show(name, inflight, measured(process, options.seconds, loop))
+
+
+def at_load(options: Options) -> None:
+    """p99 at `LOAD` of the peak beside what a batch takes by itself."""
+    print(f"p99 at {LOAD:.0%} of the peak, as times of what the model takes for one batch")
+    for case in options.cases:
+        if case.model.startswith("null:"):
+            continue
+        with server(case.model, case.workers) as (process, port):
+            peak_rps = closed_loop(process, port, case.concurrency, options.seconds).rate_rps
+            for arrivals in ("constant", "poisson"):
+                settings = LoadSettings(duration_s=4.0 * options.seconds, arrivals=arrivals, clients=1)
+                stream = Stream("m", LOAD * peak_rps, 60_000.0)
+                outcome = run_load(Target("127.0.0.1", port), [stream], settings)
+                (result,), (stages,) = outcome.results, outcome.stages
+                batch_ms = float(str(stages["infer_ms"]))
+                p99_ms = result.p99_ms or float("nan")
+                print(f"  {case.name}, {case.workers} worker(s), {arrivals}, {result.rate_rps:.0f}/s:", end=" ")
+                print(f"p99 {p99_ms:.1f} ms, a batch {batch_ms:.1f} ms: {p99_ms / batch_ms:.1f} times", flush=True)
+
+
+def memory(options: Options) -> None:
+    """What router and idle worker have in memory beyond what ONNX Runtime and the weights take by themselves."""
+    print("resident memory, MB: router; idle worker; a process that does nothing but hold the same session")
+    for case in {case.model: case for case in options.cases if case.workers == 1}.values():
+        with server(case.model, 1) as (process, _):
+            (worker,) = (one for one in process.children(recursive=True) if "gpuprof.serving.worker" in one.cmdline())
+            figures = [one.memory_info().rss / 1e6 for one in (process, worker)]
+        print(f"  {case.name:12s} {figures[0]:6.0f} {figures[1]:6.0f} {_bare_mb(case.model):6.0f}", flush=True)
+
+
+def _bare_mb(model: str) -> float:
+    """Return the memory of an interpreter that has the session of a model and has run it once."""
+    from bench.peers import peer_model
+
+    program = (
+        "import sys, numpy, psutil\nfrom bench.peers.peer_model import PeerModel\nmodel = PeerModel(sys.argv[1])\n"
+        "model.run_array(numpy.zeros([abs(size) for size in model.shape], numpy.float32))\n"
+        "print(psutil.Process().memory_info().rss)"
+    )
+    root = Path(peer_model.__file__).resolve().parents[2]
+    command = [sys.executable, "-c", program, model]
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=root, check=True).stdout) / 1e6
+
+
+def _title(what: str) -> None:
+    case = f"{what:24s} {'model':12s} {'workers':>7s} {'in flight':>9s}"
+    figures = f"{'req/s':>8s} {'p50 ms':>8s} {'p99 ms':>8s} {'ours':>7s}"
+    print(f"{case} {figures}   CPU ms a request: client, router, workers")
+
+
+def _show(who: str, case: Case, result: Result, ours: Result | None = None) -> None:
+    """Print one line; ``ours`` is what it is compared with."""
     figures = f"{result.rate_rps:8.0f} {result.p50_ms:8.2f} {result.p99_ms:8.2f}"
+    ratio = "" if ours is None else f"{ours.rate_rps / result.rate_rps:.1f} x"
     cpu = f"{result.client_ms:.3f}, {result.router_ms:.3f}, {result.workers_ms:.3f}"
-    print(f"{model:14s} {workers:7d} {concurrency:9d} {figures}   {cpu}", flush=True)
+    what = f"{who:24s} {case.name:12s} {case.workers:7d} {case.concurrency:9d}"
+    print(f"{what} {figures} {ratio:>7s}   {cpu}", flush=True)
+
+
+@contextmanager
+def _served(model: str, workers: int, slo_ms: float, *options: str) -> Iterator[tuple[psutil.Process, str]]:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "map.json"
+        path.write_text(json.dumps(deployment(model, workers, slo_ms)))
+        command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", *options]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        try:
+            assert process.stdout is not None
+            yield psutil.Process(process.pid), process.stdout.readline()
+        finally:
+            with process:
+                process.terminate()
 
 
 @contextmanager
 def server(model: str, workers: int, slo_ms: float = 60_000.0) -> Iterator[tuple[psutil.Process, int]]:
     """Serve ``model`` with one process for each of ``workers`` replicas, which share the machine's cores."""
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "map.json"
-        path.write_text(json.dumps(deployment(model, workers, slo_ms)))
-        command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0"]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            port = int(line.split("http://", 1)[1].split()[0].rsplit(":", 1)[1])
-            yield psutil.Process(process.pid), port
-        finally:
-            with process:
-                process.terminate()
+    with _served(model, workers, slo_ms) as (process, line):
+        yield process, _port(line, "http://")
+
+
+@contextmanager
+def grpc_server(model: str, workers: int) -> Iterator[tuple[psutil.Process, int, int]]:
+    """Serve ``model`` over HTTP and gRPC."""
+    with _served(model, workers, 60_000.0, "--grpc-port", "0") as (process, line):
+        yield process, _port(line, "http://"), _port(line, "grpc://")
+
+
+def _port(line: str, scheme: str) -> int:
+    return int(line.split(scheme, 1)[1].split()[0].rsplit(":", 1)[1])
 
 
 def deployment(model: str, workers: int, slo_ms: float = 60_000.0) -> dict[str, Any]:
@@ -107,56 +251,35 @@ def deployment(model: str, workers: int, slo_ms: float = 60_000.0) -> dict[str, 
 
 def closed_loop(process: psutil.Process, port: int, concurrency: int, seconds: float) -> Result:
     """Keep ``concurrency`` requests in flight for ``seconds`` after a short warm-up."""
-    requests = requests_for(Target("127.0.0.1", port), "m", None, 0)
-    connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
-    _exchange(connections, requests, min(1.0, seconds / 4.0))
-    before = _cpu_s(process)
-    started = time.monotonic()
-    latencies_ms = _exchange(connections, requests, seconds)
-    elapsed = time.monotonic() - started
-    used = [1000.0 * (after - first) / len(latencies_ms) for first, after in zip(before, _cpu_s(process), strict=True)]
-    for connection in connections:
-        connection.socket.close()
-    quantiles = statistics.quantiles(latencies_ms, n=100)
-    return Result(len(latencies_ms) / elapsed, quantiles[49], quantiles[98], *used)
+    requests: Sequence[bytes] = requests_for(Target("127.0.0.1", port), "m", None, 0)
+    return measured(process, seconds, http_loop(port, requests, concurrency))
 
 
-def _exchange(connections: list[Connection], requests: tuple[bytes, ...], seconds: float) -> list[float]:
-    buffer = bytearray(1 << 20)
-    latencies_ms: list[float] = []
-    started = {}
-    for number, connection in enumerate(connections):
-        started[connection] = time.monotonic()
-        connection.begin(number, requests[number % len(requests)])
-    deadline = time.monotonic() + seconds
-    waiting = set(connections)
-    while waiting:
-        writers = [connection for connection in waiting if connection.unsent is not None]
-        readable, writable, _ = select.select(list(waiting), writers, [], 10.0)
-        for connection in writable:
-            connection.write()
-        for connection in readable:
-            status = connection.read(buffer)
-            if status is None:
-                continue
-            if status != 200:
-                raise SystemExit(f"the server answered {status}")
-            now = time.monotonic()
-            latencies_ms.append(1000.0 * (now - started[connection]))
-            if now >= deadline:
-                waiting.discard(connection)
-            else:
-                started[connection] = now
-                connection.begin(0, requests[len(latencies_ms) % len(requests)])
-    return latencies_ms
+def _tensor(model: str) -> bytes:
+    """Return a float32 tensor for the only input of a model, batch 1."""
+    if model.startswith("null:"):
+        from gpuprof.serving.runtime import null_bytes
+
+        count = null_bytes(model) // 4
+    else:
+        import onnx
+
+        (entry,) = onnx.load(model, load_external_data=False).graph.input
+        count = int(np.prod([dim.dim_value or 1 for dim in entry.type.tensor_type.shape.dim]))
+    return np.random.default_rng(0).standard_normal(count, np.float32).tobytes()
 
 
-def _cpu_s(process: psutil.Process) -> tuple[float, float, float]:
-    """Return seconds of CPU time of this client, of the router and of all workers."""
-    own = psutil.Process().cpu_times()
-    router = process.cpu_times()
-    workers = [child.cpu_times() for child in process.children(recursive=True)]
-    return own.user + own.system, router.user + router.system, sum(times.user + times.system for times in workers)
+def _message(model: str, port: int) -> bytes:
+    """Return a ModelInferRequest for a model of our server, as it is sent."""
+    from tritonclient.grpc import service_pb2
+
+    (entry,) = Target("127.0.0.1", port).get("/v2/models/m")["inputs"]
+    tensor = _tensor(model)
+    shape = [size if size > 0 else 1 for size in entry["shape"]]
+    shape[-1] = len(tensor) // 4 if model.startswith("null:") else shape[-1]
+    described = service_pb2.ModelInferRequest.InferInputTensor(name=entry["name"], datatype="FP32", shape=shape)
+    request = service_pb2.ModelInferRequest(model_name="m", inputs=[described], raw_input_contents=[tensor])
+    return bytes(request.SerializeToString())
 
 
 if __name__ == "__main__":
