@@ -1,8 +1,9 @@
 """Branches of images that meet again: residual sums and gates.
 
-ONNX Runtime does such a sum in the layout of its convolutions where it can tell that both branches have one shape. It
-follows shapes back to where the branches part, but not through two different cuts of concatenated values: then it
-falls back to other layouts, which cost time and which it cannot do with an empty batch, the one of an absent model.
+ONNX Runtime does such a sum within a convolution, in the layout of convolutions, where it can tell that all branches
+have one shape, and it can where they part in that layout. A copy between there and the sum is in another layout: then
+the sum and all that follow it fall back, which costs more than any weights read once can save, and which ONNX Runtime
+cannot do with an empty batch, the one of an absent model.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ _IMAGE_RANK = 4
 
 
 def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
-    """Yield each step that joins branches of images, with the steps that lie in some of its branches but not in all.
+    """Yield each step that joins branches of images, with the steps in its branches and those where these part.
 
-    Where the join runs apart, these have to as well.
+    All of them run once, or all apart.
     """
     made = {
         (m, name): i
@@ -31,9 +32,8 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
     before: list[int] = []  # of each step the steps that it depends on, itself included, as the bits of a number
     convolving = 0
     for i, step in enumerate(plan.steps):
-        inputs = [(m, name) for m in step.models for name in given(plan, step, m).input]
         reached = 1 << i
-        for key in inputs:
+        for key in _inputs(plan, i):
             if key in made:
                 reached |= before[made[key]]
         before.append(reached)
@@ -43,9 +43,15 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
             union = intersection = before[joined[0]]
             for other in joined[1:]:
                 union, intersection = union | before[other], intersection & before[other]
-            branches = union & ~intersection
-            if branches & convolving:
-                yield i, {k for k in range(i) if branches >> k & 1}
+            branches = {k for k in range(i) if (union & ~intersection) >> k & 1}
+            if union & ~intersection & convolving:
+                inputs = [key for k in (*branches, i) for key in _inputs(plan, k)]
+                yield i, branches | {made[key] for key in inputs if key in made and intersection >> made[key] & 1}
+
+
+def _inputs(plan: Plan, index: int) -> list[tuple[int, str]]:
+    step = plan.steps[index]
+    return [(m, name) for m in step.models for name in given(plan, step, m).input]
 
 
 def _joined(plan: Plan, index: int, made: dict[tuple[int, str], int]) -> list[int]:

@@ -15,6 +15,7 @@ from onnx import ModelProto
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, architecture_of, group_architectures
+from gpuprof.merging.folding import fold_shared_norms
 from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
@@ -138,6 +139,7 @@ def merge_sources(sources: Sequence[Source], options: MergeOptions) -> Merged:
 
     Weights that are the same become one in any case: that costs nothing.
     """
+    fold_shared_norms(sources)
     grouping = group_nodes(sources, options.omega, options.weight_tolerance)
     setting = _setting(sources, options)
     left_out: dict[int, str] = {}
@@ -261,7 +263,7 @@ def _told(gain: Gain, rates: Rates) -> str:
     """Return the reason for running apart what would be worth ``gain``."""
     seconds = gain.seconds(rates)
     if seconds > 0:
-        return "a sum of images that it leads to runs apart, and as one it would be cut in a layout that costs time"
+        return "it is tied by sums of images to others that run apart"
     return (
         f"as one it is predicted to cost {-1e6 * seconds:.3g} µs: saves {gain.saved_bytes} bytes "
         f"and {gain.saved_launches} launches, adds {gain.added_bytes} bytes, {gain.added_launches} launches, "

@@ -12,6 +12,7 @@ import numpy as np
 from gpuprof.errors import InputError
 from gpuprof.inputs import random_inputs
 from gpuprof.merged_model import MergedModel
+from gpuprof.merging.empty_call import is_risky, survives
 from gpuprof.merging.source import Array, Source
 from gpuprof.onnx_graph import load_graph
 from gpuprof.session import open_session, runtime_errors
@@ -170,6 +171,8 @@ class _Originals:
         source, member = self.sources[model], described.members[model]
         empty = replace(member, absent_rows=0).nothing()
         fed = {value.name: empty[value.merged] for value in member.inputs}
+        if is_risky(source.nodes):
+            return survives(source.path, fed, self._threads)
         try:
             _run(open_session(source.path, threads=self._threads), fed, source.path, list(source.outputs))
         except InputError:
@@ -221,19 +224,19 @@ class _Prover:
     ) -> None:
         self._originals, self._path, self._described = originals, merged, described
         self._tolerance = tolerance
+        self._threads = threads
         self._session = open_session(merged, threads=threads)
+        self._risky = any(is_risky(source.nodes) for source in originals.sources)
         self.worst: dict[tuple[str, str], Difference] = {}
         self.calls: list[str] = []
 
     def compare(self, batches: Sequence[int | None], seed: int, rows: int = 0) -> None:
         """Run one call of the merged model, models with batch None absent, and compare with the originals."""
-        present = [i for i, batch in enumerate(batches) if batch is not None]
-        expected = {i: self._originals.run(i, batches[i] or 1, seed) for i in present}
-        requests = {self._described.members[i].name: expected[i][0] for i in present}
-        fed = self._described.feeds(requests)
+        fed, expected = self._fed(batches, seed)
         for i, batch in enumerate(batches):
             if batch is None and rows:
                 fed |= _rows(self._described, i, rows)
+        present = list(expected)
         call = ", ".join(
             f"{member.name} {'absent' if batch is None else f'× {batch}'}"
             for member, batch in zip(self._described.members, batches, strict=True)
@@ -242,12 +245,21 @@ class _Prover:
         results = _run(self._session, fed, self._path, names)
         self.calls.append(call)
         for i in present:
-            self._note(i, expected[i][1], results, call)
+            self._note(i, expected[i], results, call)
+
+    def _fed(self, batches: Sequence[int | None], seed: int) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+        """Return the inputs of a call, and of each model that takes part what it gives alone."""
+        answers = {i: self._originals.run(i, batch, seed) for i, batch in enumerate(batches) if batch is not None}
+        requests = {self._described.members[i].name: given for i, (given, _) in answers.items()}
+        return self._described.feeds(requests), {i: expected for i, (_, expected) in answers.items()}
 
     def without(self, absent: int, batches: Sequence[int]) -> int:
         """Compare a call in which one model is absent; return how many rows stood for it."""
         given: list[int | None] = list(batches)
         given[absent] = None
+        if self._risky and not survives(self._path, self._fed(given, 0)[0], self._threads):
+            self.compare(given, 0, rows=1)
+            return 1
         try:
             self.compare(given, 0)
             return 0

@@ -89,8 +89,10 @@ class Worth:
                 edges.append((producer, free, _capacity(-self._split[k].seconds(rates))))
                 free += 1
         if rates.blocked_images:
-            for join, branches in image_branches(self._plan):
-                edges += [(place[i], place.get(join, 1), _NEVER) for i in branches if i in place]
+            for join, linked in image_branches(self._plan):
+                one = place.get(join, 1)
+                for other in (place.get(i, 1) for i in linked):
+                    edges += [(a, b, _NEVER) for a, b in ((one, other), (other, one)) if a != 1]
         kept = _side_of_source(edges, free)
         return {i for i in self.steps if place[i] in kept}
 

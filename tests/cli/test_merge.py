@@ -106,7 +106,7 @@ def test_similarity_lists_layers_and_draws_them(
     assert len(lines) == 4
     assert "a/matmul11,b/matmul11,matmul,32×32" in lines[1]
     assert drawing.read_text().startswith("<svg")
-    assert drawing.read_text().count("<rect") == 19 * 19
+    assert drawing.read_text().count('<rect class="cell"') == 19 * 19
 
 
 @pytest.mark.parametrize(

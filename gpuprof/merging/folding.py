@@ -1,0 +1,73 @@
+"""Folds batch normalisations into convolutions where several models have both alike.
+
+A runtime folds each of them when it loads a graph, into weights of its own for each convolution: what the models
+shared in the file they would hold twice in memory. Folded here the results are the same again, and held once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from onnx import NodeProto
+
+from gpuprof.merging.normal import add_weight, attribute, whole
+from gpuprof.merging.source import Source
+from gpuprof.onnx_nodes import captured
+
+_EPSILON = 1e-5
+_FOLDED_TYPES = (np.float32, np.float64)
+
+
+def fold_shared_norms(sources: Sequence[Source]) -> None:
+    """Fold every batch normalisation that stands, with the convolution before it, alike in several of the sources."""
+    counts = Counter(key for source in sources for key in {key for *_, key in _pairs(source)})
+    for source in sources:
+        chosen = [(conv, norm) for conv, norm, key in _pairs(source) if counts[key] > 1]
+        for conv, norm in chosen:
+            _fold(source, conv, norm)
+        if chosen:
+            gone = {id(norm) for _, norm in chosen}
+            source.nodes = [node for node in source.nodes if id(node) not in gone]
+            used = {name for node in source.nodes for name in (*node.input, *captured(node))} | set(source.outputs)
+            source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
+
+
+def _pairs(source: Source) -> Iterator[tuple[NodeProto, NodeProto, object]]:
+    """Yield convolutions with the normalisation after them, and what of both must be alike."""
+    for norm in source.nodes:
+        if norm.op_type != "BatchNormalization" or norm.domain or whole(norm, "training_mode", 0):
+            continue
+        conv = source.maker(norm.input[0])
+        if conv is None or conv.op_type != "Conv" or conv.domain or source.uses(norm.input[0]) > 1:
+            continue
+        constants = [*conv.input[1:], *norm.input[1:5]]
+        if len(norm.output) > 1 or not all(not name or name in source.weights for name in constants):
+            continue
+        if source.array(conv.input[1]).dtype not in _FOLDED_TYPES:
+            continue
+        digests = tuple(source.digest(name) if name else "" for name in constants)
+        yield conv, norm, (digests, attribute(norm, "epsilon", _EPSILON))
+
+
+def _fold(source: Source, conv: NodeProto, norm: NodeProto) -> None:
+    weight = source.array(conv.input[1])
+    scale, shift, mean, variance = (source.array(name).astype(np.float64) for name in norm.input[1:5])
+    bias = source.array(conv.input[2]).astype(np.float64) if len(conv.input) > 2 and conv.input[2] else 0.0
+    factor = scale / np.sqrt(variance + np.float64(attribute(norm, "epsilon", _EPSILON)))  # type: ignore[arg-type]
+    names = []
+    for name, value in (
+        ("weight", weight * factor.reshape(-1, *(1 for _ in weight.shape[1:]))),
+        ("bias", (bias - mean) * factor + shift),
+    ):
+        names.append(_free(source, f"{norm.output[0]}/{name}"))
+        add_weight(source, names[-1], value.astype(weight.dtype))
+    conv.input[:] = [conv.input[0], *names]
+    conv.output[0] = norm.output[0]
+
+
+def _free(source: Source, name: str) -> str:
+    while name in source.weights or name in source.values:
+        name += "_"
+    return name
