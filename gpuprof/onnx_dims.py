@@ -105,7 +105,7 @@ def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int
 def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
     if not info.type.HasField("tensor_type"):
         kind = info.type.WhichOneof("value") or "value without a type"
-        raise InputError(f"{model}: input {info.name} is a {kind.removesuffix('_type')}, not a tensor")
+        raise InputError(f"{model}: input {info.name} is of kind {kind.removesuffix('_type')}, not a tensor")
     dims = declared_dims(info)
     if dims is None:
         raise InputError(f"{model}: input {info.name} declares no shape", "export the model with its inputs' shapes")
@@ -115,9 +115,11 @@ def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
 def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], batch: int, model: str) -> None:
     if batch < 1:
         raise InputError(f"the batch must be at least 1 but is {batch}")
-    if axes or not declared:
+    if axes:
         return
     name, dims = next(((name, dims) for name, dims in declared.items() if dims), (None, ()))
+    if name is None and batch != 1:
+        raise InputError(f"{model}: no input has a batch dimension, but batch {batch} is asked", "ask for batch 1")
     if name is not None and dims[0] != batch:
         raise InputError(
             f"{model}: input {name} fixes the batch at {dims[0]}, but {batch} is asked",

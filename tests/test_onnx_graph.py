@@ -161,6 +161,13 @@ def test_another_batch_than_the_fixed_one_is_refused_with_the_way_out(tmp_path: 
         load_graph(path, 2)
 
 
+def test_a_model_without_a_dimension_has_no_batch_but_one(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": []}, {"y": []})
+    assert load_graph(path, 1).inputs[0].shape == ()
+    with pytest.raises(InputError, match="no input has a batch dimension, but batch 2 is asked"):
+        load_graph(path, 2)
+
+
 def test_a_reshape_that_holds_the_old_batch_is_named(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
