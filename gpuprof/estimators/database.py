@@ -191,6 +191,11 @@ class DatabaseEstimator:
             figure = learned.latency(self._graph(known, batch), share)
         else:
             figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
+        if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
+            raise InputError(
+                f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
+                "gpuprof profile MODEL",
+            )
         return _widened(figure, unknown_ms(at, device, share))
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:

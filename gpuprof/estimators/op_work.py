@@ -84,6 +84,7 @@ class WorkByBatch:
         if batch == 1:
             return self._one
         if self._two is None:
+            self._graph_at(batch)  # where it cannot be, the error names the batch that was asked for
             self._two = work_of(self._graph_at(2))
             four = work_of(self._graph_at(4))
             self._linear = len(four.flops) == len(self._two.flops) == len(self._one.flops) and all(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from onnx.helper import make_node as node
 
 from gpuprof.errors import InputError
 from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
@@ -14,6 +15,7 @@ from gpuprof.kernel_db.schema import ColocationRow
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
 from tests.estimators.rows import CPU, GPU, database, measured, two_layers
+from tests.small_models import write_model
 
 WHOLE = Share()
 
@@ -168,3 +170,15 @@ def test_batches_of_an_unmeasured_model_are_powers_of_two_that_fit(tmp_path: Pat
     path = two_layers(tmp_path / "two.onnx", width=64)
     small = replace(CPU, dram_bytes=2 * 64 * 64 * 4 + 2 * 4 * 64 * 4)
     assert DatabaseEstimator(None).batches(str(path), small, WHOLE) == (1, 2, 4)
+
+
+def test_a_model_with_nothing_to_count_has_no_roofline(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Flatten", ["x"], ["y"])], {"x": ["n", 3, 4]}, {"y": ["n", 12]})
+    with pytest.raises(InputError, match="can only be measured"):
+        DatabaseEstimator(database(tmp_path / "db", [])).estimate(str(path), GPU, 4, WHOLE)
+
+
+def test_a_fixed_batch_is_refused_by_the_batch_that_was_asked(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [1, 4]}, {"y": [1, 4]})
+    with pytest.raises(InputError, match="but 7 is asked"):
+        DatabaseEstimator(database(tmp_path / "db", [])).estimate(str(path), GPU, 7, WHOLE)
