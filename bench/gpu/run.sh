@@ -2,136 +2,229 @@
 # The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, measured in 25 minutes or less.
 #
 #   bench/gpu/run.sh [OUT]               default: gpu-run-out
+#   LIMIT_S=540 bench/gpu/run.sh [OUT]   in pieces: run again with the same OUT, it goes on where it was stopped
+#   WHEELS=DIR bench/gpu/run.sh [OUT]    with packages from wheels (bench/gpu/wheels.txt), installed into OUT only
+#   REHEARSE=1 bench/gpu/run.sh [OUT]    all steps on a machine without a GPU: PyTorch on the CPU, played tools
 #
-# Steps go from the most to the least useful and each is given its time, so that a run cut short at any moment leaves
-# what was done; what a step printed stands in OUT/NN-step.log, its exit code and seconds in OUT/steps.csv. With COMMIT=1
-# each step's output is committed. Nothing of the device is set: its settings before and after are compared in the end.
-# On a machine without a GPU the steps that need none run on the CPU, the others say why not.
+# Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
+# run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
+# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB. With COMMIT=1 each step's output is committed.
+# Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
+# rehearsed, the steps that need none run on the CPU and the others say why not.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
+root=$PWD
 out=$(mkdir -p "${1:-gpu-run-out}" && cd "${1:-gpu-run-out}" && pwd) || exit 1
 python=${PYTHON:-$([ -x .venv/bin/python ] && echo "$PWD/.venv/bin/python" || command -v python3)}
-export GPUPROF_DB="$out/gpuprof-db" PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-root=$PWD
-gpuprof() { "$python" -m gpuprof "$@"; }
 began=$(date +%s)
 limit=${LIMIT_S:-1500}
-echo "step,exit_code,seconds" >"$out/steps.csv"
+tail_s=60 # for what is kept in the end
+mkdir -p "$out/done" "$out/models" "$out/logs"
+[ -e "$out/steps.csv" ] || echo "step,exit_code,seconds" >"$out/steps.csv"
 
-kind=$("$python" -c 'from gpuprof.local_device import local_gpus; print("gpu" if local_gpus() else "cpu")') || exit 1
-if [ "$kind" = gpu ]; then
-  models="resnet50 vgg19 densenet121 mobilenet_v2 efficientnet_b7 bert_base gpt2 t5_small"
-  shared="resnet50 bert_base mobilenet_v2" batches=1,4,16,64 shares=10,20,30,40,50,60,70,80,90,100 row_s=2 load_s=30
-else
-  models="squeezenet shufflenet" shared="squeezenet" batches=1,2 shares=50,100 row_s=0.5 load_s=5
+# Logs and sockets of this run, ended with it; a socket's path may have 107 characters, so that it is not in OUT.
+TMPDIR=$(mktemp -d /tmp/gpuprof-run-XXXXXX) || exit 1
+export TMPDIR GPUPROF_DB="$out/gpuprof-db" PYTHONUNBUFFERED=1 PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}"
+if [ -n "${WHEELS:-}" ]; then
+  "$python" -m pip install -q --no-index --no-deps --upgrade --target "$out/site" "$WHEELS"/*.whl || exit 1
 fi
-models=${MODELS:-$models} shared=${SHARED:-$shared}
+[ ! -d "$out/site" ] || export PYTHONPATH="$PYTHONPATH:$out/site"
+if [ -n "${REHEARSE:-}" ]; then
+  export PATH="$root/bench/gpu/rehearsal/bin:$PATH" PYTHONPATH="$root/bench/gpu/rehearsal/site:$PYTHONPATH"
+  export REHEARSAL_WITHOUT=${REHEARSAL_WITHOUT-nvtx,xgboost,lightgbm,skops,ray,resvg_py}
+fi
 
-# step NAME SECONDS COMMAND...: runs it in OUT with a limit, its children with it, and keeps what it printed.
-step() {
-  local name=$1 seconds=$2 start left code
-  shift 2
-  start=$(date +%s)
-  left=$((limit - (start - began)))
-  [ $left -gt 5 ] || { echo "$name: no time left"; echo "$name,skipped,0" >>"$out/steps.csv"; return 1; }
-  [ "$seconds" -lt $left ] || seconds=$left
-  echo "== $name ($seconds s at most)"
-  (cd "$out" && timeout --kill-after=20 "$seconds" "$@") >"$out/$name.log" 2>&1
-  code=$?
-  echo "$name,$code,$(($(date +%s) - start))" >>"$out/steps.csv"
-  tail -n 3 "$out/$name.log"
-  if [ "${COMMIT:-0}" = 1 ] && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
-    git add -f "$out" && git commit -q -m "Keep what $name measured" -- "$out" || true
-  fi
-  return $code
-}
 settings() {
   command -v nvidia-smi >/dev/null 2>&1 || { echo "no nvidia-smi"; return; }
   nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.applications.graphics,clocks.applications.memory,compute_mode,mig.mode.current,persistence_mode --format=csv
 }
-files() { for model in $1; do [ -e "$out/models/$model.onnx" ] && echo "models/$model.onnx"; done; }
+# Daemons of MPS that a killed step left are told to quit, whatever ends this run.
+clean_up() {
+  for pipe in "$TMPDIR"/gpuprof-mps-*/pipe; do
+    [ ! -d "$pipe" ] || echo quit | CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
+  done
+  find "$TMPDIR" -maxdepth 1 -name 'gpuprof-*.log' -exec mv {} "$out/logs" \; 2>/dev/null
+  rm -rf "$TMPDIR"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM
 
+# step NAME SECONDS COMMAND...: runs it in OUT with a limit, its children with it, and keeps what it printed. It is
+# interrupted rather than terminated, so that it stops daemons of its own. One that went well is not run again.
+step() {
+  local name=$1 seconds=$2 start left code
+  shift 2
+  [ ! -e "$out/done/$name" ] || { echo "== $name: done before"; return 0; }
+  start=$(date +%s)
+  left=$((limit - tail_s - (start - began)))
+  [ $left -gt 5 ] || { echo "== $name: no time left"; echo "$name,skipped,0" >>"$out/steps.csv"; return 1; }
+  [ "$seconds" -lt $left ] || seconds=$left
+  echo "== $name ($seconds s at most)"
+  (cd "$out" && timeout --signal=INT --kill-after=20 "$seconds" "$@") >"$out/$name.log" 2>&1
+  code=$?
+  echo "$name,$code,$(($(date +%s) - start))" >>"$out/steps.csv"
+  # 2: measured, on a machine too noisy to trust it; the rows are marked.
+  [ $code != 0 ] && [ $code != 2 ] || touch "$out/done/$name"
+  tail -n 3 "$out/$name.log"
+  if [ "${COMMIT:-0}" = 1 ] && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
+    git add -f -- "$out" ":(exclude)$out/models" ":(exclude)$out/site" ":(exclude)$out/packed" &&
+      git commit -q -m "Keep what $name measured" -- "$out" || true
+  fi
+  return $code
+}
+gpuprof() { # gpuprof STEP SECONDS VERB...
+  local name=$1 seconds=$2
+  shift 2
+  step "$name" "$seconds" "$python" -m gpuprof "$@"
+}
+build() { [ -e "$out/models/$1.onnx" ] || gpuprof "02-build-$1" 60 zoo build "$1" -o "models/$1.onnx"; }
+files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models/$model.onnx"; done; }
+profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
+  local name=$1 seconds=$2
+  shift 2
+  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --csv
+}
+
+# What works here: every timing is by one collector, so that what one step measured no other measures again. PyTorch's
+# profiler comes first: an nsys may be there whose importer is not.
+probe='
+from gpuprof.local_device import local_gpus
+from gpuprof.plugins import load_plugin
+from gpuprof.profiling.collector import COLLECTORS
+works = lambda name: load_plugin("collector", name, COLLECTORS)().available() is None
+kind = "gpu" if local_gpus() else "cpu"
+timing = next(name for name in ("cupti", "nsys", "nvml") if works(name) or name == "nvml") if kind == "gpu" else "ort"
+counting = f"{timing}+ncu" if timing != "nvml" else "ncu"
+print(kind, timing, counting if kind == "gpu" and works(counting) else "none")
+'
 settings >"$out/settings-before.csv" 2>&1
+found=$("$python" -c "$probe") || { echo "gpuprof does not start: bench/gpu/wheels.txt says what it needs"; exit 1; }
+read -r kind timing counting <<<"$found"
+echo "on the $kind, timed by $timing, counted by $counting"
+if [ "$kind" = cpu ]; then
+  shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
+  matrices="--device cpu --size 1024 --mib 256" op_batches=1
+elif [ -n "${REHEARSE:-}" ]; then
+  shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1,2 batch=16
+  shares=20,50,100 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --size 512 --mib 64"
+else
+  shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
+  batches=1,4,16,32,64 more_batches=1,4,16,64 batch=16 shares=10,20,30,40,50,60,80,100 row_s=2 load_s=20
+  op_batches=1,16 matrices="--device cuda"
+fi
+shared=${SHARED:-$shared} others=${OTHERS:-$others}
 
 # 1. What is here, and its ceilings.
-step 01-doctor 60 "$python" -m gpuprof doctor
-step 01-ceilings 90 "$python" -m bench.gpu.ceilings --device "$([ "$kind" = gpu ] && echo cuda || echo cpu)" \
-  $([ "$kind" = gpu ] || echo --size 1024 --mib 256) --db "$GPUPROF_DB"
+gpuprof 01-doctor 60 doctor
+step 01-ceilings 90 "$python" -m bench.gpu.ceilings $matrices --db "$GPUPROF_DB"
 
-# 2. Models at batch 1 to 64 with the richest collector; the others on one model.
-mkdir -p "$out/models"
-for model in $models; do
-  [ -e "$out/models/$model.onnx" ] || step "02-build-$model" 60 "$python" -m gpuprof zoo build "$model" -o "models/$model.onnx"
-done
-for model in $models; do
-  [ -e "$out/models/$model.onnx" ] || continue
-  step "02-profile-$model" 120 "$python" -m gpuprof profile "models/$model.onnx" --batch "$batches" --share 100 \
-    --device "$kind" --time-limit $row_s --csv
-done
-first=$(files "$models" | head -1)
-if [ -n "$first" ] && [ "$kind" = gpu ]; then
-  for collector in nsys cupti ncu nvml; do
-    step "02-with-$collector" 60 "$python" -m gpuprof profile "$first" --batch 4 --share 100 --device gpu \
-      --collector "$collector" --time-limit $row_s --csv
+# 2. Three models at batch 1 to 64, of which everything else is made; counters of one.
+for model in $shared; do
+  build "$model"
+  for file in $(files "$model"); do
+    profile "02-profile-$model" 120 "$file" --batch "$batches" --share 100 --collector "$timing"
   done
+done
+first=$(files "$shared" | head -1)
+if [ "$counting" != none ] && [ -n "$first" ]; then
+  profile 02-counted 120 "$first" --batch 1,$batch --share 100 --collector "$counting"
 fi
-step 02-per-op 150 "$python" -m gpuprof profile $(files "$([ "$kind" = gpu ] && echo "$shared" || echo "$models")") \
-  --batch "$([ "$kind" = gpu ] && echo 1,16 || echo 1)" --share 100 --device "$kind" --per-op --csv
 
 # 3. Shares, and what runs beside what.
-for file in $(files "$shared"); do
-  name=$(basename "$file" .onnx)
-  step "03-shares-$name" 150 "$python" -m gpuprof profile "$file" --batch 4 --share "$shares" --device "$kind" \
-    --time-limit $row_s --csv
+for model in $shared; do
+  for file in $(files "$model"); do
+    profile "03-shares-$model" 150 "$file" --batch $batch --share "$shares" --collector "$timing"
+  done
 done
+beside() { # beside STEP SHARE FILE FILE...: the first beside the others, each in the share
+  local name=$1 share=$2 one=$3 each neighbours=()
+  shift 3
+  for each; do neighbours+=(--beside "$each:$batch:$share"); done
+  profile "$name" 90 "$one" "${neighbours[@]}" --batch $batch --share "$share" --collector "$timing"
+}
 set -- $(files "$shared")
 if [ $# -ge 3 ]; then
-  step 03-pair 60 "$python" -m gpuprof profile "$1" --beside "$2:4:50" --batch 4 --share 50 --device "$kind" --time-limit $row_s --csv
-  step 03-triple 60 "$python" -m gpuprof profile "$1" --beside "$2:4:30" --beside "$3:4:30" --batch 4 --share 30 \
-    --device "$kind" --time-limit $row_s --csv
+  beside 03-pair-1-2 50 "$1" "$2"
+  beside 03-triple 30 "$1" "$2" "$3"
+  beside 03-pair-1-3 50 "$1" "$3"
+  beside 03-pair-2-3 50 "$2" "$3"
 elif [ $# -ge 1 ]; then
-  step 03-pair 60 "$python" -m gpuprof profile "$1" --beside "$1:1:50" --batch 1 --share 50 --device "$kind" --time-limit $row_s --csv
+  beside 03-pair-1-1 50 "$1" "$1"
 fi
 
-# 4. iGniter: what its coefficients need, the fit, and how far its prediction and the other interference models' are
-# off the co-locations measured here and in step 3, each victim left out in turn.
-if [ "$kind" = gpu ]; then
-  step 04-calibrate 450 "$python" -m gpuprof calibrate $(files "$shared") --device gpu --time-limit $row_s -o igniter.json
-fi
-
-# 5. Place three models, serve the map, load it: predicted against measured.
-"$python" - "$out" $shared <<'PY' >"$out/slo.csv" 2>"$out/05-slo.log"
+# 5. Place the models, serve the map, load it: predicted against measured. Before 4, which takes longer.
+demand='
 import sys
 from pathlib import Path
 from gpuprof.kernel_db.store import KernelDb
-out, names = Path(sys.argv[1]), sys.argv[2:]
-rows = KernelDb(out / "gpuprof-db").read("models").to_pylist()
+rows = KernelDb(Path("gpuprof-db")).read("models").to_pylist()
 print("model,rate_rps,slo_ms")
-for name in names:
+for name in sys.argv[1:]:
     alone = [r for r in rows if r["model"] == name and r["latency_p50_ms"] and not r["error"]]
     if alone:
-        one = min(alone, key=lambda r: (r["batch"], -r["sm_share_pct"]))
-        print(f"{name},{0.3 * 1000 / one['latency_p50_ms']:.2f},{max(20.0, 12 * one['latency_p50_ms']):.1f}")
-PY
-if [ "$(wc -l <"$out/slo.csv")" -gt 1 ] && step 05-place 60 "$python" -m gpuprof place --slo-file slo.csv -o map.json; then
-  (cd "$out" && exec timeout --kill-after=20 240 "$python" -m gpuprof serve map.json --port 8123) >"$out/05-serve.log" 2>&1 &
+        took_ms = min(alone, key=lambda r: (r["batch"], -r["sm_share_pct"]))["latency_p50_ms"]
+        print(f"{name},{0.3 * 1000 / took_ms:.2f},{max(20.0, 12 * took_ms):.1f}")
+'
+(cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/05-slo.log"
+if [ "$(wc -l <"$out/slo.csv")" -gt 1 ] && gpuprof 05-place 60 place --slo-file slo.csv -o map.json &&
+  [ ! -e "$out/done/05-load" ]; then
+  (cd "$out" && exec timeout --signal=INT --kill-after=20 200 "$python" -m gpuprof serve map.json --port 8123) \
+    >"$out/05-serve.log" 2>&1 &
   server=$!
-  for _ in $(seq 60); do
+  for _ in $(seq 90); do
     "$python" -c 'import urllib.request; urllib.request.urlopen("http://127.0.0.1:8123/v2/health/ready", timeout=1)' 2>/dev/null && break
     kill -0 $server 2>/dev/null || break
     sleep 1
   done
-  step 05-load 120 "$python" -m gpuprof load http://127.0.0.1:8123 --map map.json --duration $load_s --csv
+  gpuprof 05-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv
   kill -INT $server 2>/dev/null
   wait $server 2>/dev/null
+  tail -n 1 "$out/05-serve.log"
 fi
 
-# What is kept, whatever the time.
-limit=$((limit + 120))
-step 06-verify 60 "$python" -m gpuprof db verify
-step 06-compact 60 "$python" -m gpuprof db compact
-du -sh "$GPUPROF_DB" 2>/dev/null
+# 4. iGniter: what its coefficients need, the fit, and how far its prediction and the other interference models' are
+# off the co-locations measured here and in step 3, each victim left out in turn. A model at a time, the fit over all.
+if [ "$kind" = gpu ]; then
+  measured=()
+  for file in $(files "$shared"); do
+    [ -z "${REHEARSE:-}" ] || [ ${#measured[@]} = 0 ] || break
+    measured+=("$file")
+    gpuprof "04-calibrate-${#measured[@]}" 240 calibrate "${measured[@]}" --device gpu --collector "$timing" \
+      --time-limit $row_s -o igniter.json
+  done
+fi
+
+# 2 again: more architectures, each distinct op by itself, more counters, the other collectors.
+for model in $others; do
+  build "$model"
+  for file in $(files "$model"); do
+    profile "02-profile-$model" 100 "$file" --batch "$more_batches" --share 100 --collector "$timing"
+  done
+done
+[ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
+  --collector "$timing" --per-op --csv
+if [ "$kind" = gpu ] && [ -n "$first" ]; then
+  for collector in nvml ncu nsys cupti; do
+    [ $collector = "$timing" ] || profile "02-with-$collector" 60 "$first" --batch $batch --share 100 --collector $collector
+  done
+  for file in $(files "$shared $others"); do
+    [ "$counting" = none ] || [ "$file" = "$first" ] ||
+      profile "02-counted-$(basename "$file" .onnx)" 100 "$file" --batch $batch --share 100 --collector "$counting"
+  done
+fi
+
+# What is kept, whatever the time: the database in one piece, and all of it in files that can be carried away.
+limit=$((limit + tail_s + 60))
+rm -f "$out"/done/06-*
+gpuprof 06-verify 60 db verify
+gpuprof 06-compact 60 db compact
+size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
+[ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
+rm -rf "$out/packed" && mkdir "$out/packed"
+tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed --exclude=./done -cf - . | gzip -9 |
+  split -b 15M - "$out/packed/gpu-run.tar.gz."
+echo "database ${size_mib:-0} MiB; packed: cat packed/gpu-run.tar.gz.* | tar xz"
+echo "$(($(date +%s) - began)) s; what each step did: $out/steps.csv"
 cmp -s "$out/settings-before.csv" "$out/settings-after.csv" && echo "the device's settings are as they were found" ||
   { echo "the device's settings CHANGED: compare $out/settings-before.csv and $out/settings-after.csv"; exit 1; }
-echo "$(($(date +%s) - began)) s; what each step did: $out/steps.csv"

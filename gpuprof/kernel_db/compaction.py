@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.segment import remove_segment, write_segment
-from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id
+from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, unwritable
 
 _COMPACT_LOCK = ".compact.lock"
 _MOST_RUNS = 64
@@ -42,14 +42,17 @@ def compact(database: KernelDb) -> Compaction:
     InputError
         When a segment is damaged, the directory cannot be written to, or another compaction is at work.
     """
-    with _alone(database) as free:
-        if not free:
-            raise InputError(f"another compaction of {database.path} is at work", "wait for it")
-        remove_replaced(database)
-        before = database.segments()
-        bytes_before = sum(map(_bytes, before))
-        _merge(database, before)
-        after = database.segments()
+    try:
+        with _alone(database) as free:
+            if not free:
+                raise InputError(f"another compaction of {database.path} is at work", "wait for it")
+            remove_replaced(database)
+            before = database.segments()
+            bytes_before = sum(map(_bytes, before))
+            _merge(database, before)
+            after = database.segments()
+    except OSError as error:
+        raise unwritable(database.path, error) from error
     return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
 
 
@@ -57,13 +60,14 @@ def tidy(database: KernelDb) -> None:
     """Keep the number of segments small while runs are appended; call it after each.
 
     Every `_MOST_RUNS` runs become one segment, and every `_MOST_COMPACTED` of these one again, so that a row is
-    rewritten a few times at most. Does nothing where another compaction is at work.
+    rewritten a few times at most. Does nothing where another compaction is at work, or where the disk has no room for
+    one: the runs are there as they are, and whoever appends the next is told.
     """
     segments = database.segments()
     runs = [path for path in segments if not path.name.startswith(COMPACTED_PREFIX)]
     if len(runs) < _MOST_RUNS:
         return
-    with _alone(database) as free:
+    with suppress(OSError), _alone(database) as free:
         if free:
             remove_replaced(database)
             everything = len(segments) - len(runs) >= _MOST_COMPACTED

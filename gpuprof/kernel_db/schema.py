@@ -102,6 +102,10 @@ class DeviceRow:
         Of which host memory: ``"pinned"`` or ``"pageable"``; None: the tool does not say.
     request_ms, request_ms_per_mib : float or None
         Time that serving adds to a request outside the model, and more for each MiB of its inputs.
+    handover_ms : float or None
+        Of it, for which the worker is kept from the next batch.
+    host_ms, host_ms_per_mib : float or None
+        CPU time of router, machine process and client for a request, and more for each MiB of its inputs.
     measured : bool
         Whether the rates are measured, or read from a data sheet.
     source : str or None
@@ -131,6 +135,9 @@ class DeviceRow:
     pcie_memory: str | None = None
     request_ms: float | None = None
     request_ms_per_mib: float | None = None
+    handover_ms: float | None = None
+    host_ms: float | None = None
+    host_ms_per_mib: float | None = None
     measured: bool = False
     source: str | None = None
 

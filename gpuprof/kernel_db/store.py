@@ -132,7 +132,7 @@ class KernelDb:
             with self.writing():
                 write_segment(self.path, run_id, tables)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def read(
         self,
@@ -285,6 +285,7 @@ def _damaged(files: Sequence[Path], error: Exception) -> InputError:
     return InputError(f"cannot read the kernel database: {error}")
 
 
-def _unwritable(path: Path, error: OSError) -> InputError:
+def unwritable(path: Path, error: OSError) -> InputError:
+    """Return what a failed write says to people: the disk is full, or the database may only be read."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot write to the kernel database {path}: {reason}", "choose another with --db")

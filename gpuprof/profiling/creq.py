@@ -7,7 +7,7 @@ time-weighted average (WAO, §5.3.1), and the time-weighted SM utilisation (WSM,
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """Figures of one run of a model, means over the runs that were recorded; None: not recorded.
+    """Figures of one run of a model, medians over the runs that were recorded; None: not recorded.
+
+    A profiler slows down the first run that it sees: it allocates and registers. Counts and bytes are means.
 
     Attributes
     ----------
@@ -75,14 +77,14 @@ def requirement(kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Devi
     runs = [_of_run(part) for _, part in timed.groupby("repeat", sort=True)]
     copied = {name: _copied(copies, name, len(runs)) for name in (H2D, D2H)}
     return Requirement(
-        max_occupancy_pct=_mean(run["max_occupancy_pct"] for run in runs),
-        wavg_occupancy_pct=_mean(run["wavg_occupancy_pct"] for run in runs),
-        wavg_sm_util_pct=_mean(run["wavg_sm_util_pct"] for run in runs),
-        l2_pct=_mean(run["l2_pct"] for run in runs),
-        dram_pct=_mean(run["dram_pct"] for run in runs),
+        max_occupancy_pct=_median(run["max_occupancy_pct"] for run in runs),
+        wavg_occupancy_pct=_median(run["wavg_occupancy_pct"] for run in runs),
+        wavg_sm_util_pct=_median(run["wavg_sm_util_pct"] for run in runs),
+        l2_pct=_median(run["l2_pct"] for run in runs),
+        dram_pct=_median(run["dram_pct"] for run in runs),
         kernel_count=len(timed) / len(runs),
-        busy_ms=fmean(run["busy_ms"] or 0.0 for run in runs),
-        dispatch_ms=fmean(run["dispatch_ms"] or 0.0 for run in runs),
+        busy_ms=median(run["busy_ms"] or 0.0 for run in runs),
+        dispatch_ms=median(run["dispatch_ms"] or 0.0 for run in runs),
         h2d_bytes=copied[H2D],
         d2h_bytes=copied[D2H],
     )
@@ -180,6 +182,6 @@ def _copied(copies: pd.DataFrame | None, direction: str, runs: int) -> float | N
     return float(copies.loc[copies["direction"] == direction, "bytes"].sum()) / runs
 
 
-def _mean(values: Any) -> float | None:
+def _median(values: Any) -> float | None:
     found = list(values)
-    return None if any(value is None for value in found) else fmean(found)
+    return None if any(value is None for value in found) else float(median(found))

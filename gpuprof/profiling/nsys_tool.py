@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError
-from gpuprof.profiling.tool_process import find_tool, run_tool
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.profiling.tool_process import Finished, find_tool, run_tool
 
 _EXPORT_S = 600.0
 #: What nsys 2022.4 says where, on a busy machine, the program was over before nsys had opened its semaphore.
@@ -77,9 +77,9 @@ def exported(report: Path) -> Iterator[Path]:
     Raises
     ------
     InputError
-        When there is no such report.
+        When there is no such report, or it is refused.
     UnavailableError
-        When nsys or its importer is missing or refuses it.
+        When nsys or its importer is missing or hangs.
     """
     if not report.is_file():
         raise InputError(f"cannot read {report}: no such file")
@@ -90,7 +90,7 @@ def exported(report: Path) -> Iterator[Path]:
             report = _imported(report, binary, directory)
         sqlite = directory / "report.sqlite"
         command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
-        finished = run_tool(command, log=directory / "export.log", time_limit_s=_EXPORT_S)
+        finished = _read(command, report, directory / "export.log")
         if not sqlite.is_file():
             raise UnavailableError(f"nsys exported nothing of {report}: {finished.printed.strip()[-200:]}")
         yield sqlite
@@ -114,8 +114,22 @@ def _imported(recording: Path, binary: Path, directory: Path) -> Path:
         )
     report = directory / f"{recording.stem}.nsys-rep"
     command = [str(importer), "-i", str(recording), "-o", str(report)]
-    run_tool(command, log=directory / "import.log", time_limit_s=_EXPORT_S)
+    _read(command, recording, directory / "import.log")
     return report
+
+
+def _read(command: Sequence[str], report: Path, log: Path) -> Finished:
+    """Run what reads a report; one that it refuses is the report's fault."""
+
+    def refused(printed: str) -> GpuprofError:
+        said = [line.strip() for line in printed.splitlines() if line.strip()]
+        telling = [line for line in said if "error" in line.lower() or "invalid" in line.lower()]
+        return InputError(
+            f"{Path(command[0]).name} cannot read {report}: {(telling or said or ['it does not say why'])[-1]}",
+            "is it whole, and of a version that is not newer?",
+        )
+
+    return run_tool(command, log=log, time_limit_s=_EXPORT_S, explain=refused)
 
 
 def _needed() -> Path:

@@ -143,6 +143,8 @@ def read_report(path: Path) -> Timeline | Counters:
             head = file.read(64)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    if not head:
+        raise InputError(f"{path} is empty", "was the recording cut off, or the disk full?")
     if head.startswith(b"SQLite format 3\x00"):
         return read_nsys(path)
     if head.startswith(b"\x1f\x8b") or head.lstrip()[:1] in (b"{", b"["):

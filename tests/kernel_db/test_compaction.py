@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -129,3 +130,23 @@ def test_tidying_stands_back_while_another_compacts(tmp_path: Path, monkeypatch:
         fcntl.flock(lock, fcntl.LOCK_EX)
         tidy(database)
     assert len(database.segments()) == 4
+
+
+def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    database = _database(tmp_path / "db")
+    monkeypatch.setattr(compaction, "write_segment", full)
+    with pytest.raises(InputError, match=r"cannot write to the kernel database .*no space left on device"):
+        compact(database)
+    monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
+    tidy(database)  # whoever appends the next run is told
+    assert _ids(database) == ["r0", "r1", "r2", "r3"] and verify(database) == []
+
+
+def test_a_database_that_may_only_be_read_is_not_compacted(tmp_path: Path) -> None:
+    database = _database(tmp_path / "db")
+    (database.path / ".compact.lock").mkdir()  # stands for a file system that takes no lock file
+    with pytest.raises(InputError, match="cannot write to the kernel database"):
+        compact(database)

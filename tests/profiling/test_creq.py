@@ -91,3 +91,12 @@ def test_intervals_are_what_counting_every_nanosecond_gives(spans: list[tuple[in
     expected = [sum(v for s, e, v in zip(starts, ends, values, strict=True) if s <= t < e) for t in moments]
     assert np.repeat(sums, lengths) == pytest.approx(expected)
     assert np.repeat(counts, lengths).tolist() == [int(((starts <= t) & (t < ends)).sum()) for t in moments]
+
+
+def test_a_first_run_that_the_profiler_slowed_down_does_not_speak_for_the_others() -> None:
+    runs = [
+        pd.DataFrame({"name": ["a", "b"], "start_ns": [at, at + gap], "duration_ns": [10, 10], "repeat": turn})
+        for turn, (at, gap) in enumerate([(0, 5_000_000), (10_000_000, 110), (20_000_000, 130)])
+    ]
+    needed = requirement(pd.concat(runs, ignore_index=True), None, None)
+    assert needed is not None and needed.dispatch_ms == pytest.approx(120e-6)

@@ -94,6 +94,14 @@ def test_the_importer_is_found_where_debian_puts_it(tmp_path: Path) -> None:
     assert find_importer(binary) == importer
 
 
+def test_a_report_that_nsys_refuses_is_named(fake: Path) -> None:
+    report = fake / "x.nsys-rep"
+    report.touch()
+    write_program(fake / "bin-nsys", "echo 'Exportation error: Cannot read from stream.'; exit 1")
+    with pytest.raises(InputError, match=r"bin-nsys cannot read .*x\.nsys-rep: Exportation error"), exported(report):
+        pass
+
+
 def test_without_nsys_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsys_tool, "find_nsys", lambda: None)
     with pytest.raises(UnavailableError, match=r"nsys is not installed \(apt-get install nsight-systems"):

@@ -145,3 +145,9 @@ def test_a_model_that_is_not_there_is_not_taken_for_a_name(tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"no model file gone\.onnx"):
         replayed_job("gone.onnx", 1, Share(), [tmp_path / "r.sqlite"])
     assert replayed_job(None, 1, Share(), [tmp_path / "bert.b8.sqlite"]).graph.name == "bert"
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").touch()
+    with pytest.raises(InputError, match="is empty"):
+        read_reports([tmp_path / "x.sqlite"])

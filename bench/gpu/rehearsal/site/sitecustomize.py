@@ -1,0 +1,102 @@
+"""Makes every Python below ``bench/gpu/run.sh`` take the CPU for a GPU: loaded by Python itself, from PYTHONPATH.
+
+PyTorch says that it sees a GPU and puts tensors into the host's memory; a trace of its profiler gets a kernel for each
+operator that calls no other. What is measured so is of a device called ``rehearsal-gpu``, which no catalogue has.
+``REHEARSAL_WITHOUT`` names packages that are to be missing, as they are where the run is meant to go.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any
+
+_HIDDEN = frozenset(filter(None, os.environ.get("REHEARSAL_WITHOUT", "").split(",")))
+_find = PathFinder.find_spec
+
+
+def _find_but_hidden(_: type[PathFinder], name: str, path: Any = None, target: Any = None) -> Any:
+    return None if name.partition(".")[0] in _HIDDEN else _find(name, path, target)
+
+
+PathFinder.find_spec = classmethod(_find_but_hidden)  # type: ignore[assignment, method-assign]
+
+
+def _torch(module: ModuleType) -> None:
+    module.cuda.is_available = lambda: True
+    module.cuda.synchronize = lambda device=None: None
+    module.version.cuda = module.version.cuda or "rehearsed"
+    module.cuda.nvtx.range_push = lambda name: 0
+    module.cuda.nvtx.range_pop = lambda: 0
+
+
+def _torch_session(module: ModuleType) -> None:
+    module._DEVICES["TorchCUDA"] = "cpu"
+
+
+def _profiler(module: ModuleType) -> None:
+    from bench.gpu.rehearsal import kernels
+
+    write = module.profile.export_chrome_trace
+
+    def export(self: Any, path: str) -> None:
+        write(self, path)
+        kernels.add_kernels(path)
+
+    begin = module.profile.__init__
+
+    def without_cuda(self: Any, *, activities: Any = None, **more: Any) -> None:
+        begin(self, activities=[one for one in activities or () if "CUDA" not in str(one)] or None, **more)
+
+    module.profile.__init__ = without_cuda
+    module.profile.export_chrome_trace = export
+
+
+def _runner(module: Any) -> None:
+    from bench.gpu.rehearsal import kernels
+
+    if counted := os.environ.get(kernels.COUNTED):
+        opened = module.open_run
+        module.open_run = lambda *given, **more: kernels.counted(opened(*given, **more), counted)
+
+
+_AFTER: dict[str, Callable[[ModuleType], None]] = {
+    "torch": _torch,
+    "gpuprof.torch_session": _torch_session,
+    "torch.profiler.profiler": _profiler,
+    "gpuprof.profiling.runner": _runner,
+}
+
+
+class _Patched:
+    """Finds what is to be changed once it has been loaded, by asking everybody else."""
+
+    def __init__(self) -> None:
+        self._asking: set[str] = set()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name not in _AFTER or name in self._asking:
+            return None
+        change = _AFTER[name]
+        self._asking.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking.discard(name)
+        if spec is not None and spec.loader is not None:
+            load = spec.loader.exec_module
+
+            def load_and_change(module: ModuleType) -> None:
+                load(module)
+                change(module)
+
+            spec.loader.exec_module = load_and_change  # type: ignore[method-assign]
+        return spec
+
+
+sys.meta_path.insert(0, _Patched())
