@@ -37,6 +37,11 @@ _TYPES = {
     1: "float", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "double",
     16: "bfloat16",
 }  # fmt: skip
+#: What is wrong with the GPU or its memory, not with the model; the second is of PyTorch 2.8 and later.
+_DEVICE_ERRORS: tuple[type[Exception], ...] = (
+    torch.OutOfMemoryError,
+    getattr(torch, "AcceleratorError", torch.OutOfMemoryError),
+)
 #: Weights of whole numbers up to this many describe shapes and stay on the host.
 _MOST_HOST = 64
 _NOTHING: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -152,8 +157,17 @@ class TorchSession:
         Raises
         ------
         InputError
-            When PyTorch refuses the inputs or an operator, or its memory is too small.
+            When PyTorch refuses the inputs or an operator.
+        UnavailableError
+            When the GPU's memory is too small, or the GPU fails.
         """
+        try:
+            return self._run(names, feeds)
+        except _DEVICE_ERRORS as error:
+            detail = str(error).strip().split("\n", 1)[0]
+            raise UnavailableError(f"{self._path} fails on the GPU: {detail}", "try a smaller batch") from error
+
+    def _run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
         wanted = [one.name for one in self._outputs] if names is None else list(names)
         shapes = tuple((name, value.shape) for name, value in sorted(feeds.items()))
         with torch.inference_mode():
@@ -199,6 +213,8 @@ class TorchSession:
         try:
             with self._ranges(node.range):
                 made = OPERATORS[node.op_type](node.attributes, self._opset, given)
+        except _DEVICE_ERRORS:
+            raise
         except (RuntimeError, IndexError, KeyError, TypeError, ValueError) as error:
             detail = str(error).split("\n", 1)[0]
             raise InputError(

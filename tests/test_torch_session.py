@@ -16,6 +16,7 @@ from gpuprof.inputs import random_inputs
 from gpuprof.onnx_graph import load_graph
 from gpuprof.runtimes import NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.session import open_session
+from gpuprof.torch_layers import OPERATORS
 from gpuprof.torch_session import TorchSession, gpu_missing, where_read
 from gpuprof.zoo.architecture import find
 from gpuprof.zoo.build import build
@@ -242,3 +243,15 @@ def test_why_pytorch_sees_no_gpu_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "init", refuse)
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/somewhere")
     assert gpu_missing() == "MPS client failed to connect; MPS was asked for: /somewhere"
+
+
+def test_a_gpu_without_memory_to_spare_is_no_fault_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words")
+
+    session = TorchSession(build(find("mlp"), tmp_path / "m.onnx"), 1, TORCH_CPU)
+    monkeypatch.setitem(OPERATORS, "Gemm", full)
+    with pytest.raises(UnavailableError, match=r"fails on the GPU: CUDA out of memory.*2\.00 GiB\. \(try a smaller"):
+        session.run(None, {"input": np.zeros((1, 784), np.float32)})

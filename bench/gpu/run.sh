@@ -82,7 +82,7 @@ files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models
 profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
   local name=$1 seconds=$2
   shift 2
-  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --csv
+  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --profiler-limit 90 --csv
 }
 
 # What works here: every timing is by one collector, so that what one step measured no other measures again. PyTorch's

@@ -95,6 +95,9 @@ def profile(
         ),
     ] = None,
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
+    profiler_limit: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
+    ] = 900.0,
     engine: Annotated[
         str, typer.Option(help="Where to measure: local, or ray: spread over the GPUs, or machines, of a Ray cluster.")
     ] = "local",
@@ -126,6 +129,7 @@ def profile(
         if engine != "ray" or per_op:
             raise InputError(f"--engine must be local, or ray without --per-op, but got {engine}")
         options = {"share": share, "processes": processes, "collector": collector, "time-limit": f"{time_limit:g}"}
+        options["profiler-limit"] = f"{profiler_limit:g}"
         flags = [*[f"--beside={text}" for text in beside or ()], *["--force"] * force, *["--igniter"] * igniter]
         extra = [*(f"--{name}={value}" for name, value in options.items() if value is not None), *flags]
         sweep_cluster(models, batch, extra, (db, device, ray_address or ""), chosen)
@@ -147,7 +151,7 @@ def profile(
     else:
         cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
     say(f"{here.name}, collector {why}")
-    campaign = Campaign(KernelDb.create(db), here, measuring, force, limits_within(time_limit))
+    campaign = Campaign(KernelDb.create(db), here, measuring, force, limits_within(time_limit, profiler_limit))
     outcomes = _run(campaign, cells)
     print_rows([row for outcome in outcomes for row in _rows(outcome)], _COLUMNS, chosen)
     _judge(outcomes, db)

@@ -32,7 +32,7 @@ from gpuprof.profiling.nsys_report import read_nsys
 from gpuprof.profiling.nsys_tool import exported, find_nsys, record
 from gpuprof.profiling.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.ort import colocation_rows
-from gpuprof.profiling.recorded_program import TIME_LIMIT_S, RecordedProgram
+from gpuprof.profiling.recorded_program import RecordedProgram
 from gpuprof.profiling.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.shared_outputs import SharedOutputs
 from gpuprof.profiling.timeline import Timeline
@@ -41,7 +41,6 @@ from gpuprof.runtimes import ORT_CUDA
 from gpuprof.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
-_TOOL_S = TIME_LIMIT_S
 #: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
 _IDLE_S, _GLANCE_S = 1.0, 0.1
 
@@ -142,7 +141,7 @@ class GpuCollector:
         """Return what the profilers recorded of one process, and how its outputs under the share differ."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
-            program = RecordedProgram(request.job, directory, self.provider)
+            program = RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
             shared = program.outputs("shared")
             watched = {"outputs": str(shared)} if environment else {}
             if watched and not self.timeline:
@@ -156,7 +155,7 @@ class GpuCollector:
     def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
         """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
-            program = RecordedProgram(request.job, Path(name), self.provider)
+            program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
             with running(request.beside, seats[1:], request.limits):
                 timeline = self._timeline(program, {**program.path, **seats[0].environment})
         needed = requirement(timeline.kernels, timeline.copies, None)
@@ -169,7 +168,7 @@ class GpuCollector:
             return read_kineto(trace).measured()
         report = program.directory / "report"
         command = program.command(**more)
-        with exported(record(command, report, time_limit_s=_TOOL_S, environment=environment)) as sqlite:
+        with exported(record(command, report, time_limit_s=program.time_limit_s, environment=environment)) as sqlite:
             return read_nsys(sqlite).measured()
 
     def _counted(
@@ -178,7 +177,8 @@ class GpuCollector:
         """Return the counters; where a timeline is there already, without them if ncu may not count."""
         command = program.command(repeats=_COUNTED_REPEATS)
         try:
-            return count(command, program.directory, metrics="full", time_limit_s=_TOOL_S, environment=environment)
+            limit_s = program.time_limit_s
+            return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
         except UnavailableError as error:
             if not besides:
                 raise

@@ -26,6 +26,8 @@ class Limits:
         Half the width of the median's 95% confidence interval, as a fraction of the median, that counts as known.
     hang_s : float
         A child that says nothing for so long, beyond the time that it was given, is taken for dead.
+    tool_s : float
+        A profiler that has not ended after so long, loading and its own work afterwards included, is taken for hung.
     """
 
     precision: float = 0.02
@@ -35,18 +37,20 @@ class Limits:
     want_time_s: float = 3.0
     max_time_s: float = 10.0
     hang_s: float = 300.0
+    tool_s: float = 900.0
 
 
 DEFAULT_LIMITS = Limits()
 
 
-def limits_within(max_time_s: float) -> Limits:
-    """Return the default limits, cut down to ``max_time_s`` for one measurement."""
+def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> Limits:
+    """Return the default limits, cut down to ``max_time_s`` for one measurement and ``tool_s`` for a profiler's run."""
     return replace(
         DEFAULT_LIMITS,
         min_time_s=min(DEFAULT_LIMITS.min_time_s, max_time_s),
         want_time_s=min(DEFAULT_LIMITS.want_time_s, max_time_s),
         max_time_s=max_time_s,
+        tool_s=tool_s,
     )
 
 

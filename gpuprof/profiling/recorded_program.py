@@ -9,13 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuprof.profiling.job import Job
+from gpuprof.profiling.job import DEFAULT_LIMITS, Job
 from gpuprof.profiling.measurement import save_inputs
 from gpuprof.profiling.tool_process import run_tool
 
 WARM_UP, REPEATS = 3, 5
-#: For one recording, the loading of the model and the profiler's work afterwards included.
-TIME_LIMIT_S = 900.0
 
 
 class RecordedProgram:
@@ -28,10 +26,13 @@ class RecordedProgram:
         Where those files are.
     provider : str
         What runs the model.
+    time_limit_s : float
+        For each run of it, under a profiler or by itself.
     """
 
-    def __init__(self, job: Job, directory: Path, provider: str) -> None:
+    def __init__(self, job: Job, directory: Path, provider: str, time_limit_s: float = DEFAULT_LIMITS.tool_s) -> None:
         self.directory = directory
+        self.time_limit_s = time_limit_s
         self._job = job
         self._provider = provider
         self._turn = 0
@@ -64,7 +65,8 @@ class RecordedProgram:
             When it fails or hangs, with its last words.
         """
         whole = {**self.path, **environment}
-        run_tool(self.command(**more), log=self.directory / "run.log", time_limit_s=TIME_LIMIT_S, environment=whole)
+        log = self.directory / "run.log"
+        run_tool(self.command(**more), log=log, time_limit_s=self.time_limit_s, environment=whole)
 
     def outputs(self, name: str) -> Path:
         """Return where a run leaves its outputs when it is told to, under ``name``."""

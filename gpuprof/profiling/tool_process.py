@@ -110,8 +110,11 @@ def run_tool(
         return Finished(printed, log)
     if code is not None and (known := explain(printed)) is not None:
         raise known
+    fix = _kept(tool, log) if keep_log else ""
+    if code is None and fix:
+        fix += "; --profiler-limit gives it longer"
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
-    raise UnavailableError(f"{tool} {what}{_words(printed)}", _kept(tool, log) if keep_log else "")
+    raise UnavailableError(f"{tool} {what}{_words(printed)}", fix)
 
 
 def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environment: Mapping[str, str]) -> int | None:

@@ -151,3 +151,14 @@ def test_each_says_why_it_cannot_work_here(tools: Path, monkeypatch: pytest.Monk
     assert "nsys is not installed" in str(NsysCollector().available())
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("nvmlInit"))
     assert NsysCollector().available() == "no NVIDIA GPU: Not Supported"
+
+
+def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.profiling.tool_process._GRACE_S", 0.2)
+    write_program(tools / "ncu", 'case "$1" in --*ver*) echo "Version 2025.1.0";; --query*) ;; *) sleep 600;; esac')
+    request = _request(tools)
+    request = replace(request, limits=replace(request.limits, tool_s=3.0))
+    (row,) = NsysNcuCollector().collect(request).models
+    assert row.latency_mean_ms is not None and row.kernel_count == 3
+    with pytest.raises(UnavailableError, match="ncu did not end within 3 s and was ended"):
+        NcuCollector().collect(request)
