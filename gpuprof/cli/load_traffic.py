@@ -102,20 +102,19 @@ def predictions(
 
     scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
     queue = BatchQueue()
-    return {
-        result.model: predict(deployment, result.model, stream.rate_rps, queue, scv)
-        for result, stream in zip(outcome.results, streams, strict=True)
-    }
+    rates = {result.model: stream.rate_rps for result, stream in zip(outcome.results, streams, strict=True)}
+    return predict(deployment, rates, queue, scv)
 
 
 def _simulated(deployment: DeploymentMap, trace: Trace, settings: LoadSettings) -> dict[str, LoadPrediction]:
-    from gpuprof.cli.planning import map_setting
+    from gpuprof.host_work import recorded_overhead_ms, recorded_work
     from gpuprof.serving.load_prediction import LoadPrediction
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.engine import simulate
 
-    legs = dict.fromkeys(deployment.models, (map_setting(deployment, "overhead_ms") or 0.0, 0.0))
-    options = Options(settings.duration_s, 0.0, settings.seed, legs_ms=legs)
+    legs = dict.fromkeys(deployment.models, (recorded_overhead_ms(deployment.inputs), 0.0))
+    host = recorded_work(deployment.inputs)
+    options = Options(settings.duration_s, 0.0, settings.seed, legs_ms=legs, host=host)
     outcome = simulate(deployment, trace_arrivals(deployment, trace), options)
     return {
         model.model: LoadPrediction(model.goodput_rps, model.p50_ms, model.p95_ms, model.p99_ms)

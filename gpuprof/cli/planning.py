@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuprof.device import Device
     from gpuprof.estimate import Estimator
     from gpuprof.fleet import Fleet
+    from gpuprof.host_work import HostWork
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
@@ -52,9 +53,10 @@ def build_problem(
     database = open_database(db, needed=len(graphs) < len(demands))
     fleet = _fleet(gpus, fleet_file, database)
     estimator = estimator_of(database, graphs)
+    models = [demand.model for demand in demands]
     if overhead_ms is None:
-        overhead_ms = _overhead_ms(database, fleet, [demand.model for demand in demands])
-    options = replace(options, overhead_ms=overhead_ms)
+        overhead_ms = _overhead_ms(database, fleet, models)
+    options = replace(options, overhead_ms=overhead_ms, host=_host_work(database, fleet, models))
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
@@ -73,6 +75,17 @@ def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str])
     from gpuprof.cli.serving_cost import serving_overhead_ms
 
     return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
+
+
+def _host_work(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> HostWork:
+    """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
+    from gpuprof.cli.serving_cost import serving_work
+    from gpuprof.host_work import NO_HOST_WORK
+
+    if len(fleet.entries) != 1:
+        return NO_HOST_WORK
+    entry = fleet.entries[0]
+    return serving_work(database, entry.device, models, alone=entry.count == 1)
 
 
 def plan(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
@@ -107,6 +120,7 @@ def problem_evidence(problem: Problem) -> Evidence:
         confidence=problem.options.confidence,
         latency_budget=problem.options.latency_budget,
         overhead_ms=problem.options.overhead_ms,
+        host=problem.options.host,
         counts={entry.device.name: entry.count for entry in problem.fleet.entries},
     )
 
@@ -116,6 +130,7 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
     from gpuprof.cli.devices import estimator_of, open_database, resolve_device
     from gpuprof.demand import read_demands
     from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.host_work import recorded_work
     from gpuprof.merged_estimate import MergedEstimator, merged_works
     from gpuprof.placement.feasibility import Evidence
 
@@ -143,6 +158,7 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
         confidence=map_setting(deployment, "confidence"),
         latency_budget=map_setting(deployment, "latency_budget"),
         overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
+        host=recorded_work(deployment.inputs),
     )
 
 
@@ -217,6 +233,7 @@ def _inputs(slo_file: Path, database: KernelDb | None, fleet: Fleet, options: Op
         value = getattr(options, key)
         if value:
             inputs[key] = repr(value)
+    inputs |= {key: repr(value) for key, value in asdict(options.host).items() if value}
     return inputs
 
 
@@ -243,6 +260,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
     from gpuprof.demand import Demand, Slo
     from gpuprof.estimators.queueing import BatchQueue
     from gpuprof.fleet import parse_fleet
+    from gpuprof.host_work import recorded_work
     from gpuprof.placement.problem import Options, Problem
 
     database = open_database(db)
@@ -258,6 +276,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
             confidence=map_setting(deployment, "confidence"),
             latency_budget=map_setting(deployment, "latency_budget"),
             overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
+            host=recorded_work(deployment.inputs),
             max_batch=int(map_setting(deployment, "max_batch") or 256),
             max_processes=int(map_setting(deployment, "max_processes") or 1),
         ),

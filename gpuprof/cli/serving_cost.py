@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuprof.cli.output import say
 from gpuprof.errors import UnavailableError
@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpuprof.device import Device
+    from gpuprof.host_work import HostWork
     from gpuprof.kernel_db.store import KernelDb
 
 _COLLECTOR = "serving"
+_COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib")
 
 
 def measure_serving(database: KernelDb, device: Device) -> None:
-    """Measure and keep the overhead of a request on ``device``, unless it is known or serving is not installed."""
+    """Measure and keep what a request costs on ``device``, unless all of it is known or serving is not installed."""
     from dataclasses import replace
     from datetime import UTC, datetime
 
@@ -25,7 +27,8 @@ def measure_serving(database: KernelDb, device: Device) -> None:
     from gpuprof.kernel_db.store import Run, new_run_id
     from gpuprof.profiling.campaign import machine
 
-    if device.kind != "cpu" or _known(database, device.name) is not None:
+    known = _known(database, device.name)
+    if device.kind != "cpu" or (known is not None and known["handover_ms"] is not None):
         return
     started = datetime.now(UTC)
     try:
@@ -48,6 +51,9 @@ def measure_serving(database: KernelDb, device: Device) -> None:
         l2_bytes=device.l2_bytes,
         request_ms=found.fixed_ms,
         request_ms_per_mib=found.ms_per_mib,
+        handover_ms=found.handover_ms,
+        host_ms=found.host_ms,
+        host_ms_per_mib=found.host_ms_per_mib,
         source="overhead measured: null models behind the router, requests one at a time, medians; rates computed",
     )
     run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine())
@@ -55,21 +61,51 @@ def measure_serving(database: KernelDb, device: Device) -> None:
 
 
 def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable[str]) -> float:
-    """Return the overhead of the largest request of ``models`` on ``device``; 0.0 where it was never measured."""
+    """Return what the largest request of ``models`` takes beyond its batch; 0.0 where it was never measured.
+
+    What keeps the worker from other batches is part of the batch (see `serving_work`), and not of this.
+    """
     known = None if database is None else _known(database, device)
     if database is None or known is None:
         return 0.0
+    outside_ms: float = known["request_ms"] - (known["handover_ms"] or 0.0)
+    more_ms: float = (known["request_ms_per_mib"] or 0.0) * _largest_mib(database, device, models)
+    return outside_ms + more_ms
+
+
+def serving_work(database: KernelDb | None, device: Device, models: Iterable[str], alone: bool) -> HostWork:
+    """Return what serving costs ``device`` beside the batches; nothing where it was never measured.
+
+    Parameters
+    ----------
+    database : KernelDb or None
+    device : Device
+    models : iterable of str
+        The largest request of them counts.
+    alone : bool
+        Whether this is the only machine, on which router and clients then run, too.
+    """
+    from gpuprof.host_work import NO_HOST_WORK, HostWork
+
+    known = None if database is None else _known(database, device.name)
+    if database is None or known is None:
+        return NO_HOST_WORK
+    handover_ms = known["handover_ms"] or 0.0
+    if not alone or device.kind != "cpu" or not known["host_ms"]:
+        return HostWork(handover_ms)
+    host_ms = known["host_ms"] + (known["host_ms_per_mib"] or 0.0) * _largest_mib(database, device.name, models)
+    return HostWork(handover_ms, host_ms, device.compute_units)
+
+
+def _largest_mib(database: KernelDb, device: str, models: Iterable[str]) -> float:
     wanted = set(models)
     rows = database.read("models", ["model", "batch", "input_bytes"], {"device": device}).to_pylist()
     sizes = [row["input_bytes"] / row["batch"] for row in rows if row["model"] in wanted and row["input_bytes"]]
-    fixed_ms, ms_per_mib = known
-    return fixed_ms + ms_per_mib * max(sizes, default=0.0) / (1 << 20)
+    return max(sizes, default=0.0) / (1 << 20)
 
 
-def _known(database: KernelDb, device: str) -> tuple[float, float] | None:
-    rows = database.read("devices", ["run_id", "request_ms", "request_ms_per_mib"], {"device": device}).to_pylist()
+def _known(database: KernelDb, device: str) -> dict[str, Any] | None:
+    """Return the last measurement of a device."""
+    rows: list[dict[str, Any]] = database.read("devices", ["run_id", *_COLUMNS], {"device": device}).to_pylist()
     measured = [row for row in rows if row["request_ms"] is not None]
-    if not measured:
-        return None
-    latest = max(measured, key=lambda row: str(row["run_id"]))
-    return latest["request_ms"], latest["request_ms_per_mib"] or 0.0
+    return max(measured, key=lambda row: str(row["run_id"])) if measured else None

@@ -60,6 +60,10 @@ def simulate(
     overhead_ms: Annotated[
         float | None, typer.Option(help="Time of a request outside router and replica; else the map's own.", min=0.0)
     ] = None,
+    host_ms: Annotated[
+        float | None,
+        typer.Option(help="CPU time of router and clients for a request; else the map's own.", min=0.0),
+    ] = None,
     network: Annotated[str, typer.Option(help="none, thesis, or a CSV of payload_bytes,latency_ms to fit.")] = "none",
     payload_bytes: Annotated[float, typer.Option(help="Size of a request on the network.", min=0.0)] = 602112.0,
     answer_bytes: Annotated[float, typer.Option(help="Size of an answer on the network.", min=0.0)] = 4000.0,
@@ -87,11 +91,13 @@ def simulate(
     as_csv: CsvOption = False,
 ) -> None:
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
+    from dataclasses import replace
     from functools import partial
 
     from gpuprof.cli.interference import interference_of
     from gpuprof.cli.rescheduling import Loop, named_policies
     from gpuprof.deployment import read_map
+    from gpuprof.host_work import recorded_overhead_ms, recorded_work
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.duration import parse_duration
     from gpuprof.simulator.failures import parse_failure
@@ -108,12 +114,16 @@ def simulate(
         say(f"gpuprof: merged models are simulated as one queue, held to their tightest SLO: {', '.join(asked.merges)}")
     load, trace_s = _load(asked, queues, trace, rate or [], rate_scale, arrivals)
     seconds, warmup_s = _span(duration, warmup, trace_s)
-    outside_ms = _overhead_ms(deployment) if overhead_ms is None else overhead_ms
+    outside_ms = recorded_overhead_ms(deployment.inputs) if overhead_ms is None else overhead_ms
+    host = recorded_work(deployment.inputs)
+    host = host if host_ms is None else replace(host, host_ms=host_ms)
     to_ms, back_ms = (_network(network).ms(size) for size in (payload_bytes, answer_bytes))
     legs = dict.fromkeys(deployment.models, (outside_ms + to_ms, back_ms))
     failures = tuple(parse_failure(text, deployment) for text in fail or [])
     timeout_ms = None if batch_timeout is None else 1000.0 * parse_duration(batch_timeout, "--batch-timeout")
-    options = Options(seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures, batch_timeout_ms=timeout_ms)
+    options = Options(
+        seconds, warmup_s, seed, routing, refuse, router_ms, legs, failures, batch_timeout_ms=timeout_ms, host=host
+    )
     if every is None:
         if policy is not None:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
@@ -191,18 +201,6 @@ def _network(text: str) -> NetworkDelay:
     from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
 
     return {"none": LOCAL, "thesis": THESIS}.get(text) or read_measurements(Path(text))
-
-
-def _overhead_ms(deployment: DeploymentMap) -> float:
-    """Return what the map was planned with: the measured time that serving adds to a request."""
-    text = deployment.inputs.get("overhead_ms", "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e9:
-        raise InputError(f"the map's overhead_ms must be a number of milliseconds but is {text!r}")
-    return value
 
 
 def _run(

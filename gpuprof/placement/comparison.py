@@ -53,6 +53,7 @@ def compare(problem: Problem, policies: Sequence[tuple[str, Policy]]) -> tuple[O
         confidence=problem.options.confidence,
         latency_budget=problem.options.latency_budget,
         overhead_ms=problem.options.overhead_ms,
+        host=problem.options.host,
         counts={entry.device.name: entry.count for entry in problem.fleet.entries},
     )
     return tuple(_outcome(problem, name, policy, evidence) for name, policy in policies)

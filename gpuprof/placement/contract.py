@@ -156,6 +156,7 @@ def evidence(given: Problem) -> Evidence:
         confidence=given.options.confidence,
         latency_budget=given.options.latency_budget,
         overhead_ms=given.options.overhead_ms,
+        host=given.options.host,
         counts={entry.device.name: entry.count for entry in given.fleet.entries},
     )
 

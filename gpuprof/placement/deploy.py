@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
 from gpuprof.device import Device
 from gpuprof.placement.objective import measure
-from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
 from gpuprof.placement.seating import Seat, numbered
+from gpuprof.sojourn import BatchServer
+
+_Disturbances = Mapping[PlacedReplica, BatchServer]
 
 
 def to_map(problem: Problem, placement: Placement, created: str | None = None) -> DeploymentMap:
@@ -26,7 +29,8 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     """
     predictor = Predictor(problem)
     seats, moves = numbered(problem, placement.gpus)
-    nodes = tuple(_nodes(seats, problem, predictor))
+    disturbances = predictor.disturbances(placement.gpus)
+    nodes = tuple(_nodes(seats, problem, predictor, disturbances))
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
@@ -52,20 +56,22 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     return drawn.model_copy(update={"predicted": predicted})
 
 
-def _nodes(seats: Sequence[tuple[Seat, PlacedGpu]], problem: Problem, predictor: Predictor) -> Iterator[Node]:
+def _nodes(
+    seats: Sequence[tuple[Seat, PlacedGpu]], problem: Problem, predictor: Predictor, disturbances: _Disturbances
+) -> Iterator[Node]:
     for name, group in groupby(seats, key=lambda pair: pair[0].node):
-        drawn = [_gpu(seat.index, gpu, problem.device(gpu.device), predictor) for seat, gpu in group]
+        drawn = [_gpu(seat.index, gpu, problem.device(gpu.device), predictor, disturbances) for seat, gpu in group]
         yield Node(name=name, gpus=tuple(drawn))
 
 
-def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor) -> Gpu:
-    partitions = tuple(_partition(partition, device, predictor) for partition in placed.partitions)
+def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Gpu:
+    partitions = tuple(_partition(partition, device, predictor, disturbances) for partition in placed.partitions)
     return Gpu(index=index, device=placed.device, partitions=partitions)
 
 
-def _partition(placed: PlacedPartition, device: Device, predictor: Predictor) -> Partition:
+def _partition(placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Partition:
     mig = None if placed.mig is None else MigPlace(profile=placed.mig, start=placed.start or 0)
-    replicas = tuple(predictor.replica(device, one, placed.beside(one)) for one in placed.replicas)
+    replicas = tuple(predictor.replica(device, one, placed.beside(one), disturbances) for one in placed.replicas)
     return Partition(mig=mig, replicas=replicas)
 
 

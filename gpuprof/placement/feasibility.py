@@ -17,6 +17,7 @@ from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica, sha
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.host_work import NO_HOST_WORK, HostWork, Running, disturbed
 from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 
 _TOLERANCE = 1e-6
@@ -60,6 +61,8 @@ class Evidence:
     confidence, latency_budget : float or None
         As in `gpuprof.placement.problem.Options`.
     overhead_ms : float
+    host : HostWork
+        As in `gpuprof.placement.problem.Options`.
     demands : tuple of Demand or None
         None: what the map itself says was asked for.
     counts : mapping of str to int or None
@@ -72,6 +75,7 @@ class Evidence:
     confidence: float | None = None
     latency_budget: float | None = None
     overhead_ms: float = 0.0
+    host: HostWork = NO_HOST_WORK
     demands: tuple[Demand, ...] | None = None
     counts: Mapping[str, int | None] | None = None
 
@@ -223,7 +227,8 @@ def _demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
 def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     asked = {demand.model: demand for demand in _demands(deployment, evidence)}
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
-    for node, gpu, partition, replica in deployment.places():
+    servers = _servers(deployment, evidence)
+    for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
         demands = [asked[model] for model in replica.rates() if model in asked]
         if not demands:
             continue
@@ -232,7 +237,6 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             tightest = min(demands, key=lambda demand: demand.slo.latency_ms)
             yield from _within_budget(where, partition, replica, tightest, device, evidence)
             continue
-        server = _server(partition, replica, device, evidence)
         if isinstance(server, str):
             yield Violation("slo", where, server)
         elif replica.rate_rps >= server.capacity_rps:
@@ -243,6 +247,26 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
                 streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
     for model, parts in streams.items():
         yield from _percentile(asked[model], parts)
+
+
+def _servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServer | str]:
+    """Return every replica as a queue, or why nothing can be said of it; disturbed where one machine is all there is.
+
+    Where batches are held to a part of the SLO nobody asks.
+    """
+    places = list(deployment.places())
+    if evidence.latency_budget is not None:
+        return ["not asked"] * len(places)
+    servers = [
+        _server(partition, replica, evidence.devices[gpu.device], evidence) for _, gpu, partition, replica in places
+    ]
+    known = [(place, server) for place, server in zip(places, servers, strict=True) if not isinstance(server, str)]
+    one_machine = len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1
+    shares = math.fsum(replica.sm_share_pct for *_, replica in places)
+    if not one_machine or len(known) < len(places) or shares > 100.0 + _TOLERANCE:
+        return servers  # too large a share is told of elsewhere
+    running = [Running(server, replica.rate_rps, replica.sm_share_pct) for (*_, replica), server in known]
+    return list(disturbed(evidence.host, running, evidence.queueing))
 
 
 def _within_budget(
@@ -307,7 +331,8 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
         ]
     except InputError as error:
         return str(error)
-    times = tuple(_upper(estimate.latency_ms, evidence.confidence) for estimate in estimates)
+    handover_ms = evidence.host.handover_ms
+    times = tuple(_upper(estimate.latency_ms, evidence.confidence) + handover_ms for estimate in estimates)
     return _queue(
         replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence
     )

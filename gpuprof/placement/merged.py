@@ -19,6 +19,7 @@ from gpuprof.deployment import (
 )
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
+from gpuprof.host_work import at_worst
 from gpuprof.merged_estimate import MergedEstimator, MergedWork
 from gpuprof.placement.objective import measure
 from gpuprof.placement.predict import Stream, percentile_over
@@ -136,6 +137,7 @@ class Merging:
             return broken
         means = Segments(replace(problem, options=replace(problem.options, confidence=None)))
         server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
+        calm = means.undisturbed(device, workload, beside)
         memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
         rate = sum(replica.rate_rps for replica in chosen)
         prediction = ReplicaPrediction(
@@ -155,7 +157,7 @@ class Merging:
             sm_share_pct=workload.share.sm_pct,
             memory_limit_bytes=memory,
             rate_rps=rate,
-            batch_latency_ms=server.latency_ms if problem.options.latency_budget is None else None,
+            batch_latency_ms=None if problem.options.latency_budget is not None else calm.latency_ms,
             predicted=prediction,
             merged=tuple(MergedRate(model=r.model, rate_rps=r.rate_rps, goodput_rps=r.rate_rps) for r in chosen),
         )
@@ -235,7 +237,7 @@ class Merging:
         )
 
     def _server(self, replica: Replica) -> BatchServer:
-        return BatchServer(
+        calm = BatchServer(
             latency_ms=replica.batch_latency_ms or (),
             batch=replica.batch,
             max_wait_ms=replica.max_wait_ms,
@@ -245,6 +247,8 @@ class Merging:
             pause_cv=replica.predicted.pause_cv,
             overhead_ms=self._problem.options.overhead_ms,
         )
+        all_rps = sum(demand.rate_rps for demand in self._problem.demands)
+        return at_worst(self._problem.options.host, calm, all_rps, replica.sm_share_pct)
 
 
 def _chosen(partition: Partition, offer: MergeOffer) -> list[Replica]:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.deployment import ModelPrediction, Replica, ReplicaPrediction
 from gpuprof.device import Device
 from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.placement.placement import PlacedReplica
+from gpuprof.host_work import Running, disturbed
+from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 Interval = tuple[float, float]
+_CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,33 @@ class Predictor:
         self._streams: dict[str, list[Stream]] = {}
         self._goodput: dict[str, float] = {}
 
-    def replica(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> Replica:
+    def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
+        """Return the replicas of a placement whose batches the router and its like disturb, as they then are.
+
+        They do where one machine is all there is; see `gpuprof.host_work`.
+        """
+        work = self._problem.options.host
+        if not work.disturbs or len(gpus) != 1:
+            return {}
+        device = self._problem.device(gpus[0].device)
+        placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
+        running = [
+            Running(self._calm(device, one, beside), one.rate_rps, one.workload.share.sm_pct) for one, beside in placed
+        ]
+        found = disturbed(work, running, self._problem.queueing)
+        return {one: server for (one, _), server in zip(placed, found, strict=True)}
+
+    def _calm(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
+        server = self._segments.undisturbed(device, placed.workload, beside)
+        return replace(server, max_wait_ms=placed.max_wait_ms)
+
+    def replica(
+        self,
+        device: Device,
+        placed: PlacedReplica,
+        beside: Sequence[Workload],
+        disturbances: Mapping[PlacedReplica, BatchServer] = _CALM,
+    ) -> Replica:
         """Return the replica as the map has it, with ``beside`` running on the same device."""
         estimate = self._segments.estimate(device, placed.workload, beside)
         prediction = ReplicaPrediction(
@@ -52,9 +80,9 @@ class Predictor:
         )
         latencies = None
         if self._problem.options.latency_budget is None:
-            server = replace(self._segments.server(device, placed.workload, beside), max_wait_ms=placed.max_wait_ms)
-            latencies = server.latency_ms
-            prediction = self._queued(prediction, placed, server, estimate)
+            calm = self._calm(device, placed, beside)
+            latencies = calm.latency_ms
+            prediction = self._queued(prediction, placed, disturbances.get(placed, calm), estimate)
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
         return Replica(
             model=placed.model,

@@ -11,6 +11,8 @@ from gpuprof.demand import Demand, Slo
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
+from gpuprof.host_work import at_worst
+from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.share import Share
@@ -97,6 +99,7 @@ class Segments:
         self.problem = problem
         self._capped = capped
         self._estimates: dict[tuple[object, ...], Estimate] = {}
+        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._limits: dict[tuple[BatchServer, Slo, float], float] = {}
@@ -125,10 +128,16 @@ class Segments:
         return 1000.0 * workload.batch * workload.processes / time
 
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
-        """Return the queueing view of a replica: its times for 1, 2, … ``batch`` requests."""
+        """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
+        calm = self.undisturbed(device, workload, beside)
+        return at_worst(self.problem.options.host, calm, self._all_rps, workload.share.sm_pct)
+
+    def undisturbed(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
+        """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
         return BatchServer(
-            latency_ms=self._latencies_ms(device, workload, beside),
+            latency_ms=tuple(ms + handover_ms for ms in self._latencies_ms(device, workload, beside)),
+        handover_ms = self.problem.options.host.handover_ms
             batch=workload.batch,
             max_wait_ms=0.0,
             processes=workload.processes,

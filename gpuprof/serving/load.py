@@ -72,11 +72,12 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Results by model, in the order of the streams, and where the time went."""
+    """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU."""
 
     results: list[ModelResult]
     stages: list[dict[str, object]]
     clients: int
+    client_cpu_s: float = 0.0
 
 
 def run_load(target: Target, streams: Sequence[Stream], settings: LoadSettings) -> LoadOutcome:
@@ -98,7 +99,7 @@ def run_load(target: Target, streams: Sequence[Stream], settings: LoadSettings) 
         for position, stream in enumerate(streams)
     ]
     stages = [stage_row(result, before[result.model], after[result.model]) for result in measured]
-    return LoadOutcome(measured, stages, len(schedules))
+    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results))
 
 
 def make_schedules(

@@ -65,11 +65,14 @@ class Sent:
         Seconds from the start; ``done_s`` is -1 where no answer came.
     status : array of int
         HTTP status; 0 where no answer came.
+    cpu_s : float
+        CPU time of the client that sent them.
     """
 
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
     status: array[int] = field(default_factory=lambda: array("h"))
+    cpu_s: float = 0.0
 
 
 class Connection:
@@ -191,9 +194,11 @@ class LoadClient:
         answer_quickly()
         gc.collect()
         gc.disable()  # a collection in the middle would be seen as latency
+        cpu_s = time.thread_time()
         try:
             self._run(start)
         finally:
+            self.sent.cpu_s = time.thread_time() - cpu_s
             gc.enable()
             for connection in (*self._idle, *self._busy.values()):
                 connection.socket.close()

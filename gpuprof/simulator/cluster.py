@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from gpuprof.batching import wait_limit_ms
 from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.routing import RULES
 from gpuprof.simulator.failures import Failure
+from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import Cluster
 
 _NS_PER_MS = 1e6
@@ -56,6 +58,9 @@ class Options:
         Time that the router, one server for all, takes for a request.
     legs_ms : mapping of str to (float, float)
         Model → time of a request to its replica and of the answer back; 0 where it is not named.
+    host : HostWork
+        What serving costs the machine beside the batches; its ``handover_ms`` is in the map's batch times already.
+        Nothing is disturbed where replicas come and go.
     failures : tuple of Failure
     switches : tuple of Switch
     absent : tuple of int
@@ -76,6 +81,7 @@ class Options:
     absent: tuple[int, ...] = ()
     max_in_system: int = 2**22
     batch_timeout_ms: float | None = None
+    host: HostWork = NO_HOST_WORK
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
     )
     if options.batch_timeout_ms is not None:
         wait = np.full(len(replicas), options.batch_timeout_ms)
+    host = NO_HOST_WORK if options.switches or options.absent else options.host
+    event, core_start, core_process = core_arrays(places, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return Cluster(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
@@ -165,6 +173,9 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
             ],
             np.int64,
         ),
+        host_event=np.array([event], np.int64),
+        core_start=core_start,
+        core_process=core_process,
     )
 
 

@@ -23,6 +23,7 @@ from gpuprof.simulator.heap import (
     replace_first,
 )
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
+from gpuprof.simulator.host import disturb
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import WINDOWS, Cluster, State, Tally
 
@@ -63,6 +64,10 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
             replica = _join(cluster, state, tally, ident, place, now)
         if replica >= 0:
             dispatch(cluster, state, replica, now)
+        if state.host[0] > 0:
+            disturb(cluster, state, state.host[0])
+            state.host[0] = 0
+        if replica >= 0:
             if state.factor_position[replica] >= last:
                 return NEEDS_FACTORS
             if state.slowdown.missing[0] >= 0:
@@ -75,6 +80,8 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
 @jit
 def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
     """A client sends a request; return its place when it is with the replicas at once, else -1."""
+    if cluster.host_event[0] > 0:
+        disturb(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
     position = state.store_position[model] + 1
     state.store_position[model] = position
     if position < state.store_size[model]:
@@ -257,7 +264,10 @@ def _keep(state: State, replica: int, before: int, place: int) -> int:
 
 @jit
 def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: int) -> int:
-    """A batch is done; return its replica."""
+    """A batch is done; return its replica, -1 when it was disturbed meanwhile and ends later."""
+    if state.done_at[process] > now:
+        replace_first(state.calendar, state.done_at[process], code_of(COMPLETION, process))
+        return -1
     drop_first(state.calendar)
     replica: int = cluster.process_replica[process]
     begin, end = tally.span[0], tally.span[1]
@@ -274,6 +284,7 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
             tally.replica_by_end[replica] += now <= end
             record(cluster, state, tally, process, place, now)
         _leave(state, place)
+        state.host[0] += cluster.host_event[0] > 0
         place = following
     state.flight[process] = -1
     if state.free_processes[replica] == 0:

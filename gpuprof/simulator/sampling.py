@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
+from gpuprof.host_work import NO_HOST_WORK
 from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Bursts, Diurnal, Gamma, Recorded
 from gpuprof.simulator.cluster import Options, places_of
 from gpuprof.simulator.engine import simulate_to_tally
@@ -178,6 +179,7 @@ class _Slots:
             duration_s=self._sampling.seconds + self._sampling.warmup_s,
             warmup_s=self._sampling.warmup_s,
             seed=self._options.seed * 1_000_003 + slot,
+            host=NO_HOST_WORK,  # what is left of the replicas does not fill the machine
         )
         tally = simulate_to_tally(self._small, processes, piece)
         self._add(slot, tally, self._late_from_backlog(rates, tally))

@@ -31,6 +31,8 @@ class Cluster(NamedTuple):
     ``choice`` (of shape (R,)) holds the replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``;
     ``first_process`` (R + 1,) likewise the processes of a replica. ``settings`` (4,): time of the router for a request;
     1 for round robin instead of the fastest replica; 1 to refuse hopeless requests; 1 when there may be no more places.
+    ``host_event`` (1,): what router and clients take of a CPU twice for a request, 0 where they disturb nobody;
+    ``core_process`` holds the processes of core c from ``core_start[c]`` to ``core_start[c + 1]``.
     """
 
     slo: Ints
@@ -49,6 +51,9 @@ class Cluster(NamedTuple):
     first_process: Ints
     process_replica: Ints
     settings: Ints
+    host_event: Ints
+    core_start: Ints
+    core_process: Ints
 
 
 class State(NamedTuple):
@@ -63,6 +68,7 @@ class State(NamedTuple):
     replicas do. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
     when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free (since
     ``freed_at``); ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
+    ``host`` (2,): how many answers router and clients have to hand on now, and the number that says on which core.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
     """
 
@@ -96,6 +102,7 @@ class State(NamedTuple):
     flight: Ints
     turn: Ints
     router_until: Ints
+    host: Ints
     store: Ints
     store_position: Ints
     store_size: Ints
@@ -172,6 +179,7 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         flight=np.full(processes, -1),
         turn=np.zeros(models, np.int64),
         router_until=np.zeros(1, np.int64),
+        host=np.array([0, 1], np.int64),
         store=np.zeros((models, store), np.int64),
         store_position=np.zeros(models, np.int64),
         store_size=np.zeros(models, np.int64),

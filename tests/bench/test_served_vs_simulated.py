@@ -28,5 +28,11 @@ def test_the_capacity_is_that_of_full_batches_in_all_processes(tmp_path: Path) -
 def test_goodput_within_5_and_p99_within_15_percent_agree(
     simulated: dict[str, object], agrees: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert print_comparison([(0.3, row(100.0, 10.0), simulated)]) is agrees
+    assert print_comparison([(0.3, [row(100.0, 10.0)], simulated)]) is agrees
     assert ("DIFFERS" in capsys.readouterr().out) is not agrees
+
+
+def test_of_several_runs_the_median_is_compared_and_their_spread_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [row(100.0, p99_ms) for p99_ms in (20.0, 10.0, 9.0)]
+    assert print_comparison([(0.3, runs, row(100.0, 11.0))])
+    assert "9.0 to 20.0 in 3 runs" in capsys.readouterr().out

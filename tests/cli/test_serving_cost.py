@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.serving_cost import measure_serving, serving_overhead_ms
+from gpuprof.cli.serving_cost import measure_serving, serving_overhead_ms, serving_work
+from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.local_device import local_cpu
@@ -15,10 +17,27 @@ from gpuprof.serving.overhead import RequestOverhead
 MIB = 1 << 20
 
 
-def _append(db: KernelDb, device: str, fixed_ms: float | None, model_bytes: int | None = None) -> None:
+def _append(
+    db: KernelDb,
+    device: str,
+    fixed_ms: float | None,
+    model_bytes: int | None = None,
+    handover_ms: float | None = None,
+    host_ms: float | None = None,
+) -> None:
     started = datetime.now(UTC)
     run_id = new_run_id(started)
-    devices = [DeviceRow(run_id, device, "cpu", request_ms=fixed_ms, request_ms_per_mib=1.5)] if fixed_ms else []
+    known = DeviceRow(
+        run_id,
+        device,
+        "cpu",
+        request_ms=fixed_ms,
+        request_ms_per_mib=1.5,
+        handover_ms=handover_ms,
+        host_ms=host_ms,
+        host_ms_per_mib=0.25,
+    )
+    devices = [known] if fixed_ms else []
     models = []
     if model_bytes is not None:
         models = [ModelRow(run_id, "m", device, batch=2, sm_share_pct=100.0, processes=1, input_bytes=model_bytes)]
@@ -39,6 +58,33 @@ def test_the_largest_request_counts_and_the_last_measurement(tmp_path: Path) -> 
     assert serving_overhead_ms(db, "cpu-a", ["m"]) == pytest.approx(0.5 + 2 * 1.5)
     assert serving_overhead_ms(db, "cpu-a", ["other"]) == 0.5
     assert serving_overhead_ms(db, "cpu-b", ["m"]) == 0.0
+
+
+def test_what_keeps_the_worker_is_not_outside_the_batch(tmp_path: Path) -> None:
+    db = KernelDb.create(tmp_path)
+    _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6)
+    assert serving_overhead_ms(db, "cpu-a", ["m"]) == pytest.approx(0.3 + 2 * 1.5)
+
+
+def test_the_host_works_for_the_largest_request_where_it_is_the_only_machine(tmp_path: Path) -> None:
+    db = KernelDb.create(tmp_path)
+    cpu = replace(local_cpu(), name="cpu-a", compute_units=2)
+    assert serving_work(db, cpu, ["m"], alone=True) == NO_HOST_WORK
+    _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6)
+    found = serving_work(db, cpu, ["m"], alone=True)
+    assert found.host_ms == pytest.approx(0.6 + 2 * 0.25)
+    assert (found.handover_ms, found.host_cores) == (0.2, 2)
+    assert serving_work(db, cpu, ["m"], alone=False) == HostWork(0.2)
+    assert serving_work(db, replace(cpu, kind="gpu"), ["m"], alone=True) == HostWork(0.2)
+    assert serving_work(None, cpu, ["m"], alone=True) == NO_HOST_WORK
+
+
+def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "measure_overhead", lambda device: RequestOverhead(0.4, 1.0, 0.1, 0.5, 0.2))
+    db, device = KernelDb.create(tmp_path), local_cpu()
+    _append(db, device.name, 0.5)
+    measure_serving(db, device)
+    assert serving_work(db, device, [], alone=True) == HostWork(0.1, 0.5, device.compute_units)
 
 
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from gpuprof.demand import Demand, Slo
 from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.host_work import HostWork
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
@@ -197,3 +198,46 @@ def test_the_check_shares_no_code_with_any_policy() -> None:
     source = ast.parse(Path(feasibility.__file__).read_text(encoding="utf-8"))
     imported = {node.module or "" for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
     assert not {name for name in imported if name.startswith("gpuprof.placement")}
+
+
+def test_the_cost_of_serving_is_counted_where_one_machine_is_all_there_is() -> None:
+    asked = [demand("a", 20.0, 60.0), demand("b", 20.0, 60.0)]
+    parts = (whole(replica("a"), replica("b")),)
+    quiet, busy = (
+        problem(asked, [(plain_device(), 1)], options=Options(host=host))
+        for host in (HostWork(), HostWork(1.0, 8.0, 2))
+    )
+    calm, disturbed = (to_map(given, Placement("test", parts)) for given in (quiet, busy))
+    assert check(calm, evidence(quiet)) == ()
+    for name in ("a", "b"):
+        before, after = calm.models[name].predicted, disturbed.models[name].predicted
+        assert before is not None and after is not None and before.p99_ms is not None and after.p99_ms is not None
+        assert after.p99_ms > before.p99_ms + 1.0
+    tight = [
+        replace(one, slo=replace(one.slo, latency_ms=1.001 * (calm.models[one.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
+        for one in asked
+    ]
+    assert check(calm, replace(evidence(quiet), demands=tuple(tight))) == ()
+    assert [one.rule for one in check(calm, replace(evidence(busy), demands=tuple(tight)))] == ["slo", "slo"]
+    # Without a word of neighbours' rates, a batch still keeps its worker for as long as it is handed over.
+    assert [r.batch_latency_ms for *_, r in disturbed.places()] == [
+        tuple(ms + 1.0 for ms in r.batch_latency_ms or ()) for *_, r in calm.places()
+    ]
+
+
+def test_what_is_predicted_is_what_is_checked() -> None:
+    asked = [demand("a", 20.0, 60.0), demand("b", 30.0, 60.0)]
+    given = problem(asked, [(plain_device(), 1)], options=Options(host=HostWork(1.0, 8.0, 2)))
+    made = to_map(given, Placement("test", (whole(replica("a"), replica("b", rate=30.0)),)))
+    for scale, expected in ((1.0001, ()), (0.999, ("slo", "slo"))):
+        limits = tuple(
+            replace(one, slo=replace(one.slo, latency_ms=scale * (made.models[one.model].predicted.p99_ms or 0.0)))  # type: ignore[union-attr]
+            for one in asked
+        )
+        assert tuple(v.rule for v in check(made, replace(evidence(given), demands=limits))) == expected
+
+
+def test_shares_beyond_the_machine_are_told_of_though_nobody_can_be_disturbed_there() -> None:
+    host = replace(evidence(problem([demand("a", 20.0)])), host=HostWork(0.1, 1.0, 2))
+    broken = check(drawn(whole(replica("a", 70.0), replica("a", 70.0))), host)
+    assert "share" in [one.rule for one in broken]

@@ -112,18 +112,29 @@ def test_at_another_rate_the_queueing_model_is_asked_for_each_replica_with_its_p
         replica("m", rate_rps=10.0, batch_latency_ms=[1.0]),
     ]
     deployment = parse_map(map_of({"m": "null:4"}, replicas, slo_ms=50.0), "test")
-    got = predict(deployment, "m", 100.0, FlatQueue())  # laws of 80 ms for four fifths and of 20 ms for the rest
+    got = predict(deployment, {"m": 100.0}, FlatQueue())["m"]  # laws of 80 ms for four fifths and of 20 ms for the rest
     assert got.goodput_rps == pytest.approx(20.0)
     assert got.p50_ms == pytest.approx(80.0)
     unknown = parse_map(map_of({"m": "null:4"}, [replica("m")]), "test")
-    assert predict(unknown, "m", 100.0, FlatQueue()) == LoadPrediction()
+    assert predict(unknown, {"m": 100.0}, FlatQueue())["m"] == LoadPrediction()
+
+
+def test_at_another_rate_the_cost_of_serving_is_counted() -> None:
+    replicas = [replica(name, rate_rps=10.0, batch_latency_ms=[10.0], sm_share_pct=50.0) for name in ("m", "n")]
+    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
+    plain, costly = (
+        predict(parse_map({**document, "inputs": inputs}, "test"), {"m": 20.0, "n": 20.0}, FlatQueue())
+        for inputs in ({}, {"host_ms": "10", "host_cores": "2", "overhead_ms": "3"})
+    )
+    # Each is busy for half of the time, and 40 requests/s of 10 ms then take a fifth of each core's time: a tenth.
+    assert costly["m"].p50_ms == pytest.approx((plain["m"].p50_ms or 0.0) / (1.0 - 0.2 * 0.5 / 0.89), rel=0.02)
 
 
 def test_at_the_rate_of_the_map_the_map_is_believed() -> None:
     document = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[1.0])])
     document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
     deployment = parse_map(document, "test")
-    assert predict(deployment, "m", 50.0, FlatQueue()) == LoadPrediction(49.0, None, None, 7.0)
+    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(49.0, None, None, 7.0)
 
 
 def test_a_server_is_loaded_and_every_request_answered(null_server: RunningServer) -> None:

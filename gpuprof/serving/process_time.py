@@ -1,0 +1,39 @@
+"""CPU time of processes, in nanoseconds where the kernel says, by what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def family(pid: int) -> Iterator[int]:
+    """Yield a process and all that descend from it."""
+    yield pid
+    for thread in _PROC.glob(f"{pid}/task/*/children"):
+        with suppress(OSError):  # it has ended meanwhile
+            for child in thread.read_text().split():
+                yield from family(int(child))
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has taken so far, all its threads together, to the nanosecond.
+
+    Raises
+    ------
+    OSError
+        When it has ended, or the kernel keeps no such statistics.
+    """
+    threads = list(_PROC.glob(f"{pid}/task/*/schedstat"))
+    if not threads:
+        raise ProcessLookupError(f"there is no process {pid}, or no statistics of it")
+    return sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+
+
+def runs_module(pid: int, module: str) -> bool:
+    """Return whether a process was started as ``python -m module``."""
+    with suppress(OSError):
+        return module.encode() in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return False

@@ -1,0 +1,66 @@
+"""What router, machine process and clients take from the batches on a machine that serves from its CPU.
+
+They work for a request as it comes and as its answer goes. On a core that runs no batch they disturb nobody. Where
+every core runs one, they run on some core, each as likely as another, and whatever runs there ends so much later. What
+it comes to on average is in `gpuprof.host_work`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpuprof.host_work import HostWork, cores_of
+from gpuprof.simulator.compiled import jit
+
+if TYPE_CHECKING:
+    from gpuprof.simulator.cluster import Place
+    from gpuprof.simulator.state import Cluster, Ints, State
+
+_NS_PER_MS = 1e6
+# A linear congruential generator (Park and Miller's multiplier) says which core it is: fixed, and the same compiled.
+_MULTIPLIER, _MODULUS = 48271, 2**31 - 1
+
+
+def core_arrays(places: Sequence[Place], host: HostWork) -> tuple[int, Ints, Ints]:
+    """Return the nanoseconds that an event takes, and the processes of each core: where they start, and which.
+
+    The time is 0, and there are no cores, where nothing is disturbed: on other devices than the CPU, and where the map
+    has several, since then requests come in from elsewhere.
+
+    Raises
+    ------
+    InputError
+        When the replicas' shares are more than the machine.
+    """
+    nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
+    if not host.disturbs or len({place.name for place in places}) != 1:
+        return nothing
+    slices = cores_of([place.replica.sm_share_pct for place in places], host.host_cores)
+    first = np.concatenate([[0], np.cumsum([place.replica.processes for place in places])]).tolist()
+    on = [
+        [process for i, own in enumerate(slices) if core in own.cores for process in range(first[i], first[i + 1])]
+        for core in range(host.host_cores)
+    ]
+    start = np.concatenate([[0], np.cumsum([len(own) for own in on])]).astype(np.int64)
+    return round(host.event_ms * _NS_PER_MS), start, np.array([one for own in on for one in own], np.int64)
+
+
+@jit
+def disturb(cluster: Cluster, state: State, requests: int) -> None:
+    """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
+    cores = len(cluster.core_start) - 1
+    for core in range(cores):
+        runs = False
+        for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
+            runs = runs or state.done_at[cluster.core_process[i]] >= 0
+        if not runs:
+            return
+    state.host[1] = state.host[1] * _MULTIPLIER % _MODULUS
+    core = state.host[1] % cores
+    for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
+        process = cluster.core_process[i]
+        if state.done_at[process] >= 0:
+            state.done_at[process] += requests * cluster.host_event[0]

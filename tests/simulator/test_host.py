@@ -1,0 +1,90 @@
+"""Router and clients take the time of a core from a batch only where no core is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gpuprof.deployment import Replica
+from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.host_work import HostWork, Running, disturbed
+from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
+from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.engine import simulate
+from gpuprof.simulator.outcome import Outcome
+from gpuprof.sojourn import BatchServer
+from tests.simulator.maps import deployed, replica
+
+TWO_CORES = HostWork(host_ms=2.0, host_cores=2)
+
+
+def half(model: str, ms: float = 10.0, share_pct: float = 50.0) -> Replica:
+    return replica(model, [ms]).model_copy(update={"sm_share_pct": share_pct})
+
+
+def run(
+    replicas: Sequence[Replica], arrivals_ms: Mapping[str, Sequence[float]], host: HostWork, gpus: int = 1
+) -> Outcome:
+    times: dict[str, Arriving] = {
+        model: Recorded(np.array([round(1e6 * t) for t in own], np.int64), 1.0) for model, own in arrivals_ms.items()
+    }
+    spread = [replicas[i::gpus] for i in range(gpus)]
+    return simulate(deployed(spread), times, Options(1.0, host=host))
+
+
+def longest(outcome: Outcome) -> list[float]:
+    return [model.max_ms or 0.0 for model in outcome.models]
+
+
+def test_nobody_is_disturbed_while_a_core_is_idle() -> None:
+    # b comes when a has gone: there is an idle core all the time.
+    assert longest(run([half("a"), half("b")], {"a": [0.0], "b": [20.0]}, TWO_CORES)) == [10.0, 10.0]
+
+
+def test_what_comes_while_every_core_runs_a_batch_takes_its_time_from_one() -> None:
+    # At 2 both run; the arrivals at 3 and 4 take 1 ms each from one of them or the other.
+    found = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, TWO_CORES)
+    quiet = run([half("a"), half("b")], {"a": [0.0, 3.0, 4.0], "b": [2.0]}, HostWork())
+    assert found.replicas[0].utilization + found.replicas[1].utilization > sum(
+        one.utilization for one in quiet.replicas
+    )
+    assert longest(quiet) == [26.0, 10.0]
+    assert all(late >= early for late, early in zip(longest(found), longest(quiet), strict=True))
+    assert longest(found) != longest(quiet)
+
+
+def test_alone_on_its_only_core_a_batch_bears_every_request() -> None:
+    # 1 ms each at 3 and 4, while the batch runs, and at its end for the answer, while the next one runs; and so on.
+    found = run([half("a", share_pct=100.0)], {"a": [0.0, 3.0, 4.0]}, HostWork(host_ms=2.0, host_cores=1))
+    assert longest(found) == [pytest.approx(34.0 - 4.0, abs=1e-6)]  # ends at 13, 24 and so 12 + 11 + 11
+
+
+def test_a_core_that_the_map_leaves_free_takes_it_all() -> None:
+    four = replace(TWO_CORES, host_cores=4)
+    parts = [half("a", share_pct=50.0), half("b", share_pct=25.0)]
+    arrivals = {"a": [0.0, 3.0, 4.0], "b": [2.0]}
+    assert longest(run(parts, arrivals, four)) == [26.0, 10.0]
+
+
+def test_on_several_machines_and_for_replicas_that_come_and_go_nothing_is_said() -> None:
+    arrivals = {"a": [0.0, 3.0, 4.0], "b": [2.0]}
+    assert longest(run([half("a"), half("b")], arrivals, TWO_CORES, gpus=2)) == [26.0, 10.0]
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
+    """Mean time in service, by the queueing model that `place` predicts with and event by event."""
+    ms = {"a": 6.5, "b": 46.0}
+    host = HostWork(host_ms=0.8, host_cores=2)
+    rates = {model: load * 1000.0 / time for model, time in ms.items()}
+    arrivals: dict[str, Arriving] = {model: Gamma(rate) for model, rate in rates.items()}
+    parts = [half(model, time) for model, time in ms.items()]
+    found = simulate(deployed([parts]), arrivals, Options(2000.0, seed=1, host=host))
+    running = [Running(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
+    expected = disturbed(host, running, BatchQueue())
+    for model, calm, server in zip(found.models, ms.values(), expected, strict=True):
+        longer, predicted = (model.stage_mean_ms["service"] or 0.0) / calm - 1.0, server.latency_ms[0] / calm - 1.0
+        assert longer == pytest.approx(predicted, rel=0.2, abs=0.001)

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.host_work import (
+    HostWork,
+    Running,
+    at_worst,
+    disturbed,
+    lengthened,
+    recorded_overhead_ms,
+    recorded_work,
+)
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+
+
+class Linear:
+    """Busy for the part of the time that its requests take one by one."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        busy = arrivals.rate_rps * server.latency_ms[0] / 1000.0
+        return Sojourn(busy, 1.0, 1.0, ((0.0, 1.0), (1.0, 1.0)))
+
+
+WORK = HostWork(handover_ms=0.2, host_ms=1.0, host_cores=2)
+SERVER = BatchServer((10.0,), 1, 0.0, latency_cv=0.1, pause_cv=0.2)
+
+
+def test_a_replica_loses_its_cores_part_of_the_work_while_all_others_run() -> None:
+    # 40 requests/s of 1 ms take 4% of one core's time, 2% of each of two; the other replica runs 80% of the time.
+    first, second = disturbed(
+        HostWork(host_ms=1.0, host_cores=2), [Running(SERVER, 0.0, 50.0), Running(SERVER, 40.0, 50.0)], Linear()
+    )
+    assert first.latency_ms[0] == pytest.approx(10.0 / (1.0 - 0.02 * 0.4), rel=1e-4)
+    assert second == SERVER  # the first never runs, so that there is an idle core whenever the second does
+
+
+def test_a_core_to_spare_takes_it_all() -> None:
+    busy = [Running(SERVER, 95.0, 25.0)] * 3
+    assert disturbed(replace(WORK, host_cores=4), busy, Linear()) == (SERVER,) * 3
+    full = disturbed(replace(WORK, host_cores=4), [*busy, Running(SERVER, 95.0, 25.0)], Linear())
+    assert full[0].latency_ms[0] > 10.0
+
+
+def test_a_replica_of_several_cores_is_met_as_often_as_it_has_cores() -> None:
+    wide, narrow = disturbed(WORK, [Running(SERVER, 100.0, 50.0), Running(SERVER, 100.0, 50.0)], Linear())
+    assert wide == narrow
+    of_four = replace(WORK, host_cores=4)
+    wide, narrow = disturbed(of_four, [Running(SERVER, 100.0, 75.0), Running(SERVER, 100.0, 25.0)], Linear())
+    lost = [1.0 - 10.0 / one.latency_ms[0] for one in (wide, narrow)]
+    assert lost[0] == pytest.approx(3.0 * lost[1])
+
+
+def test_replicas_that_share_a_core_keep_it_busy_together() -> None:
+    halves = [Running(SERVER, 50.0, 25.0), Running(SERVER, 50.0, 25.0)]
+    *_, alone = disturbed(WORK, [*halves, Running(SERVER, 50.0, 50.0)], Linear())
+    lost = 0.001 * 150.0 / 2 * (1.0 - 0.5 * 0.5)
+    assert 1.0 - 10.0 / alone.latency_ms[0] == pytest.approx(lost, rel=0.2)
+
+
+def test_what_is_disturbed_at_random_varies_more() -> None:
+    longer = lengthened(SERVER, 0.1, 0.5)
+    time = 10.0 / 0.9
+    assert longer.latency_ms == pytest.approx((time,))
+    # a compound Poisson sum of 0.1 · time / 0.5 pieces of 0.5 has the variance 0.1 · time · 0.5
+    assert longer.latency_cv == pytest.approx(math.sqrt(0.1**2 + 0.1 * time * 0.5 / time**2))
+    assert longer.pause_cv == pytest.approx(math.sqrt(0.2**2 + 0.1 * time * 0.5 / time**2))
+
+
+def test_no_placement_disturbs_more_than_the_worst() -> None:
+    for rate in (5.0, 50.0, 95.0):
+        found = disturbed(WORK, [Running(SERVER, rate, 50.0), Running(SERVER, 60.0, 50.0)], Linear())
+        assert found[0].latency_ms[0] <= at_worst(WORK, SERVER, rate + 60.0, 50.0).latency_ms[0]
+    assert math.isfinite(at_worst(WORK, SERVER, 1e9, 50.0).latency_ms[0])
+
+
+def test_where_nothing_is_known_nothing_changes() -> None:
+    for work in (HostWork(0.2), HostWork(host_ms=1.0), HostWork(host_cores=2)):
+        assert disturbed(work, [Running(SERVER, 50.0, 100.0)], Linear()) == (SERVER,)
+        assert at_worst(work, SERVER, 1e6, 100.0) == SERVER
+
+
+def test_what_a_map_records_is_read_again() -> None:
+    inputs = {"handover_ms": "0.2", "host_ms": "1.0", "host_cores": "2", "overhead_ms": "0.5"}
+    assert recorded_work(inputs) == WORK
+    assert recorded_overhead_ms(inputs) == 0.5
+    assert recorded_work({}) == HostWork()
+    assert recorded_overhead_ms({}) == 0.0
+
+
+@pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores"])
+@pytest.mark.parametrize("text", ["-1", "nan", "inf", "much"])
+def test_a_map_that_records_nonsense_is_refused(name: str, text: str) -> None:
+    with pytest.raises(InputError):
+        recorded_work({name: text})
+    with pytest.raises(InputError, match="overhead_ms"):
+        recorded_overhead_ms({"overhead_ms": text})
