@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -62,6 +63,8 @@ class GpuCollector:
     counters = False
 
     def __init__(self) -> None:
+        # Without it CUDA counts the fastest GPU first, and NVML would sample another than the one that is measured.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
         self._idle_power_w: float | None = None
         self._outputs = SharedOutputs()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuprof.cgroup import remove_group
 from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
-from gpuprof.errors import InputError
+from gpuprof.errors import GpuprofError, InputError
 from gpuprof.profiling.children import Child
 from gpuprof.profiling.job import DEFAULT_LIMITS, Job, Limits
 from gpuprof.profiling.statistics import LatencyStats, summarize
@@ -153,7 +153,15 @@ def running(jobs: Sequence[Job], seats: Sequence[Seat], limits: Limits = DEFAULT
             child.expect("ready", _LOAD_S)
         for child in children:
             child.tell("go")
-        yield
+        try:
+            yield
+        finally:
+            # A client of MPS that is killed with work on the GPU can take the others of its server with it.
+            for child in children:
+                child.tell("stop")
+            for child in children:
+                with suppress(GpuprofError):
+                    child.expect("done", limits.hang_s)
 
 
 def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import suppress
@@ -42,14 +43,14 @@ class NvmlSampler:
 
     Parameters
     ----------
-    gpu : int
-        Index in the driver's order.
+    gpu : int, optional
+        Index in the driver's order; by default the one that CUDA's programs get first here (`visible_gpu`).
     nvml : module, optional
         In place of ``pynvml``.
     period_s : float
     """
 
-    def __init__(self, gpu: int = 0, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
+    def __init__(self, gpu: int | None = None, nvml: Any = None, period_s: float = _PERIOD_S) -> None:
         self._nvml = nvml if nvml is not None else _module()
         self._gpu = gpu
         self._period_s = period_s
@@ -92,7 +93,8 @@ class NvmlSampler:
             return None
         try:
             self._nvml.nvmlInit()
-            return self._nvml.nvmlDeviceGetHandleByIndex(self._gpu)
+            index = visible_gpu(self._nvml) if self._gpu is None else self._gpu
+            return self._nvml.nvmlDeviceGetHandleByIndex(index)
         except self._nvml.NVMLError:
             return None
 
@@ -114,7 +116,22 @@ class NvmlSampler:
         return None
 
 
-def idle_figures(gpu: int = 0, nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
+def visible_gpu(nvml: Any) -> int:
+    """Return the index, in the driver's order, of the GPU that CUDA's programs get first here.
+
+    ``CUDA_VISIBLE_DEVICES`` names it, by an index in the order that ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` gives, which is
+    the driver's own, or by its UUID; 0 where it names none.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if first.isdecimal():
+        return int(first)
+    if first.startswith("GPU-"):
+        with suppress(nvml.NVMLError, AttributeError):
+            return int(nvml.nvmlDeviceGetIndex(nvml.nvmlDeviceGetHandleByUUID(first)))
+    return 0
+
+
+def idle_figures(gpu: int | None = None, nvml: Any = None, seconds: float = _IDLE_S) -> NvmlFigures:
     """Return what a GPU takes while nothing of ours runs: idle power, and memory that others hold."""
     with NvmlSampler(gpu, nvml) as sampler:
         time.sleep(seconds)

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import time
 
-from gpuprof.profiling.nvml import NvmlSampler, idle_figures, nvml_missing
+import pytest
+
+from gpuprof.profiling.nvml import NvmlSampler, idle_figures, nvml_missing, visible_gpu
 from tests.profiling.fake_nvml import GIB, FakeNvml
 
 
@@ -46,3 +48,24 @@ def test_without_a_driver_nothing_is_sampled_and_the_reason_is_said() -> None:
     assert nvml_missing(FakeNvml()) is None
     figures = idle_figures(nvml=nvml, seconds=0.0)
     assert figures.samples == 0 and figures.power_w is None and figures.memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "index"), [(None, 0), ("", 0), ("2,0", 2), ("GPU-5", 5), ("GPU-unknown", 0), ("MIG-7", 0)]
+)
+def test_the_gpu_that_is_sampled_is_the_one_that_programs_get(
+    visible: str | None, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Several(FakeNvml):
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+            if not uuid[-1].isdecimal():
+                raise self.NVMLError("Not Found")
+            return int(uuid[-1])
+
+        def nvmlDeviceGetIndex(self, handle: int) -> int:  # noqa: N802
+            return handle
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpu(Several()) == index
