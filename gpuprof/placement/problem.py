@@ -13,6 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimate import Estimator
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.host_work import NO_HOST_WORK, HostWork
+from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.sojourn import QueueModel
 
 
@@ -32,6 +33,8 @@ class Options:
         Largest batch and most processes of one replica that are considered.
     overhead_ms : float
         Spent by every request outside the replica.
+    host : HostWork
+        What serving costs the machine beside the batches.
     gpus_per_node : int
         How the devices of an elastic fleet are grouped into machines.
     time_limit_s : float or None
@@ -46,6 +49,7 @@ class Options:
     max_batch: int = 256
     max_processes: int = 1
     overhead_ms: float = 0.0
+    host: HostWork = NO_HOST_WORK
     gpus_per_node: int = 8
     time_limit_s: float | None = None
     seed: int = 0
