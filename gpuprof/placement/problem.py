@@ -13,7 +13,6 @@ from gpuprof.errors import InputError
 from gpuprof.estimate import Estimator
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.host_work import NO_HOST_WORK, HostWork
-from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.sojourn import QueueModel
 
 
@@ -38,8 +37,6 @@ class Options:
     gpus_per_node : int
         How the devices of an elastic fleet are grouped into machines.
     time_limit_s : float or None
-    host : HostWork
-        What serving costs the machine beside the batches.
         For policies that search: stop then with the best found.
     seed : int
     """
@@ -53,7 +50,6 @@ class Options:
     gpus_per_node: int = 8
     time_limit_s: float | None = None
     seed: int = 0
-    host: HostWork = NO_HOST_WORK
 
     def __post_init__(self) -> None:
         _require("confidence", self.confidence, 0.0, 1.0)

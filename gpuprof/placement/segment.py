@@ -12,7 +12,6 @@ from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
 from gpuprof.host_work import at_worst
-from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.share import Share
@@ -97,9 +96,9 @@ class Segments:
 
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
         self.problem = problem
+        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         self._capped = capped
         self._estimates: dict[tuple[object, ...], Estimate] = {}
-        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._limits: dict[tuple[BatchServer, Slo, float], float] = {}
@@ -135,9 +134,9 @@ class Segments:
     def undisturbed(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
+        handover_ms = self.problem.options.host.handover_ms
         return BatchServer(
             latency_ms=tuple(ms + handover_ms for ms in self._latencies_ms(device, workload, beside)),
-        handover_ms = self.problem.options.host.handover_ms
             batch=workload.batch,
             max_wait_ms=0.0,
             processes=workload.processes,
