@@ -15,7 +15,7 @@ import grpc.aio
 from gpuprof.errors import InputError
 from gpuprof.serving import descriptions
 from gpuprof.serving.arena import Slot
-from gpuprof.serving.grpc_messages import protocol, read_infer, write_infer
+from gpuprof.serving.grpc_messages import InferCall, as_streamed, protocol, read_infer, write_infer
 from gpuprof.serving.http_api import kin
 from gpuprof.serving.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.public_name import version_order
@@ -89,10 +89,11 @@ class GrpcApi:
         for method in known.methods[_SERVICE]:
             answer = getattr(self, f"_{_snake(method.name)}")
             make = grpc.stream_stream_rpc_method_handler if method.streams_in else grpc.unary_unary_rpc_method_handler
+            infers = method.request == "ModelInferRequest"  # its tensors are not protobuf's to copy
             handlers[method.name] = make(
                 answer if method.streams_in else _translated(answer),
-                known.message(method.request).FromString,
-                known.message(method.response).SerializeToString,
+                InferCall.decode if infers else known.message(method.request).FromString,
+                None if infers else known.message(method.response).SerializeToString,
             )
         return grpc.method_handlers_generic_handler(f"{known.package}.{_SERVICE}", handlers)
 
@@ -133,11 +134,11 @@ class GrpcApi:
         ready = [entry for entry in entries if not request.ready or entry["state"] == "READY"]
         return protocol().message("RepositoryIndexResponse")(models=ready)
 
-    async def _model_infer(self, request: Any) -> Any:
-        model = self._router.find(request.model_name, request.model_version)
+    async def _model_infer(self, call: InferCall) -> bytes:
+        model = self._router.find(call.message.model_name, call.message.model_version)
         arrived = time.monotonic()
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        asked, slots = read_infer(model.spec, request, self._router.arena)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        asked, slots = read_infer(model.spec, call, self._router.arena)
 
         def done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
             if not answer.done():
@@ -164,24 +165,23 @@ class GrpcApi:
             inference.cancelled = True
             raise
 
-    async def _model_stream_infer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _model_stream_infer(self, calls: AsyncIterator[InferCall], context: Any) -> AsyncIterator[bytes]:
         """Answer each request of a stream when it is done, errors as messages."""
         _traceparent.set(_parent(context))
-        answers: asyncio.Queue[Any] = asyncio.Queue()
-        response = protocol().message("ModelStreamInferResponse")
+        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
 
-        async def one(request: Any) -> None:
+        async def one(call: InferCall) -> None:
             try:
-                await answers.put(response(infer_response=await self._model_infer(request)))
+                await answers.put(as_streamed(await self._model_infer(call)))
             except RefusedError as refusal:
-                failed = response(error_message=refusal.message)
-                failed.infer_response.id = request.id
-                await answers.put(failed)
+                failed = protocol().message("ModelStreamInferResponse")(error_message=refusal.message)
+                failed.infer_response.id = call.message.id
+                await answers.put(failed.SerializeToString())
 
         async def read() -> None:
             tasks = set()
-            async for request in requests:
-                task = asyncio.ensure_future(one(request))
+            async for call in calls:
+                task = asyncio.ensure_future(one(call))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
             await asyncio.gather(*tasks)

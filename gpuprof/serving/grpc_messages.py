@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 from gpuprof.serving.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.batch_io import INLINE_BYTES
 from gpuprof.serving.datatypes import join_strings
+from gpuprof.serving.grpc_raw import put_in, take_out
 from gpuprof.serving.infer_request import Asked, check_rows, check_size, check_tensor, in_bytes
 from gpuprof.serving.inference import InputTensor, OutputTensor, bad_request
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
@@ -30,6 +34,9 @@ _CONTENTS = {
     "FP64": "fp64_contents",
     "BYTES": "bytes_contents",
 }
+#: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
+#: ModelStreamInferResponse.infer_response.
+_RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
 
 
 @lru_cache(maxsize=1)
@@ -39,15 +46,41 @@ def protocol() -> ProtoFile:
     return ProtoFile(files("gpuprof.serving").joinpath(name).read_text(encoding="utf-8"), name)
 
 
-def read_infer(spec: ModelSpec, request: Any, arena: Arena) -> tuple[Asked, list[Slot]]:
-    """Read and check a ModelInferRequest; large tensors are copied into the arena.
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """A ModelInferRequest without its raw contents, and these."""
+
+    message: Any
+    raw: Sequence[Buffer]
+
+    @classmethod
+    def decode(cls, data: bytes) -> InferCall:
+        """Read it off the wire; the raw contents of a large one stay where they are.
+
+        Raises
+        ------
+        google.protobuf.message.DecodeError
+            When it is no such message.
+        """
+        raw: list[memoryview] = []
+        small = data
+        if len(data) > INLINE_BYTES:
+            with suppress(ValueError):  # protobuf says what is wrong with it
+                small, raw = take_out(data, _RAW_INPUTS)
+        message = protocol().message("ModelInferRequest").FromString(small)
+        return cls(message, raw or message.raw_input_contents)
+
+
+def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, list[Slot]]:
+    """Read and check a request; large tensors are copied into the arena.
 
     Raises
     ------
     RefusedError
         400, saying what is wrong.
     """
-    data = _tensors(spec, request)
+    request = call.message
+    data = _tensors(spec, request, call.raw)
     slots: list[Slot] = []
     inputs = [InputTensor(shape, _place(own, arena, slots)) for shape, own in data]
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
@@ -64,8 +97,8 @@ def read_infer(spec: ModelSpec, request: Any, arena: Arena) -> tuple[Asked, list
     return asked, slots
 
 
-def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> Any:
-    """Return a ModelInferResponse with raw contents."""
+def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> bytes:
+    """Return a ModelInferResponse with raw contents, as it is sent."""
     response = protocol().message("ModelInferResponse")(
         model_name=spec.name, model_version=spec.version, id=asked.id or ""
     )
@@ -75,13 +108,16 @@ def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> A
     for output in outputs:
         tensor = spec.outputs[output.position]
         response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=output.shape)
-        response.raw_output_contents.append(bytes(output.data))
-    return response
+    return put_in(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
 
 
-def _tensors(spec: ModelSpec, request: Any) -> list[tuple[list[int], Buffer]]:
+def as_streamed(response: bytes) -> bytes:
+    """Return a ModelStreamInferResponse with a ModelInferResponse, both as they are sent."""
+    return put_in(b"", _STREAMED, [response])
+
+
+def _tensors(spec: ModelSpec, request: Any, raw: Sequence[Buffer]) -> list[tuple[list[int], Buffer]]:
     """Return shape and bytes of each input, in the order of the model's."""
-    raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
     found: dict[int, tuple[list[int], Buffer]] = {}
