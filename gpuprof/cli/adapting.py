@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.deployment import DeploymentMap, Gpu
     from gpuprof.fleet import Fleet
     from gpuprof.placement.problem import ModelFile
     from gpuprof.serving.adapt import Load
@@ -31,12 +31,15 @@ class MapReplanner:
     db : Path or None
         Kernel database.
     more_devices : bool
-        Whether a fleet without a count may grow; else the devices of the map are all there are.
+        Whether a fleet without a count may grow; else the devices of the first map are all there are.
+    first : DeploymentMap
+        Has the machines that there are: a map that shrank grows again onto them, by their names.
     """
 
     base: Path
     db: Path | None
     more_devices: bool
+    first: DeploymentMap
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for the load, for as much of it as the devices bear; None when that is not more than now.
@@ -50,7 +53,7 @@ class MapReplanner:
         from gpuprof.estimators.corrected import CorrectedEstimator
 
         problem = map_problem(deployment, self.db)
-        fleet = problem.fleet if self.more_devices else _present(problem.fleet, deployment)
+        fleet = problem.fleet if self.more_devices else _present(problem.fleet, self.first)
         estimator = CorrectedEstimator(problem.estimator, load.slowdowns)
         problem = replace(
             problem,
@@ -71,7 +74,7 @@ class MapReplanner:
             except InfeasibleError:
                 continue
             if not wanted.unplaced:
-                return wanted
+                return _on_known_gpus(wanted, deployment, self.first)
         return None
 
 
@@ -101,6 +104,33 @@ def _present(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
         for entry in fleet.entries
     )
     return replace(fleet, entries=entries)
+
+
+def _on_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
+    """Put what is on GPUs that neither map has on those of the first map that are free: there are no others."""
+    from gpuprof.deployment import Node
+
+    known = {(name, gpu.index): gpu.device for name, gpu in (*_gpus(first), *_gpus(now))}
+    stays = {(name, gpu.index) for name, gpu in _gpus(wanted) if known.get((name, gpu.index)) == gpu.device}
+    free = [seat for seat in known if seat not in stays]
+    nodes: dict[str, list[Gpu]] = {}
+    for name, gpu in _gpus(wanted):
+        room = None if (name, gpu.index) in stays else next((s for s in free if known[s] == gpu.device), None)
+        if room is not None:
+            free.remove(room)
+            name, gpu = room[0], gpu.model_copy(update={"index": room[1]})
+        nodes.setdefault(name, []).append(gpu)
+    return wanted.model_copy(
+        update={"nodes": tuple(Node(name=name, gpus=tuple(sorted(own, key=_index))) for name, own in nodes.items())}
+    )
+
+
+def _index(gpu: Gpu) -> int:
+    return gpu.index
+
+
+def _gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
+    return ((node.name, gpu) for node in deployment.nodes for gpu in node.gpus)
 
 
 def _files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile]:

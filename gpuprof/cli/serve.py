@@ -98,7 +98,7 @@ class Following:
         if not self.adapt:
             return None
         check_adaptable(source.deployment, self.db, workers.node)
-        replan = MapReplanner(map_file.absolute().parent, self.db, more_devices=workers.simulate)
+        replan = MapReplanner(map_file.absolute().parent, self.db, workers.simulate, source.deployment)
         output = self.adapt_output or map_file.with_suffix(".adapted.json")
         return AdaptSettings(replan, output, period_s=self.adapt_period)
 

@@ -38,7 +38,7 @@ def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeploymentMap:
 
 
 def replanned(first: DeploymentMap, load: Load, *, more_devices: bool = False) -> DeploymentMap | None:
-    return MapReplanner(Path.cwd(), Path("gpuprof-db"), more_devices)(first, load)
+    return MapReplanner(Path.cwd(), Path("gpuprof-db"), more_devices, first)(first, load)
 
 
 def share(deployment: DeploymentMap) -> float:
@@ -69,6 +69,16 @@ def test_of_too_much_as_much_as_fits_is_planned_on_the_devices_that_are_there(fi
     assert 60.0 <= wanted.models["net"].rate_rps < 100.0
     grown = replanned(first, Load({"net": 110.0}, {}), more_devices=True)
     assert grown is not None and grown.predicted.gpus == 2 and grown.models["net"].rate_rps == 110.0
+
+
+def test_a_map_that_shrank_grows_again_onto_the_machines_that_it_had(first: DeploymentMap) -> None:
+    (node,) = first.nodes
+    two = first.model_copy(update={"nodes": tuple(node.model_copy(update={"name": name}) for name in ("one", "two"))})
+    replan = MapReplanner(Path.cwd(), Path("gpuprof-db"), False, two)
+    small = replan(two, Load({"net": 20.0}, {}))
+    assert small is not None and small.predicted.gpus == 1
+    large = replan(small, Load({"net": 110.0}, {}))
+    assert large is not None and {one.name for one in large.nodes} == {"one", "two"}
 
 
 def test_a_load_that_no_part_of_fits_keeps_the_map(first: DeploymentMap) -> None:
