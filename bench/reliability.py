@@ -171,11 +171,23 @@ def overloaded(times: float, seconds: float) -> tuple[float, ModelResult]:
         return capacity_rps, _flood(target, times * capacity_rps, slo_ms, seconds)
 
 
-def overloaded_model(model: str, times: float, seconds: float, slo_ms: float) -> tuple[float, ModelResult]:
-    """Measure the capacity of two workers in a closed loop, then send ``times`` as much."""
-    with server(model, 2, slo_ms) as (process, port):
+def overloaded_model(model: str, workers: int, seconds: float, slo_ms: float) -> tuple[float, ModelResult, str]:
+    """Measure the capacity of so many workers in a closed loop, then send three times as much; say also who computed.
+
+    The client stands on the same machine: what it takes to send three times the capacity, workers cannot have.
+    """
+    with server(model, workers, slo_ms) as (process, port):
         capacity_rps = closed_loop(process, port, _CONCURRENCY, min(5.0, seconds / 3.0)).rate_rps
-        return capacity_rps, _flood(Target("127.0.0.1", port), times * capacity_rps, slo_ms, seconds)
+        everybody = {"client": [psutil.Process()], "router": [process], "workers": _workers(process)}
+        before, began = _cpu_s(everybody), time.monotonic()
+        result = _flood(Target("127.0.0.1", port), 3.0 * capacity_rps, slo_ms, seconds)
+        took_s = time.monotonic() - began
+        cores = {who: (after - before[who]) / took_s for who, after in _cpu_s(everybody).items()}
+    return capacity_rps, result, ", ".join(f"{who} {part:.2f}" for who, part in cores.items())
+
+
+def _cpu_s(everybody: dict[str, list[psutil.Process]]) -> dict[str, float]:
+    return {who: sum(sum(one.cpu_times()[:2]) for one in processes) for who, processes in everybody.items()}
 
 
 @contextmanager
@@ -207,8 +219,11 @@ def main() -> int:
         show_killed(killed_under_load(options.model, options.seconds, workers, options.slo_ms))
     print("simulated workers, batches of 4:")
     show_overloaded(*overloaded(3.0, options.seconds), options.seconds)
-    print(f"two workers of {Path(options.model).name}:")
-    show_overloaded(*overloaded_model(options.model, 3.0, options.seconds, options.slo_ms), options.seconds)
+    for workers in (1, 2):
+        print(f"{workers} worker(s) of {Path(options.model).name} on a core each:")
+        capacity_rps, result, cores = overloaded_model(options.model, workers, options.seconds, options.slo_ms)
+        show_overloaded(capacity_rps, result, options.seconds)
+        print(f"  cores that were busy: {cores}", flush=True)
     return 0
 
 

@@ -22,7 +22,8 @@ from gpuprof.serving.replica import ReplicaPlan
 from gpuprof.serving.shadow_plan import Spare, Standby
 from gpuprof.serving.simulated_link import SIMULATED_PROVIDER
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
-from tests.serving.test_reliability import Askers
+from tests.serving.test_apply import apply
+from tests.serving.test_reliability import Askers, figure
 
 
 def planned(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
@@ -86,6 +87,27 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
     assert decision["late"] + decision["refused"] > 0
     assert result.lost == result.failed == 0
     assert result.in_slo >= 0.95 * result.sent
+
+
+def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo_ms = 80.0
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
+    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
+        load = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
+        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # the standby took over
+        with Askers(server, "m", 1, [0.0]) as askers:
+            assert apply(server, tmp_path / "again.json", document) == 0
+        changes = {row["replica"]: row["change"] for row in json.loads(capsys.readouterr().out)}
+        assert changes == {"m/0": "started", "m/0-shadow": "stopped"}
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.4
+        assert askers.lost == askers.wrong == []
+        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # there was a standby again
+        _, errors = server.stop()
+    assert len(decisions(errors, "standby takes over")) == 2
 
 
 def test_a_model_that_keeps_its_slo_keeps_its_worker(tmp_path: Path) -> None:
