@@ -178,7 +178,8 @@ class GpuCollector:
         self, program: RecordedProgram, environment: Mapping[str, str], besides: bool
     ) -> tuple[Counters | None, tuple[str, ...]]:
         """Return the counters; where a timeline is there already, without them if ncu may not count."""
-        command = program.command(repeats=_COUNTED_REPEATS)
+        # ncu picks kernels by the range that they are in: one only, so that there is no question of which.
+        command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
         try:
             limit_s = program.time_limit_s
             return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)

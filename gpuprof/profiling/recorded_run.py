@@ -1,7 +1,8 @@
 """The program that a profiler records: ``python -m gpuprof.profiling.recorded_run TASK.json``.
 
 It runs a model a few times, each time in a range of its own, so that what belongs to which run stands in the report
-and warm-up can be told apart. With ``kineto`` in its task it is its own profiler.
+and warm-up can be told apart. With ``kineto`` in its task it is its own profiler, with ``only_runs`` no range is opened
+within those of the runs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _do(task: dict[str, Any]) -> None:
     import numpy as np
 
     feeds = dict(np.load(task["inputs"]))
-    ranges = _torch_ranges() if task.get("kineto") else _nvtx()
+    ranges = None if task.get("only_runs") else _torch_ranges() if task.get("kineto") else _nvtx()
     run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"], ranges)
     for _ in range(task["warm_up"]):
         run()
