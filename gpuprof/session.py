@@ -90,16 +90,10 @@ def open_session(
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
         )
-    options = _options(threads)
+    options = session_options(threads, optimized_path)
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile_prefix
-    if optimized_path is not None:
-        options.optimized_model_filepath = str(optimized_path)
-        # Weights apart: a graph with them could pass protobuf's limit of 2 GiB.
-        options.add_session_config_entry(
-            "session.optimized_model_external_initializers_file_name", f"{optimized_path.name}.weights"
-        )
     try:
         return ort.InferenceSession(str(path), options, providers=_providers(provider))
     except runtime_errors() as error:
@@ -163,7 +157,8 @@ def _clipped(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def _options(threads: int) -> onnxruntime.SessionOptions:
+def session_options(threads: int, optimized_path: Path | None = None) -> onnxruntime.SessionOptions:
+    """Return the options that every session has; ``optimized_path`` as for `open_session`."""
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -174,6 +169,12 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
     options.log_severity_level = _FATAL_ONLY
     for key, value in SESSION_CONFIG.items():
         options.add_session_config_entry(key, value)
+    if optimized_path is not None:
+        options.optimized_model_filepath = str(optimized_path)
+        # Weights apart: a graph with them could pass protobuf's limit of 2 GiB.
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", f"{optimized_path.name}.weights"
+        )
     return options
 
 
