@@ -1,0 +1,75 @@
+"""Other servers that `bench.serving` measures: how they are installed and asked."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import venv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.peers.environment import Environment, PeerMissingError
+from bench.peers.peer import PEERS
+from bench.peers.peer_model import PeerModel
+
+
+class PlayedPip:
+    """What pip would install, and how often it was let."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str, error: str = "") -> None:
+        self.installed = 0
+        self._report = json.dumps({"install": [{"metadata": {"name": name}} for name in names]})
+        self._error = error
+        monkeypatch.setattr(venv, "create", lambda home, **_: home.mkdir(parents=True, exist_ok=True))
+        monkeypatch.setattr(subprocess, "run", self._run)
+
+    def _run(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if self._error:
+            return subprocess.CompletedProcess(command, 1, "", self._error)
+        self.installed += "--dry-run" not in command
+        return subprocess.CompletedProcess(command, 0, self._report, "")
+
+
+def test_a_peer_is_installed_once_and_again_when_it_needs_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = PlayedPip(monkeypatch, "litserve", "numpy")
+    for packages, times in ((("a",), 1), (("a",), 1), (("a", "b"), 2)):
+        assert Environment("p", packages).python(tmp_path) == tmp_path / "p" / "bin" / "python"
+        assert pip.installed == times
+
+
+@pytest.mark.parametrize("name", ["torch", "nvidia-cublas-cu12", "triton"])
+def test_a_peer_that_would_bring_cuda_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pip = PlayedPip(monkeypatch, "litserve", name)
+    with pytest.raises(PeerMissingError, match=f"p would bring {name}"):
+        Environment("p", ("a",)).python(tmp_path)
+    assert pip.installed == 0
+
+
+def test_a_peer_that_cannot_be_had_is_named_with_pips_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    PlayedPip(monkeypatch, error="WARNING: x\nERROR: No matching distribution found for a\n")
+    with pytest.raises(PeerMissingError, match="p cannot be installed: ERROR: No matching distribution found for a"):
+        Environment("p", ("a",)).python(tmp_path)
+
+
+def test_every_peer_is_sent_the_same_tensor() -> None:
+    tensor = np.asarray([1.5, -2.0], np.float32).tobytes()
+    sent = {}
+    for peer in PEERS:
+        head, body = peer.http_request(tensor).split(b"\r\n\r\n", 1)
+        assert f"Content-Length: {len(body)}\r\n".encode() in head + b"\r\n"
+        sent[peer.name] = body
+    assert base64.b64decode(json.loads(sent["litserve"])["data"]) == sent["ray"] == tensor
+    assert json.loads(sent["mlserver"])["inputs"][0]["data"] == [1.5, -2.0]
+
+
+def test_a_peers_identity_gives_back_what_it_takes() -> None:
+    tensor = np.asarray([1.5, -2.0], np.float32).tobytes()
+    assert PeerModel("null:8").run(tensor) == tensor
