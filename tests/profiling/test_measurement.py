@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuprof.cpu_share import own_cores
 from gpuprof.errors import InputError
-from gpuprof.profiling.measurement import measure, slices_of
+from gpuprof.profiling.children import Child
+from gpuprof.profiling.measurement import Seat, measure, running, slices_of
+from gpuprof.runtimes import ORT_CPU
 from gpuprof.share import Share
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import QUICK, a_job
@@ -46,3 +49,23 @@ def test_a_model_that_the_runtime_refuses_is_the_users_error(tmp_path: Path, mod
     job = replace(a_job(model), path=write_strange(tmp_path / "odd.onnx"))
     with pytest.raises(InputError, match="Nonsense"):
         measure(job, limits=QUICK)
+
+
+def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    tell, expect = Child.tell, Child.expect
+
+    def told(self: Child, line: str) -> None:
+        said.append(line)
+        tell(self, line)
+
+    def heard(self: Child, event: str, within_s: float) -> dict[str, Any]:
+        found = expect(self, event, within_s)
+        said.append(event)
+        return found
+
+    monkeypatch.setattr(Child, "tell", told)
+    monkeypatch.setattr(Child, "expect", heard)
+    with running([a_job(write_mlp(tmp_path / "mlp.onnx"))], [Seat(ORT_CPU, {})]):
+        assert said[-1] == "go"
+    assert said[-2:] == ["stop", "done"]
