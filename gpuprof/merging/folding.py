@@ -48,23 +48,29 @@ def _pairs(source: Source) -> Iterator[tuple[NodeProto, NodeProto, object]]:
         if source.array(conv.input[1]).dtype not in _FOLDED_TYPES:
             continue
         digests = tuple(source.digest(name) if name else "" for name in constants)
-        yield conv, norm, (digests, attribute(norm, "epsilon", _EPSILON))
+        yield conv, norm, (digests, _epsilon(norm))
 
 
 def _fold(source: Source, conv: NodeProto, norm: NodeProto) -> None:
     weight = source.array(conv.input[1])
-    scale, shift, mean, variance = (source.array(name).astype(np.float64) for name in norm.input[1:5])
-    bias = source.array(conv.input[2]).astype(np.float64) if len(conv.input) > 2 and conv.input[2] else 0.0
-    factor = scale / np.sqrt(variance + np.float64(attribute(norm, "epsilon", _EPSILON)))  # type: ignore[arg-type]
+    scale, shift, mean, variance = (np.asarray(source.array(name), np.float64) for name in norm.input[1:5])
+    given = conv.input[2] if len(conv.input) > 2 else ""
+    bias = np.asarray(source.array(given), np.float64) if given else np.zeros(len(weight))
+    factor = scale / np.sqrt(variance + _epsilon(norm))
     names = []
     for name, value in (
-        ("weight", weight * factor.reshape(-1, *(1 for _ in weight.shape[1:]))),
+        ("weight", np.asarray(weight, np.float64) * factor.reshape(-1, *(1 for _ in weight.shape[1:]))),
         ("bias", (bias - mean) * factor + shift),
     ):
         names.append(_free(source, f"{norm.output[0]}/{name}"))
         add_weight(source, names[-1], value.astype(weight.dtype))
     conv.input[:] = [conv.input[0], *names]
     conv.output[0] = norm.output[0]
+
+
+def _epsilon(norm: NodeProto) -> float:
+    value = attribute(norm, "epsilon", _EPSILON)
+    return value if isinstance(value, float) else _EPSILON
 
 
 def _free(source: Source, name: str) -> str:

@@ -8,8 +8,9 @@ graph of the steps and their values (Picard, 1976: closures; Greig et al., 1989:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -21,8 +22,10 @@ from gpuprof.merging.gain import Gain
 from gpuprof.merging.plan import Plan
 from gpuprof.merging.step_gain import Setting, step_gain
 
-#: The steps of capacities, in seconds, and a capacity that no cut can pay.
-_UNIT_S, _NEVER = 1e-9, 2**30
+#: The finest step of capacities, in seconds; what all of them together make at most; and what no cut can pay.
+_UNIT_S, _MOST, _NEVER = 1e-9, 2**29, 2**30
+
+_Edge = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +64,8 @@ class Worth:
         self.crossings = find_crossings(plan)
         self._concat = [concat_gain(plan, crossing, setting) for crossing in self.crossings]
         self._split = [split_gain(plan, crossing, setting) for crossing in self.crossings]
+        every = (*self.own.values(), *self._concat, *self._split)
+        self._unit_s = max(_UNIT_S, sum(abs(gain.seconds(setting.rates)) for gain in every) / _MOST)
 
     def gain(self, once: set[int]) -> Gain:
         """Return what running these steps once is worth."""
@@ -71,30 +76,43 @@ class Worth:
 
     def best(self) -> set[int]:
         """Return the steps whose running once is worth most together; of equal choices the smallest."""
-        rates, place = self._setting.rates, {step: 2 + at for at, step in enumerate(self.steps)}
-        edges: list[tuple[int, int, int]] = []
-        for i in self.steps:  # the source, 0, stands for once, the sink, 1, for apart
-            capacity = _capacity(self.own[i].seconds(rates))
-            edges.append((0, place[i], capacity) if capacity > 0 else (place[i], 1, -capacity))
+        place = {step: 2 + at for at, step in enumerate(self.steps)}
+        edges = [*self._own_edges(place), *self._copy_edges(place)]
+        if self._setting.rates.blocked_images:
+            edges += self._image_edges(place)
+        nodes = 1 + max((max(tail, head) for tail, head, _ in edges), default=1)
+        kept = _side_of_source(edges, nodes)
+        return {i for i in self.steps if place[i] in kept}
+
+    def _own_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
+        """Yield what each step is worth by itself; node 0, the source, stands for once, node 1, the sink, for apart."""
+        for i in self.steps:
+            capacity = self._capacity(self.own[i])
+            yield (0, place[i], capacity) if capacity > 0 else (place[i], 1, -capacity)
+
+    def _copy_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
+        """Yield the prices of copies; a node of its own lets a value be copied once for all that need it."""
         free = 2 + len(self.steps)
         for k, crossing in enumerate(self.crossings):
             producer = 1 if crossing.producer is None else place[crossing.producer]
             users = [place[i] for i in crossing.consumers]
             if users:  # one of them once, its producer not: the value is laid end to end
-                edges += [(user, free, _NEVER) for user in users]
-                edges.append((free, producer, _capacity(-self._concat[k].seconds(rates))))
+                yield from ((user, free, _NEVER) for user in users)
+                yield free, producer, -self._capacity(self._concat[k])
                 free += 1
             if crossing.producer is not None and (users or crossing.outside):
-                edges += [(free, user, _NEVER) for user in ([1] if crossing.outside else users)]
-                edges.append((producer, free, _capacity(-self._split[k].seconds(rates))))
+                yield from ((free, user, _NEVER) for user in ([1] if crossing.outside else users))
+                yield producer, free, -self._capacity(self._split[k])
                 free += 1
-        if rates.blocked_images:
-            for join, linked in image_branches(self._plan):
-                one = place.get(join, 1)
-                for other in (place.get(i, 1) for i in linked):
-                    edges += [(a, b, _NEVER) for a, b in ((one, other), (other, one)) if a != 1]
-        kept = _side_of_source(edges, free)
-        return {i for i in self.steps if place[i] in kept}
+
+    def _image_edges(self, place: Mapping[int, int]) -> Iterator[_Edge]:
+        for join, linked in image_branches(self._plan):
+            one = place.get(join, 1)
+            for other in (place.get(i, 1) for i in linked):
+                yield from ((a, b, _NEVER) for a, b in ((one, other), (other, one)) if a != 1)
+
+    def _capacity(self, gain: Gain) -> int:
+        return round(gain.seconds(self._setting.rates) / self._unit_s)
 
     def regions(self) -> list[Region]:
         """Return what hangs together, when all merged steps run once."""
@@ -161,11 +179,7 @@ def _minus(a: Gain, b: Gain) -> Gain:
     )
 
 
-def _capacity(seconds: float) -> int:
-    return int(np.clip(round(seconds / _UNIT_S), -_NEVER, _NEVER))
-
-
-def _side_of_source(edges: Sequence[tuple[int, int, int]], nodes: int) -> set[int]:
+def _side_of_source(edges: Sequence[_Edge], nodes: int) -> set[int]:
     """Return the nodes that stay with node 0 in the least cut between 0 and 1 that keeps fewest there."""
     capacity: dict[tuple[int, int], int] = {}
     for tail, head, most in edges:
@@ -174,9 +188,9 @@ def _side_of_source(edges: Sequence[tuple[int, int, int]], nodes: int) -> set[in
     if not capacity:
         return {0}
     ends = np.array(list(capacity), np.int32)
-    most = np.array(list(capacity.values()), np.int32)
-    graph = csr_array((most, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
-    left = csr_array(graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow)
+    most_of = np.array(list(capacity.values()), np.int32)
+    graph: Any = csr_array((most_of, (ends[:, 0], ends[:, 1])), shape=(nodes, nodes))
+    left: Any = csr_array(graph.astype(np.int64) - maximum_flow(graph, 0, 1).flow)
     left.data[left.data < 0] = 0
     left.eliminate_zeros()
     reached = breadth_first_order(left, 0, directed=True, return_predecessors=False)

@@ -81,7 +81,7 @@ def ridden(source: Source, node: NodeProto) -> str | None:
         if maker is None or source.uses(name) > 1 or maker.domain:
             continue
         if maker.op_type in CONVOLUTIONS or (maker.op_type != node.op_type and rides_along(source, maker)):
-            return name
+            return str(name)
     return None
 
 

@@ -1,0 +1,177 @@
+"""What runs once is what saves most time; weights are shared however ops run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import chain, combinations, pairwise
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, TensorProto, numpy_helper
+
+from gpuprof.merged_model import read_merged
+from gpuprof.merging.gain import Rates
+from gpuprof.merging.groups import group_nodes
+from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
+from gpuprof.merging.plan import make_plan
+from gpuprof.merging.report import SHARED
+from gpuprof.merging.run_choice import Worth
+from gpuprof.merging.step_gain import Setting
+from tests.merging.models import Builder, finetuned, residual, save, transformer
+
+#: Nothing pays but bytes of copies, and every byte misses.
+_SLOW_MEMORY = Rates(flops_per_s=1e12, bytes_per_s=1e3, launch_s=0.0, cache_bytes=1.0)
+
+
+def _chain(widths: list[int]) -> ModelProto:
+    """Return products one after another, with an op in between that may run apart."""
+    b, x = Builder(), "x"
+    for k, (inputs, outputs) in enumerate(pairwise(widths)):
+        x = b.add("MatMul", x, b.weight(inputs, outputs))
+        x = b.add("Relu" if k % 2 else "Tanh", x)
+    b.nodes[-1].output[0] = "y"
+    return b.model(
+        {"x": (TensorProto.FLOAT, ["batch", 4, widths[0]])}, {"y": (TensorProto.FLOAT, ["batch", 4, widths[-1]])}
+    )
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    widths=st.lists(st.sampled_from([2, 16, 64]), min_size=3, max_size=5),
+    batch=st.sampled_from([1, 8, 64]),
+    launch_us=st.sampled_from([0.0, 0.1, 1.0]),
+    cache=st.sampled_from([1.0, 1e4, 1e9]),
+)
+def test_no_other_choice_of_steps_saves_more_time(
+    widths: list[int], batch: int, launch_us: float, cache: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("chain")
+    paths = [save(_chain(widths), directory, name) for name in ("a", "b")]
+    sources = read_sources(paths)
+    setting = Setting((batch, batch), Rates(1e11, 1e9, launch_us * 1e-6, cache))
+    worth = Worth(make_plan(sources, group_nodes(sources)), setting)
+    steps = worth.steps
+    assert len(steps) == 2 * (len(widths) - 1)
+    every = chain.from_iterable(combinations(steps, count) for count in range(len(steps) + 1))
+    best = max(worth.gain(set(chosen)).seconds(setting.rates) for chosen in every)
+    found = worth.gain(worth.best()).seconds(setting.rates)
+    assert found == pytest.approx(best, abs=len(steps) * 2e-9)  # capacities are whole nanoseconds
+
+
+def test_what_would_cost_time_runs_apart_on_weights_that_are_held_once(tmp_path: Path) -> None:
+    base = transformer()
+    paths = [save(base, tmp_path, "a"), save(finetuned(base, 0.6), tmp_path, "b")]
+    options = MergeOptions(rates=_SLOW_MEMORY, batches={"a": 64, "b": 64})
+    merged = merge_sources(read_sources(paths), options)
+    forced = merge_sources(read_sources(paths), replace(options, force=True))
+    assert not merged.report.merged
+    assert {row.how for row in merged.report.shared} == {SHARED}
+    assert all("predicted to cost" in row.reason for row in merged.report.shared)
+    assert merged.report.gain_s >= 0 > forced.report.gain_s
+    assert [row.operators for row in merged.report.shared] == [row.operators for row in forced.report.merged]
+    assert merged.report.saved_bytes == pytest.approx(forced.report.saved_bytes, rel=0.01)
+    report = write_merged(merged, tmp_path / "m.onnx", options)
+    assert report.proof is not None
+    assert report.proof.worst is not None
+    assert report.proof.worst.relative == 0.0  # every model runs its own ops
+
+
+def test_weights_equal_within_the_tolerance_become_one_where_ops_run_apart(tmp_path: Path) -> None:
+    base, near = transformer(), ModelProto()
+    near.CopyFrom(base)
+    for tensor in near.graph.initializer:
+        value = numpy_helper.to_array(tensor)
+        if value.dtype == np.float32 and value.ndim == 2:
+            tensor.CopyFrom(numpy_helper.from_array(value + np.float32(5e-8), tensor.name))
+    paths = [save(base, tmp_path, "a"), save(near, tmp_path, "b")]
+    merged = merge_sources(read_sources(paths), MergeOptions(rates=_SLOW_MEMORY, batches={"a": 64, "b": 64}))
+    assert not merged.report.merged
+    shared = sum(row.saved_bytes for row in merged.report.shared)
+    assert shared > 0
+    assert merged.report.saved_bytes >= shared
+
+
+def test_what_ops_were_measured_to_take_decides_over_the_formula(tmp_path: Path) -> None:
+    paths = [save(_chain([16, 64, 64]), tmp_path, name) for name in ("a", "b")]
+    sources = read_sources(paths)
+    names = {node.name for node in sources[0].nodes}
+
+    def measured(together: float) -> dict[tuple[str, str], dict[int, float]]:
+        # Two rows are asked for, measured are one and three: between them lies a line.
+        return {(s.sha256, name): {1: 1e-3, 3: 2 * together - 1e-3} for s in sources for name in names}
+
+    slower = merge_sources(read_sources(paths), MergeOptions(measured=measured(2.5e-3)))
+    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured(1.5e-3), rates=_SLOW_MEMORY))
+    assert not slower.report.merged
+    own = sum(1.0 for _ in names)
+    assert faster.report.gain_s < 0.5e-3 * own  # copies at the border are still counted
+    quick = replace(_SLOW_MEMORY, bytes_per_s=1e9)
+    faster = merge_sources(read_sources(paths), MergeOptions(measured=measured(1.5e-3), rates=quick))
+    assert len(faster.report.merged) == 2
+    assert faster.report.gain_s == pytest.approx(0.5e-3 * own, rel=0.05)
+
+
+def _frozen(part: float) -> list[ModelProto]:
+    base = residual(blocks=3, channels=16, side=8)
+    return [finetuned(base, part, seed) for seed in (1, 2)]
+
+
+@pytest.mark.parametrize("part", [0.3, 0.5, 0.7])
+def test_sums_of_images_run_where_their_branches_do(part: float, tmp_path: Path) -> None:
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(_frozen(part))]
+    options = MergeOptions(rates=Rates(1e12, 1e6, 1e-3, cache_bytes=1e12))  # weights are worth a lot, copies little
+    output = tmp_path / "m.onnx"
+    report = write_merged(merge_sources(read_sources(paths), options), output, options)
+    described = read_merged(output)
+    assert described is not None
+    assert [member.absent_rows for member in described.members] == [0, 0]  # who is absent costs nothing
+    assert report.shared
+
+
+def test_a_gpu_cuts_images_wherever_it_pays(tmp_path: Path) -> None:
+    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(_frozen(0.5))]
+    rates = Rates(1e12, 1e6, 1e-3, cache_bytes=1e12, blocked_images=False)
+    assert merge_sources(read_sources(paths), MergeOptions(rates=rates)).report.merged
+
+
+def test_a_merge_that_could_not_leave_an_absent_model_out_runs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpuprof.merging.run_choice.image_branches", lambda plan: ())
+    base = residual(blocks=3, channels=16, side=8)
+    # A projection beside the convolutions of the last block: a sum of two branches that part at a cut.
+    paths = [save(_projected(base, seed), tmp_path, f"m{seed}") for seed in (1, 2)]
+    options = MergeOptions(rates=Rates(1e12, 1e6, 1e-3, cache_bytes=1e12))
+    merged = merge_sources(read_sources(paths), options)
+    assert merged.report.merged
+    report = write_merged(merged, tmp_path / "m.onnx", options)
+    described = read_merged(tmp_path / "m.onnx")
+    assert described is not None
+    assert [member.absent_rows for member in described.members] == [0, 0]
+    assert not report.merged
+    assert any("absent from a call" in row.reason for row in report.shared)
+    forced = replace(options, force=True)
+    assert write_merged(merge_sources(read_sources(paths), forced), tmp_path / "f.onnx", forced).merged
+
+
+def _projected(model: ModelProto, seed: int) -> ModelProto:
+    copy, random = ModelProto(), np.random.default_rng(seed)
+    copy.CopyFrom(model)
+    nodes = list(copy.graph.node)
+    at = max(i for i, node in enumerate(nodes) if node.op_type == "Add")
+    weight = (0.2 * random.standard_normal((16, 16, 1, 1))).astype(np.float32)
+    copy.graph.initializer.append(numpy_helper.from_array(weight, "projection"))
+    projected = onnx.helper.make_node("Conv", [nodes[at].input[0], "projection"], ["projected"], name="projected")
+    nodes[at].input[0] = "projected"
+    del copy.graph.node[:]
+    copy.graph.node.extend([*nodes[:at], projected, *nodes[at:]])
+    for tensor in copy.graph.initializer:
+        if tensor.name in nodes[at - 1].input[1:]:
+            value = numpy_helper.to_array(tensor)
+            changed = (value + 0.05 * random.standard_normal(value.shape)).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(changed, tensor.name))
+    return copy
