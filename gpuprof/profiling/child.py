@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import io
 import json
 import os
 import select
@@ -34,6 +35,8 @@ _WARM_UP_S = 0.3
 _MAX_WARM_UP_S = 3.0
 _CHECK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
+#: Without a buffer: a word that had been read ahead of its turn would not be seen by select.
+_STDIN = io.FileIO(0, closefd=False)
 
 
 def main() -> int:
@@ -41,7 +44,7 @@ def main() -> int:
     _die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
-    task = json.loads(sys.stdin.readline())
+    task = json.loads(_STDIN.readline())
     try:
         if task.get("compare"):
             task["alone"] = _outputs_alone(task)
@@ -128,7 +131,7 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
     import numpy as np
 
     _say(speech, "ready")
-    for line in sys.stdin:
+    for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
         try:
@@ -148,7 +151,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
 
     kinds = profiler.supported_activities()  # type: ignore[no-untyped-call]
     _say(speech, "ready")
-    for line in sys.stdin:
+    for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
         try:
@@ -267,7 +270,7 @@ def _rule(latencies: list[int], limits: dict[str, Any]) -> Callable[[float], boo
 
 
 def _told_to_stop(elapsed_s: float) -> bool:
-    return bool(select.select([sys.stdin], [], [], 0)[0])
+    return bool(select.select([_STDIN], [], [], 0)[0])
 
 
 def _die_with_parent() -> None:
@@ -276,7 +279,7 @@ def _die_with_parent() -> None:
 
 
 def _wait_for(word: str) -> None:
-    line = sys.stdin.readline()
+    line = _STDIN.readline().decode()
     if line.strip() != word:  # the parent is gone: nobody wants the answer
         raise SystemExit(1)
 
