@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.share import Share
 
+_LARGEST_BATCH = 1_000_000
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
 
 
@@ -120,8 +121,10 @@ def _sizes(text: str) -> list[int]:
     """Read ``"1,8,32"``."""
     sizes = []
     for word in text.split(","):
-        if not word.strip().isdigit() or not 1 <= int(word) <= 1_000_000:
-            raise InputError(f"--batch must be whole numbers of at least 1 but got {text!r}", "write it as 1,8,32")
+        if not word.strip().isdigit() or not 1 <= int(word) <= _LARGEST_BATCH:
+            raise InputError(
+                f"--batch must be whole numbers from 1 to {_LARGEST_BATCH:,} but got {text!r}", "write it as 1,8,32"
+            )
         sizes.append(int(word))
     return sizes
 
