@@ -43,7 +43,9 @@ def compare(
         float | None, typer.Option(help="Instead of queueing: a batch may take this fraction of the SLO.")
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256,
-    max_processes: Annotated[int, typer.Option(help="Most processes of one replica.")] = 1,
+    max_processes: Annotated[
+        int | None, typer.Option(help="Most processes of one replica; three in a MIG instance, else one.")
+    ] = None,
     overhead_ms: Annotated[float, typer.Option(help="Time that a request spends outside its replica.")] = 0.0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds for each policy that searches.")] = None,
     seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0,

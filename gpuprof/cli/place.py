@@ -64,7 +64,9 @@ def place(
         float | None, typer.Option(help="Instead of queueing: a batch may take this fraction of the SLO.")
     ] = None,
     max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256,
-    max_processes: Annotated[int, typer.Option(help="Most processes of one replica.")] = 1,
+    max_processes: Annotated[
+        int | None, typer.Option(help="Most processes of one replica; three in a MIG instance, else one.")
+    ] = None,
     overhead_ms: Annotated[
         float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
     ] = None,
@@ -95,9 +97,10 @@ def place(
     problem = build_problem(slo_file, gpus, fleet, db, options, overhead_ms)
     deployment = plan(replace(problem, previous=running), made, created)
     if merge and (best_effort or not deployment.unplaced):
+        from gpuprof.cli.devices import open_database
         from gpuprof.cli.merge_step import merge_replicas
 
-        outcome = merge_replicas(problem, deployment, output)
+        outcome = merge_replicas(problem, deployment, output, open_database(db, needed=False))
         deployment = outcome.deployment
         for line in outcome.said:
             say(f"gpuprof: {line}")

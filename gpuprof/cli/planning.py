@@ -278,7 +278,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
             overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
             host=recorded_work(deployment.inputs),
             max_batch=int(map_setting(deployment, "max_batch") or 256),
-            max_processes=int(map_setting(deployment, "max_processes") or 1),
+            max_processes=int(map_setting(deployment, "max_processes") or 0) or None,
         ),
     )
 

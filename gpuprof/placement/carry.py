@@ -53,11 +53,18 @@ def carried(problem: Problem, segments: Segments, previous: DeploymentMap) -> Ca
 
 def evened(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
     """Return a map with each model's rate shared out by what its replicas can do, as it is where that breaks an SLO."""
+    gpus = [_copied(gpu) for gpu in gpus]  # equal devices may be one object, and replicas are told apart by identity
     found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
         return tuple(gpus)
     even = _rerated(problem, gpus, found)
     return tuple(even if all(_sound(problem, segments, gpu) for gpu in even) else gpus)
+
+
+def _copied(gpu: PlacedGpu) -> PlacedGpu:
+    """Return the device with replicas that are no other device's."""
+    parts = (replace(part, replicas=tuple(replace(one) for one in part.replicas)) for part in gpu.partitions)
+    return PlacedGpu(gpu.device, tuple(parts))
 
 
 def _old_gpus(problem: Problem, previous: DeploymentMap) -> Iterator[PlacedGpu]:
@@ -85,7 +92,8 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
     """Yield what each replica can do that still keeps its SLO and obeys the options."""
     device, options = problem.device(gpu.device), problem.options
     for replica in gpu.replicas():
-        if replica.batch > options.max_batch or replica.processes > options.max_processes or replica.max_wait_ms:
+        most = segments.menu.processes(replica.share)[-1]
+        if replica.batch > options.max_batch or replica.processes > most or replica.max_wait_ms:
             continue  # what waits for its batch to fill is not planned any more
         segment = segments.make(problem.demand(replica.model), device, replica.workload)
         if segment is not None:

@@ -34,7 +34,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
-        inputs=dict(problem.inputs),
+        inputs={**problem.inputs, **({"found_by": placement.found_by} if placement.found_by else {})},
         models=_models(problem, predictor),
         nodes=nodes,
         predicted=MapPrediction(gpus=len(placement.gpus), goodput_rps=0.0),

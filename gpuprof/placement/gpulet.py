@@ -167,7 +167,7 @@ def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, left: 
     """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
     rate_rps = min(left, segment.capacity_rps)
     demand, device = segments.problem.demand(segment.model), entry.device
-    for batch in segments.problem.estimator.batches(segment.model, device, segment.share):
+    for batch in segments.menu.listed(segment.model, device, segment.share):
         workload = Workload(segment.model, batch, segment.share)
         if batch < segment.batch and segments.meets(demand, device, workload, rate_rps):
             memory = segments.memory_bytes(segments.estimate(device, workload))

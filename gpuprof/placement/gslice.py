@@ -157,9 +157,8 @@ class _Tuning:
     def _sizes(self, replica: PlacedReplica) -> tuple[int, ...]:
         key = (replica.model, replica.share)
         if key not in self._batches:
-            problem = self.segments.problem
-            known = {*problem.estimator.batches(replica.model, self.device, replica.share), replica.batch}
-            self._batches[key] = tuple(sorted(batch for batch in known if batch <= problem.options.max_batch))
+            listed = self.segments.menu.listed(replica.model, self.device, replica.share)
+            self._batches[key] = tuple(sorted({*listed, replica.batch}))
         return self._batches[key]
 
     def _meets(self, replica: PlacedReplica, beside: Sequence[Workload]) -> bool:

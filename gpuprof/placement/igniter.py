@@ -150,11 +150,13 @@ class _Cluster:
         if options.latency_budget is not None:
             # The batch that just meets the rate when it takes all of its part of the SLO (equation 17).
             rate, time = rate_rps / 1000.0, options.latency_budget * demand.slo.latency_ms
-            hidden = self.segments.estimate(self.device, Workload(demand.model, 1, Share())).overlapped_ms
-            batch = math.ceil(time * rate / (1.0 + rate * hidden) * (1 - 1e-9))
-            return [max(1, batch)] if batch <= options.max_batch else []
-        known = self.segments.problem.estimator.batches(demand.model, self.device, Share())
-        return [batch for batch in known if batch <= options.max_batch]
+            sizes = self.segments.menu.sizes(demand.model, self.device, Share())
+            if not sizes:
+                return []
+            hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
+            batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
+            return [size for size in sizes if size >= batch][:1]
+        return self.segments.menu.sizes(demand.model, self.device, Share())
 
     def _workload(self, model: str, batch: int, units: int) -> Workload:
         return Workload(model, batch, Share(min(100.0, units * self.unit_pct)))

@@ -16,19 +16,15 @@ from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
+from gpuprof.placement.menu import PARTS
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
 from gpuprof.share import Share
 
-#: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
-_STEP = 2.5
-#: Percent of an instance that several models may share.
-_PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
 #: Guesses are made for so many demands at most; the bound then covers only what the estimator lists.
 _MOST_DEMANDS = 40
 #: Likewise for demands that fill so many devices at most: to others a part of a device is next to nothing.
 _MOST_DEVICES = 100
-_ODD_PERCENT = 13.0
 
 Choices = Mapping[str, tuple[Segment, ...]]
 
@@ -60,7 +56,7 @@ class Offers:
                     own += self._parts(demand, entry.device, tuple(own))
                 few_devices = demand.rate_rps < _MOST_DEVICES * max((one.capacity_rps for one in own), default=0.0)
                 if few and few_devices and entry.device.kind == "gpu":
-                    steps = self._steps(demand.model, entry.device)
+                    steps = self.segments.menu.steps(demand.model, entry.device, None)
                     own += self._between(demand, entry.device, steps, tuple(own))
                     guesses |= self._guessed(demand, entry.device, steps, own)
                 sure += own
@@ -134,7 +130,8 @@ class Offers:
         return min(self._lean[key], segment.memory_bytes)
 
     def _memories(self, model: str, device: Device, share: Share) -> Iterator[int]:
-        for batch in self.problem.estimator.batches(model, device, share):
+        menu = self.segments.menu
+        for batch in {*menu.listed(model, device, share), *menu.sizes(model, device, share)[:1]}:
             try:
                 estimate = self.segments.estimate(device, Workload(model, batch, share))
             except InputError:
@@ -152,10 +149,10 @@ class Offers:
             whole = segment.share.sm_pct == 100.0 and segment.capacity_rps >= demand.rate_rps
             if mig is None or not whole or any(one.mig == mig and one.sm_pct < 100.0 for one in known):
                 continue
-            low, high, found = 0, len(_PARTS), None
+            low, high, found = 0, len(PARTS), None
             while low < high:
                 middle = (low + high) // 2
-                part = self._serving(demand, device, Share(_PARTS[middle], mig))
+                part = self._serving(demand, device, Share(PARTS[middle], mig))
                 if part is None:
                     low = middle + 1
                 else:
@@ -167,16 +164,6 @@ class Offers:
         """Return the segment under ``share`` if it serves all that is asked for."""
         segment = self.segments.best_of(demand, device, share)
         return segment if segment is not None and segment.capacity_rps >= demand.rate_rps else None
-
-    def _steps(self, model: str, device: Device) -> list[float]:
-        """Return the percentages of the whole device that are not listed and of which something is known."""
-        known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
-        if not known:
-            return []
-        steps = self._required(model, device)
-        if self._is_share_sensitive(model, device):
-            steps |= {_STEP * n for n in range(1, round(100.0 / _STEP))}
-        return sorted(steps - known)
 
     def _between(
         self, demand: Demand, device: Device, steps: Sequence[float], listed: Sequence[Segment]
@@ -225,22 +212,34 @@ class Offers:
                 guesses[device.name, guess.share] = guess
         return guesses
 
+    def _followed(self, model: str, device: Device, share: Share, *, dense: bool) -> Iterator[tuple[Workload, int]]:
+        """Yield the workloads, each with the next larger batch where those between may run too, else its own."""
+        for workload in self.segments.workloads(model, device, share):
+            sizes = self.segments.menu.listed(model, device, share)
+            larger = [size for size in sizes if size > workload.batch] if dense else []
+            yield workload, min(larger, default=workload.batch)
+            if dense and workload.batch == sizes[0] > 1:
+                yield replace(workload, batch=1), sizes[0]
+
     def _guess(self, demand: Demand, device: Device, share: Share, larger: Segment) -> Segment | None:
         """Return the best that a share could do: full batches within the SLO, and less than the next larger share.
 
         Where every batch takes k times as long as under the larger share, queues serve at most 1 / k of its rate:
-        with time measured in k-ths the arrivals would be the same and the SLO tighter.
+        with time measured in k-ths the arrivals would be the same and the SLO tighter. Batches between two listed ones
+        serve no more than they would if they took no longer than the smaller of the two.
         """
         options = self.problem.options
         limit = demand.slo.latency_ms * (options.latency_budget or 1.0)
-        most, memory, slower = 0.0, [], math.inf
-        for workload in self.segments.workloads(demand.model, device, share):
+        dense = self.segments.menu.is_dense(demand.model, device, share)
+        most, memory, slower = 0.0, [], 1.0 if dense else math.inf
+        for workload, next_batch in self._followed(demand.model, device, share, dense=dense):
             shortest = workload if options.latency_budget else replace(workload, batch=1)
             try:
                 beyond = self.segments.latency_ms(device, replace(workload, share=larger.share))
                 slower = min(slower, self.segments.latency_ms(device, workload) / beyond)
                 if self.segments.latency_ms(device, shortest) < limit:
-                    most = max(most, self.segments.throughput_rps(device, workload))
+                    throughput = self.segments.throughput_rps(device, workload)
+                    most = max(most, throughput * max(1.0, (next_batch - 1) / workload.batch))
                     memory.append(self.segments.memory_bytes(self.segments.estimate(device, workload)))
             except InputError:
                 continue
@@ -251,27 +250,6 @@ class Offers:
         least = None if None in memory else min(one for one in memory if one is not None)
         rate = min(demand.rate_rps, most)
         return Segment(demand.model, device.name, share, 1, 1, rate, device.fraction(share), least, limit)
-
-    def _is_share_sensitive(self, model: str, device: Device) -> bool:
-        """Whether the estimator answers for shares that it does not list, and knows that they are slower."""
-        whole, odd = Share(), Share(_ODD_PERCENT)
-        batch = max(self.problem.estimator.batches(model, device, whole), default=1)
-        try:
-            slow = self.segments.latency_ms(device, Workload(model, batch, odd))
-            return slow > self.segments.latency_ms(device, Workload(model, batch, whole))
-        except InputError:
-            return False
-
-    def _required(self, model: str, device: Device) -> set[float]:
-        """Return the compute requirements by any metric at any batch: the shares that USHER gives."""
-        found: set[float] = set()
-        for batch in self.problem.estimator.batches(model, device, Share()):
-            try:
-                creq = self.segments.estimate(device, Workload(model, batch, Share())).creq_pct
-            except InputError:
-                continue
-            found |= {figure.value for _, figure in creq if 0.0 < figure.value < 100.0 and math.isfinite(figure.value)}
-        return found
 
 
 def _undominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:

@@ -9,13 +9,14 @@ from gpuprof.demand import Demand
 from gpuprof.placement.carry import carried, evened
 from gpuprof.placement.cheapest import cheapest
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
-from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.goodput import maximise_goodput, most_goodput
+from gpuprof.placement.improve import Improver
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.master import Choice, classes_of
 from gpuprof.placement.offers import Choices, Offers
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.portfolio import portfolio
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.realise import realise
 from gpuprof.placement.seating import seated
@@ -23,6 +24,11 @@ from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.slack import Slack
 from gpuprof.placement.tidy import tidied
 from gpuprof.placement.whynot import with_unplaced
+
+#: What a placement may fall short of its bound and still count as the best there is.
+_NEARLY = 1e-3
+#: So many of the maps, the best first, are improved.
+_IMPROVED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +87,25 @@ class Optimal:
                 most = most_goodput(problem, demands, classes_of(demands, offers.hoped(demands)), limit)
             placed = replace(placed, upper_bound_goodput_rps=most)
         placed = with_unplaced(problem, segments, placed)
-        if not left or self.fair:
-            return placed
-        return _better(problem, placed, FirstFitDecreasing().place(problem))
+        return placed if self.fair else self._best(problem, segments, placed, limit, proven=not left)
+
+    def _best(self, problem: Problem, segments: Segments, found: Placement, limit: Limit, *, proven: bool) -> Placement:
+        """Return the best of the program's map and the quick policies' maps, each of them improved."""
+        if proven and _is_proven(problem, found):
+            return found
+        improver = Improver(problem, segments, limit)
+        made = sorted([found, *portfolio(problem, limit)], key=lambda one: _worth(problem, one))
+        best = found
+        for position, one in enumerate(made):
+            gpus = improver.improved(one.gpus) if position < _IMPROVED else one.gpus
+            changed = with_unplaced(problem, segments, replace(one, gpus=gpus, unplaced=()))
+            for name, candidate in ((one.policy, one), (f"{one.policy}, improved", changed)):
+                if _worth(problem, candidate) < _worth(problem, best):
+                    origin = name.replace("optimal", "program")
+                    best = replace(found, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=origin)
+            if _is_proven(problem, best):
+                break
+        return _bounded(problem, best)
 
     def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
         """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
@@ -117,11 +139,25 @@ def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> dict
     return covers
 
 
-def _better(problem: Problem, found: Placement, other: Placement) -> Placement:
-    """Return ``found``, with what stands in ``other`` where that is better."""
-    if _worth(problem, other) >= _worth(problem, found):
-        return found
-    return replace(found, gpus=other.gpus, unplaced=other.unplaced)
+def _is_proven(problem: Problem, placement: Placement) -> bool:
+    """Whether no placement is better than this one, or in large fleets by next to nothing."""
+    if placement.unplaced:
+        served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
+        return most is not None and served >= most * (1.0 - _NEARLY)
+    bound = placement.lower_bound_cost_per_hour
+    return bound is not None and _cost(problem, placement) <= bound * (1.0 + _NEARLY) + 1e-9
+
+
+def _bounded(problem: Problem, placement: Placement) -> Placement:
+    """Return the placement with no bound that it contradicts itself: neighbours may even speed each other up."""
+    if placement.unplaced:
+        return placement
+    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+    return replace(
+        placement,
+        lower_bound_cost_per_hour=None if cost is None else min(cost, _cost(problem, placement)),
+        lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
+    )
 
 
 def _preferred(problem: Problem, slack: Slack, kept: Placement, fresh: Placement) -> Placement:
@@ -146,11 +182,13 @@ def _worth(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], f
 
 
 def _missing(problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """Return what is not served, by falling priority, to a millionth of the rates."""
+    """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
     for one in placement.unplaced:
-        missing[problem.demand(one.model).priority] += one.rate_rps
+        demand = problem.demand(one.model)
+        useless = demand.rate_rps - one.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
+        missing[demand.priority] += demand.rate_rps if useless else one.rate_rps
     total = sum(demand.rate_rps for demand in problem.demands)
     return tuple(round(missing[level] / total, 6) for level in levels)
 

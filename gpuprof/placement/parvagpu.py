@@ -101,7 +101,7 @@ class ParvaGpu:
     unoptimized : bool
         Without Allocation Optimization (ParvaGPU-unoptimized).
     processes : int
-        Most processes of an instance; the paper says three. `Options.max_processes` raises it.
+        Most processes of an instance where `Options.max_processes` says nothing; the paper says three.
     """
 
     single: bool = False
@@ -117,7 +117,7 @@ class ParvaGpu:
             When no device of the fleet has MIG.
         """
         entry = _mig_entry(problem)
-        most = 1 if self.single else max(self.processes, problem.options.max_processes)
+        most = 1 if self.single else problem.options.max_processes or self.processes
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
         kept = standing(problem, segments, entry, services)

@@ -85,6 +85,8 @@ class Placement:
         Likewise for the cost.
     upper_bound_goodput_rps : float or None
         No placement on a fixed fleet serves more requests per second within the SLOs; None where nothing is proven.
+    found_by : str or None
+        How a policy that tries several ways came to this placement.
     """
 
     policy: str
@@ -93,6 +95,7 @@ class Placement:
     lower_bound_gpus: int | None = None
     lower_bound_cost_per_hour: float | None = None
     upper_bound_goodput_rps: float | None = None
+    found_by: str | None = None
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""

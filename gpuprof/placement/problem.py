@@ -28,8 +28,11 @@ class Options:
         None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must
         keep its SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO
         and the replicas' throughput must cover the rate (ParvaGPU, iGniter and USHER say one half).
-    max_batch, max_processes : int
-        Largest batch and most processes of one replica that are considered.
+    max_batch : int
+        Largest batch of one replica that is considered.
+    max_processes : int or None
+        Most processes of one replica that are considered; None: three within a MIG instance (as many as ParvaGPU
+        takes), one elsewhere.
     overhead_ms : float
         Spent by every request outside the replica.
     host : HostWork
@@ -44,7 +47,7 @@ class Options:
     confidence: float | None = None
     latency_budget: float | None = None
     max_batch: int = 256
-    max_processes: int = 1
+    max_processes: int | None = None
     overhead_ms: float = 0.0
     host: HostWork = NO_HOST_WORK
     gpus_per_node: int = 8
@@ -57,7 +60,7 @@ class Options:
             raise InputError(f"latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
         _require("time limit", self.time_limit_s, 0.0, 1e9)
         for name, value in (("max batch", self.max_batch), ("max processes", self.max_processes)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1 but got {value}")
         if not 0.0 <= self.overhead_ms < 1e9:
             raise InputError(f"overhead must be at least 0 ms but got {self.overhead_ms:g}")

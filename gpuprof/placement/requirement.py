@@ -52,9 +52,7 @@ def requirements(
     found: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
     whole = Share()
-    for batch in segments.problem.estimator.batches(demand.model, device, whole):
-        if batch > segments.problem.options.max_batch:
-            continue
+    for batch in segments.menu.listed(demand.model, device, whole):
         try:
             estimate = segments.estimate(device, Workload(demand.model, batch, whole))
         except InputError:

@@ -12,6 +12,7 @@ from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
 from gpuprof.host_work import at_worst
+from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.share import Share
@@ -96,11 +97,13 @@ class Segments:
 
     def __init__(self, problem: Problem, *, capped: bool = True) -> None:
         self.problem = problem
-        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
+        self.menu = Menu(problem)
         self._capped = capped
+        self._all_rps = math.fsum(demand.rate_rps for demand in problem.demands)
         self._estimates: dict[tuple[object, ...], Estimate] = {}
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
+        self._best_of: dict[tuple[str, str, Share], Segment | None] = {}
         self._limits: dict[tuple[BatchServer, Slo, float], float] = {}
         self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
 
@@ -223,23 +226,23 @@ class Segments:
         return None if found is None else found[2]
 
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
-        """Yield what may run under ``share``: fewest processes first, then smallest batch."""
-        options = self.problem.options
-        for processes in range(1, options.max_processes + 1):
-            for batch in self.problem.estimator.batches(model, device, share):
-                if batch <= options.max_batch:
-                    yield Workload(model, batch, share, processes)
+        """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""
+        for processes in self.menu.processes(share):
+            for batch in self.menu.listed(model, device, share):
+                yield Workload(model, batch, share, processes)
 
-    def make(self, demand: Demand, device: Device, workload: Workload) -> Segment | None:
+    def make(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload] = ()
+    ) -> Segment | None:
         """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate."""
         try:
-            estimate = self.estimate(device, workload)
+            estimate = self.estimate(device, workload, beside)
+            memory = self.memory_bytes(estimate)
+            if memory is not None and memory > device.memory_bytes(workload.share):
+                return None
+            capacity = self._capacity_rps(demand, device, workload, beside)
         except InputError:
-            return None  # nothing is known of this batch or number of processes
-        memory = self.memory_bytes(estimate)
-        if memory is not None and memory > device.memory_bytes(workload.share):
-            return None
-        capacity = self._capacity_rps(demand, device, workload)
+            return None  # nothing is known of this batch, of a smaller one, or of this number of processes
         if capacity <= 0.0:
             return None
         return Segment(
@@ -252,7 +255,7 @@ class Segments:
             fraction=device.fraction(workload.share),
             memory_bytes=memory,
             latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
-            tail_ms=self.tail_ms(demand, device, workload, capacity),
+            tail_ms=self.tail_ms(demand, device, workload, capacity, beside),
         )
 
     def tail_ms(
@@ -277,7 +280,50 @@ class Segments:
         """Return the segment of largest capacity under ``share``, None when nothing meets the SLO.
 
         Once a segment serves all that is asked for, larger batches are looked at only while they shorten its tail.
+        Where batches between the listed ones may run too, it is the best of all, given that larger batches take longer.
         """
+        key = (demand.model, device.name, share)
+        if key not in self._best_of:
+            best = self._best_listed(demand, device, share)
+            if self.menu.is_dense(demand.model, device, share):
+                best = self._best_between(demand, device, share, best)
+            self._best_of[key] = best
+        return self._best_of[key]
+
+    def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
+        """Return the best segment of any batch, given the best of those listed."""
+        listed = self.menu.listed(demand.model, device, share)
+        for processes in self.menu.processes(share):
+            gaps = list(zip((0, *listed), listed, strict=False))
+            while gaps:
+                low, high = gaps.pop()
+                reach = self.most_between_rps(demand, device, Workload(demand.model, low, share, processes), high)
+                wanted = min(reach, demand.rate_rps) if self._capped else reach
+                if high - low < 2 or (best is not None and wanted <= best.capacity_rps):
+                    continue
+                middle = (low + high) // 2
+                found = self.make(demand, device, Workload(demand.model, middle, share, processes))
+                if found is not None and (best is None or found.capacity_rps > best.capacity_rps):
+                    best = found
+                gaps += [(low, middle), (middle, high)]
+        return best
+
+    def most_between_rps(self, demand: Demand, device: Device, workload: Workload, high: int) -> float:
+        """Return a rate that no batch from that of ``workload`` to below ``high`` exceeds within the latency budget.
+
+        Given that no larger batch is quicker; batch 0 stands for nothing, of which nothing is known.
+        """
+        if not workload.batch:
+            return math.inf
+        try:
+            estimate = self.estimate(device, workload)
+        except InputError:
+            return 0.0
+        if not self.within_budget(demand, estimate, 0.0):
+            return 0.0
+        return self._throughput_rps(estimate) * (high - 1) / workload.batch
+
+    def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         best: Segment | None = None
         for workload in self.workloads(demand.model, device, share):
             full = best is not None and best.capacity_rps >= demand.rate_rps
@@ -294,22 +340,22 @@ class Segments:
                 break
         return best
 
-    def _ceiling_rps(self, device: Device, workload: Workload) -> float:
+    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
         """Return a rate that the workload never exceeds; infinity where nothing is known of it."""
         try:
             if self.problem.options.latency_budget is not None:
-                return self.throughput_rps(device, workload)
-            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload)
+                return self.throughput_rps(device, workload, beside)
+            return 1000.0 * workload.batch * workload.processes / self.latency_ms(device, workload, beside)
         except InputError:
             return math.inf
 
-    def _capacity_rps(self, demand: Demand, device: Device, workload: Workload) -> float:
+    def _capacity_rps(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
-        ceiling = self._ceiling_rps(device, workload)
+        ceiling = self._ceiling_rps(device, workload, beside)
         wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
-            return wanted if self.meets(demand, device, workload, 0.0) else 0.0
-        server = self.server(device, workload)
+            return wanted if self.meets(demand, device, workload, 0.0, beside) else 0.0
+        server = self.server(device, workload, beside)
         key = (server, demand.slo, wanted)  # equal models under equal SLOs are many
         if key not in self._limits:
             self._limits[key] = self._limit_rps(demand, server, ceiling, wanted)

@@ -25,7 +25,8 @@ def test_what_more_rate_and_less_slo_would_change_is_computed_anew() -> None:
     assert (now.change, faster.change, tighter.change) == ("as it is", "10% more rate", "10% less SLO")
     assert now.missing_rps == faster.missing_rps == tighter.missing_rps == 0.0
     # 858 requests/s are more than one whole device serves
-    assert sum(count for _, count in faster.shares) > sum(count for _, count in now.shares)
+    assert faster.shares != now.shares
+    assert sum(count for _, count in faster.shares) >= 2
     assert faster.gpus == now.gpus == 2
 
 

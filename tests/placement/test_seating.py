@@ -101,6 +101,7 @@ def test_without_an_older_map_nothing_is_said_of_moves() -> None:
     policy=st.sampled_from([Optimal(), ParvaGpu()]),
 )
 @example(rates=[637.0], mig=False, policy=Optimal())  # what is left over makes the second of its replicas larger
+@example(rates=[157.6, 782.5, 178.9, 777.8], mig=False, policy=Optimal())  # two of the devices are the same in all
 @example(rates=[817.0], mig=False, policy=Optimal())  # two replicas in one room were made one
 def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy: Optimal | ParvaGpu) -> None:
     fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]

@@ -1,0 +1,136 @@
+"""What a replica may be: the batches, processes and shares from which every policy chooses.
+
+One rule for all of them, so that a bound over what is on the menu is a bound on what any policy can reach.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.placement.problem import Problem
+from gpuprof.share import Share
+
+#: Processes inside a MIG instance where nobody says how many; ParvaGPU (SC'24 §III) stops at three.
+MIG_PROCESSES = 3
+#: Percent of an instance that several models may share.
+PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
+#: Of listed batches that are nearer to one another than this, not all are looked at where each takes a queue to solve.
+_APART = 1.2
+#: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
+_STEP = 2.5
+_ODD_PERCENT = 13.0
+
+
+@dataclass(slots=True)
+class Menu:
+    """The batches, processes and shares of one problem.
+
+    By a latency budget a batch is any up to the largest that the estimator lists, where it answers for those between;
+    by queues it is one that is listed for the share or for the whole device, and where many are, only some of them,
+    each a fifth larger than the one before.
+
+    Parameters
+    ----------
+    problem : Problem
+    """
+
+    problem: Problem
+    _listed: dict[tuple[str, str, Share], tuple[int, ...]] = field(default_factory=dict)
+    _answers: dict[tuple[str, str], bool] = field(default_factory=dict)
+    _steps: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+
+    def listed(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches that are listed for the share or the whole device and looked at, rising."""
+        key = (model, device.name, share)
+        if key not in self._listed:
+            whole = () if share.mig is not None else self._asked(model, device, Share())
+            self._listed[key] = tuple(sorted({*self._asked(model, device, share), *whole}))
+        return self._listed[key]
+
+    def sizes(self, model: str, device: Device, share: Share) -> Sequence[int]:
+        """Return all batches that may run under ``share``, rising."""
+        listed = self.listed(model, device, share)
+        return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
+
+    def is_dense(self, model: str, device: Device, share: Share) -> bool:
+        """Whether batches between those listed may run too."""
+        if self.problem.options.latency_budget is None:
+            return False
+        listed = self.listed(model, device, share)
+        gap = next((batch for batch in range(1, max(listed, default=1)) if batch not in listed), None)
+        key = (model, device.name)
+        if gap is not None and key not in self._answers:
+            self._answers[key] = self._is_known(model, device, gap, share)
+        return gap is not None and self._answers[key]
+
+    def processes(self, share: Share) -> range:
+        """Return how many processes a replica under ``share`` may have."""
+        most = self.problem.options.max_processes
+        return range(1, 1 + (most if most is not None else MIG_PROCESSES if share.mig is not None else 1))
+
+    def steps(self, model: str, device: Device, mig: str | None) -> tuple[float, ...]:
+        """Return percentages of a room that are not listed and may be given, rising: of which something is known."""
+        if device.kind != "gpu":
+            return ()
+        if mig is not None:
+            return PARTS
+        key = (model, device.name)
+        if key not in self._steps:
+            self._steps[key] = tuple(self._between(model, device))
+        return self._steps[key]
+
+    def _asked(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        most = self.problem.options.max_batch
+        found = sorted({one for one in self.problem.estimator.batches(model, device, share) if one <= most})
+        return tuple(found if self.problem.options.latency_budget is not None else _thinned(found))
+
+    def _is_known(self, model: str, device: Device, batch: int, share: Share) -> bool:
+        try:
+            self.problem.estimator.estimate(model, device, batch, share)
+        except InputError:
+            return False
+        return True
+
+    def _between(self, model: str, device: Device) -> list[float]:
+        """Return the percentages of the whole: USHER's requirements, and steps where shares make a difference."""
+        known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
+        if not known:
+            return []
+        steps = self._required(model, device)
+        if self._is_share_sensitive(model, device):
+            steps |= {_STEP * n for n in range(1, round(100.0 / _STEP))}
+        return sorted(steps - known)
+
+    def _is_share_sensitive(self, model: str, device: Device) -> bool:
+        """Whether the estimator answers for shares that it does not list, and knows that they are slower."""
+        batch = max(self.listed(model, device, Share()), default=1)
+        estimate = self.problem.estimator.estimate
+        try:
+            slow, quick = (estimate(model, device, batch, Share(pct)).latency_ms for pct in (_ODD_PERCENT, 100.0))
+        except InputError:
+            return False
+        return slow.value > quick.value
+
+    def _required(self, model: str, device: Device) -> set[float]:
+        """Return the compute requirements by any metric at any batch: the shares that USHER gives."""
+        found: set[float] = set()
+        for batch in self.listed(model, device, Share()):
+            try:
+                creq = self.problem.estimator.estimate(model, device, batch, Share()).creq_pct
+            except InputError:
+                continue
+            found |= {figure.value for _, figure in creq if 0.0 < figure.value < 100.0 and math.isfinite(figure.value)}
+        return found
+
+
+def _thinned(batches: Iterable[int]) -> Iterable[int]:
+    kept: list[int] = []
+    last = 0
+    for last in batches:
+        if not kept or last >= _APART * kept[-1]:
+            kept.append(last)
+    return {*kept, last} - {0}

@@ -1,0 +1,188 @@
+"""Furnishes rooms: the shares and batches with which replicas keep their SLOs beside one another.
+
+A room is a device as a whole or one of its MIG instances. As iGniter's Algorithm 2 does, shares start at the least that
+suffices alone and are raised, step by step, for whoever breaks an SLO; here a larger or smaller batch may mend it too,
+the model of interference is the estimator's, whatever it is, and instances have room for several models.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.placement import PlacedPartition, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.share import Share
+
+#: A rate (requests/s) of a model that one replica is to serve.
+Task = tuple[str, float]
+
+_EPSILON = 1e-9
+#: After so many rounds shares are raised by two steps at once, after twice as many by four, and so on.
+_PATIENCE = 4
+
+
+@dataclass(slots=True)
+class Rooms:
+    """Finds out what can stand in one room together, and remembers it.
+
+    Parameters
+    ----------
+    problem : Problem
+    segments : Segments
+        Of the same problem.
+
+    Attributes
+    ----------
+    asked : int
+        Questions that were not remembered: how much was worked for so far.
+    """
+
+    problem: Problem
+    segments: Segments
+    asked: int = 0
+    _furnished: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
+    _least: dict[tuple[str, str | None, Task], int | None] = field(default_factory=dict)
+    _alone: dict[tuple[str, Share, Task], Workload | None] = field(default_factory=dict)
+    _steps: dict[tuple[str, str | None, str], tuple[float, ...]] = field(default_factory=dict)
+
+    def furnished(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> PlacedPartition | None:
+        """Return the room with a replica for each task, None where no shares are found under which all SLOs hold."""
+        key = (device.name, mig, tuple(sorted(tasks)))
+        if key not in self._furnished:
+            self._furnished[key] = self._furnish(device, mig, key[2])
+        return self._furnished[key]
+
+    def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
+        """Return the least share in percent of the room under which a task can be done alone, infinity where none."""
+        index = self._first(device, mig, task)
+        return math.inf if index is None else self.steps(device, mig, task[0])[index]
+
+    def steps(self, device: Device, mig: str | None, model: str) -> tuple[float, ...]:
+        """Return the shares in percent of the room that a replica may have, smallest first."""
+        key = (device.name, mig, model)
+        if key not in self._steps:
+            listed = {one.sm_pct for one in self.problem.estimator.shares(model, device) if one.mig == mig}
+            between = self.segments.menu.steps(model, device, mig) if listed else ()
+            self._steps[key] = tuple(sorted(listed | set(between)))
+        return self._steps[key]
+
+    def _furnish(self, device: Device, mig: str | None, tasks: tuple[Task, ...]) -> PlacedPartition | None:
+        indices = [self._first(device, mig, task) for task in tasks]
+        known = [index for index in indices if index is not None]
+        if len(known) < len(tasks):
+            return None
+        steps = [self.steps(device, mig, model) for model, _ in tasks]
+        chosen = [self._at(device, Share(own[i], mig), task) for own, i, task in zip(steps, known, tasks, strict=True)]
+        running = [one for one in chosen if one is not None]
+        rounds = 0
+        while len(running) == len(tasks) and math.fsum(one.share.sm_pct for one in running) <= 100.0 + _EPSILON:
+            broken = [i for i, task in enumerate(tasks) if not self._settle(device, task, running, i)]
+            if not broken:
+                return self._partition(device, mig, tasks, running)
+            for i in broken:
+                if known[i] + 1 >= len(steps[i]):
+                    return None
+                known[i] = min(known[i] + 2 ** (rounds // _PATIENCE), len(steps[i]) - 1)
+                again = self._at(device, Share(steps[i][known[i]], mig), tasks[i])
+                if again is None:
+                    return None
+                running[i] = again
+            rounds += 1
+        return None
+
+    def _settle(self, device: Device, task: Task, running: list[Workload], index: int) -> bool:
+        """Whether a task is done beside the others, if need be in another batch, which it then gets in ``running``."""
+        beside = (*running[:index], *running[index + 1 :])
+        found = self._workload(device, running[index].share, task, beside, running[index])
+        if found is not None:
+            running[index] = found
+        return found is not None
+
+    def _partition(
+        self, device: Device, mig: str | None, tasks: Sequence[Task], running: Sequence[Workload]
+    ) -> PlacedPartition | None:
+        """Return the room if its memory and the clients of MPS suffice, and all keep their SLOs as they now are."""
+        replicas = []
+        for (model, rate), one in zip(tasks, running, strict=True):
+            memory = self.segments.memory_bytes(self.segments.estimate(device, one))
+            replicas.append(PlacedReplica(model, one.batch, one.processes, one.share, rate, memory_bytes=memory))
+        held = sum(one.memory_bytes or 0 for one in replicas)
+        clients = sum(one.processes for one in replicas)
+        if held > device.memory_bytes(Share(100.0, mig)) or (clients > MPS_CLIENTS and len(replicas) > 1):
+            return None
+        partition = PlacedPartition(tuple(replicas), mig)
+        # Whoever changed its batch changed what the others stand beside.
+        return partition if self.segments.holds(device, partition) else None
+
+    def _first(self, device: Device, mig: str | None, task: Task) -> int | None:
+        """Return which is the least step under which the task can be done alone."""
+        key = (device.name, mig, task)
+        if key not in self._least:
+            steps = self.steps(device, mig, task[0])
+            index = bisect_left(steps, True, key=lambda pct: self._at(device, Share(pct, mig), task) is not None)
+            self._least[key] = index if index < len(steps) else None
+        return self._least[key]
+
+    def _at(self, device: Device, share: Share, task: Task) -> Workload | None:
+        """Return a workload under the share that does the task alone, None where there is none."""
+        key = (device.name, share, task)
+        if key not in self._alone:
+            self._alone[key] = self._workload(device, share, task, ())
+        return self._alone[key]
+
+    def _workload(
+        self,
+        device: Device,
+        share: Share,
+        task: Task,
+        beside: Sequence[Workload],
+        now: Workload | None = None,
+    ) -> Workload | None:
+        """Return a workload that does the task beside others: as it is now, else the smallest batch that can."""
+        demand = self.problem.demand(task[0])
+
+        def does(workload: Workload) -> bool:
+            self.asked += 1
+            try:
+                held = self.segments.memory_bytes(self.segments.estimate(device, workload)) or 0
+                fits = held <= device.memory_bytes(share)
+                return fits and self.segments.meets(demand, device, workload, task[1], beside)
+            except InputError:
+                return False  # nothing is known of this batch or number of processes
+
+        if now is not None and does(now):
+            return now
+        for processes in self.segments.menu.processes(share):
+            sizes = self.segments.menu.sizes(task[0], device, share)
+            able = self._able(device, [Workload(task[0], size, share, processes) for size in sizes], task[1], beside)
+            found = next((one for one in able if does(one)), None)
+            if found is not None:
+                return found
+        return None
+
+    def _able(
+        self, device: Device, workloads: Sequence[Workload], rate_rps: float, beside: Sequence[Workload]
+    ) -> Sequence[Workload]:
+        """Return the smallest whose full batches serve the rate, and by queues one that is larger: bursts fill it."""
+
+        def enough(workload: Workload) -> bool:
+            self.asked += 1
+            return self._throughput_rps(device, workload, beside) >= rate_rps * (1.0 - _EPSILON)
+
+        first = bisect_left(workloads, True, key=enough)
+        chosen = {first} if self.problem.options.latency_budget is not None else {first, first + 1, first + 3}
+        return [workloads[index] for index in sorted(chosen) if index < len(workloads)]
+
+    def _throughput_rps(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
+        try:
+            return self.segments.throughput_rps(device, workload, beside)
+        except InputError:
+            return 0.0
