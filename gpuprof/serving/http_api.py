@@ -216,7 +216,9 @@ def _simple(answer: Answer) -> Route:
 
 def _only(allowed: str, method: str, route: Route) -> Route:
     if method != allowed:
-        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, f"the method must be {allowed} but got {method[:20]}")
+        message = f"the method must be {allowed} but got {method[:20]}"
+        every = "GET, HEAD" if allowed == "GET" else allowed
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
     return route
 
 

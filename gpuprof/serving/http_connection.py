@@ -182,8 +182,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         extra = b""
         if refusal.retry_after_s is not None:
             extra = b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after_s))
-        if refusal.status == HTTPStatus.METHOD_NOT_ALLOWED:
-            extra += b"Allow: GET, POST\r\n"
+        if refusal.allowed:
+            extra += b"Allow: %s\r\n" % refusal.allowed.encode()
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             extra += b"WWW-Authenticate: Bearer\r\n"
         self.respond_json(refusal.status.value, {"error": refusal.message}, extra)

@@ -21,13 +21,22 @@ class RefusedError(Exception):
         When it makes sense to ask again.
     overloaded : bool
         Whether there was too much to do, rather than nobody to do it.
+    allowed : str
+        The methods that the address has, where that was what was wrong.
     """
 
     def __init__(
-        self, status: HTTPStatus, message: str, retry_after_s: float | None = None, *, overloaded: bool = False
+        self,
+        status: HTTPStatus,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        overloaded: bool = False,
+        allowed: str = "",
     ) -> None:
         super().__init__(message)
         self.overloaded = overloaded
+        self.allowed = allowed
         self.status = status
         self.message = message
         self.retry_after_s = retry_after_s

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.router import LOWEST_PRIORITY
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
@@ -71,11 +72,14 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
             "id": _TEXT,
             "parameters": {
                 "type": "object",
-                "properties": {"timeout": {**_COUNT, "description": "microseconds"}, "priority": _COUNT},
+                "properties": {
+                    "timeout": {**_integer(63, signed=False), "description": "microseconds"},
+                    "priority": {**_COUNT, "maximum": LOWEST_PRIORITY},
+                },
             },
             "inputs": {
                 "type": "array",
-                "prefixItems": [_tensor(tensor) for tensor in spec.inputs],
+                "prefixItems": [_tensor(tensor, spec.max_batch) for tensor in spec.inputs],
                 "minItems": len(spec.inputs),
                 "maxItems": len(spec.inputs),
             },
@@ -86,6 +90,8 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
                     "properties": {"name": {"enum": [tensor.name for tensor in spec.outputs]}},
                     "required": ["name"],
                 },
+                "uniqueItems": True,
+                "maxItems": len(spec.outputs),
             },
         },
         "required": ["inputs"],
@@ -95,8 +101,11 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
     return operation
 
 
-def _tensor(spec: TensorSpec) -> dict[str, Any]:
-    sizes = [{"type": "integer", "minimum": 0} if size == -1 else {"const": size} for size in spec.shape]
+def _tensor(spec: TensorSpec, max_batch: int) -> dict[str, Any]:
+    """Return what an input must look like; that it has as many values as its shape says, no schema can say."""
+    sizes: list[dict[str, Any]] = [_COUNT if size == -1 else {"const": size} for size in spec.shape]
+    if max_batch:
+        sizes[0] = {"type": "integer", "minimum": 1, "maximum": max_batch}
     return {
         "type": "object",
         "properties": {

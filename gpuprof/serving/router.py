@@ -12,6 +12,8 @@ from gpuprof.serving.public_name import version_order
 from gpuprof.serving.served_model import ServedModel
 from gpuprof.serving.tracing import RequestTracer
 
+LOWEST_PRIORITY = 1 << 31
+
 
 class Router:
     """Finds models by name and version.
@@ -94,9 +96,6 @@ def deadline_ms(model: ServedModel, asked: Asked) -> float:
     RefusedError
         400, for a priority that there is not.
     """
-    if asked.priority > _LOWEST_PRIORITY:
-        raise bad_request(f"the priority must be at most {_LOWEST_PRIORITY} but got {asked.priority}")
+    if asked.priority > LOWEST_PRIORITY:
+        raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")
     return model.slo_ms if asked.timeout_ms is None else asked.timeout_ms
-
-
-_LOWEST_PRIORITY = 1 << 31

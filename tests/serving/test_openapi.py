@@ -46,6 +46,43 @@ def test_every_address_that_is_described_answers_as_described(null_server: Runni
                 jsonschema.validate(answer, content["schema"])
 
 
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/v2", "GET, HEAD"),
+        ("/v2/models/small/infer", "POST"),
+        ("/v2/repository/index", "POST"),
+        ("/metrics", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_an_address_lacks_is_told_which_it_has(
+    null_server: RunningServer, path: str, allowed: str
+) -> None:
+    connection = null_server.client()
+    connection.request("DELETE", path)
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    assert (answer.status, answer.getheader("Allow")) == (405, allowed)
+
+
+def test_the_description_has_the_bounds_that_requests_are_held_to(null_server: RunningServer) -> None:
+    operation = null_server.get("/openapi.json")[1]["paths"]["/v2/models/small/infer"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.5]}
+    same = {"name": "OUTPUT0"}
+    for wrong in (
+        {"inputs": [{**tensor, "shape": [0, 1], "data": []}]},
+        {"inputs": [{**tensor, "shape": [5, 1], "data": [1.0] * 5}]},  # of batches of 4
+        {"inputs": [tensor], "outputs": [same, same]},
+        {"inputs": [tensor], "parameters": {"priority": 2**31 + 1}},
+        {"inputs": [tensor], "parameters": {"timeout": 2**64}},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+        assert null_server.get("/v2/models/small/infer", "POST", json.dumps(wrong).encode())[0] == 400
+
+
 def test_a_request_that_fits_the_description_is_answered(null_server: RunningServer) -> None:
     operation = null_server.get("/openapi.json")[1]["paths"]["/v2/models/small/infer"]["post"]
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
