@@ -50,8 +50,16 @@ def measured(process: psutil.Process, seconds: float, exchange: Callable[[float]
 
 def http_loop(port: int, requests: Sequence[bytes], concurrency: int) -> Callable[[float], list[float]]:
     """Return what keeps so many HTTP requests in flight, each on a connection of its own."""
-    connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
-    return lambda seconds: _exchange(connections, requests, seconds)
+
+    def run(seconds: float) -> list[float]:
+        connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
+        try:
+            return _exchange(connections, requests, seconds)
+        finally:
+            for connection in connections:
+                connection.socket.close()
+
+    return run
 
 
 def _exchange(connections: list[Connection], requests: Sequence[bytes], seconds: float) -> list[float]:
