@@ -163,6 +163,12 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
         return None
 
 
+def device_name(driver_name: str) -> str:
+    """Return the name under which gpuprof knows a board: the catalogue's, else one made of the driver's."""
+    known = device_of_driver(driver_name)
+    return _slug(driver_name) if known is None else known.name
+
+
 def _slug(driver_name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
 

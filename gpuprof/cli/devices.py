@@ -24,8 +24,8 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     Parameters
     ----------
     name : str or None
-        A name of the catalogue, of the database, or ``"cpu"`` for this machine's; None: the device that most of
-        the database's measurements were made on, this machine's CPU if there are none.
+        A name of the catalogue, of the database, of a GPU of this machine, or ``"cpu"`` for its CPU; None: the device
+        that most of the database's measurements were made on, this machine's CPU if there are none.
     db : KernelDb or None
 
     Raises
@@ -35,7 +35,7 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     """
     from gpuprof.catalogue import devices
     from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
-    from gpuprof.local_device import local_cpu
+    from gpuprof.local_device import local_cpu, local_gpus
 
     profiled = profiled_devices(db) if db is not None else ()
     wanted = (name or (profiled[0] if profiled else "cpu")).lower()
@@ -45,6 +45,8 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     if wanted in devices():
         return with_ceilings(devices()[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None
+    if recorded is None:  # a GPU of this machine that the catalogue lacks
+        recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
     if recorded is None:
         raise unknown_name("device", wanted, sorted({"cpu", *devices(), *profiled}))
     return recorded

@@ -89,11 +89,10 @@ def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
 
 
 def _gpu(nvml: Any, index: int) -> LocalGpu:
-    from gpuprof.catalogue import device_of_driver
+    from gpuprof.local_gpu import device_name
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    known = device_of_driver(_text(nvml.nvmlDeviceGetName(handle)))
-    name = _text(nvml.nvmlDeviceGetName(handle)) if known is None else known.name
+    name = device_name(_text(nvml.nvmlDeviceGetName(handle)))
     return LocalGpu(index, name, _text(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
 
 
