@@ -35,46 +35,56 @@ def predict(
     InputError
         When the map records a cost of serving that is no number.
     """
-    if scv == 1.0 and all(_as_planned(deployment.models[model], rate) for model, rate in rates.items()):
-        told = {model: said for model in rates if (said := deployment.models[model].predicted) is not None}
-        return {name: LoadPrediction(s.goodput_rps, s.p50_ms, s.p95_ms, s.p99_ms) for name, s in told.items()}
+    told = _told(deployment, rates) if scv == 1.0 else {}
+    if len(told) == len(rates):
+        return told
     laws = _laws(deployment, rates, queue, scv)
-    return {model: _predicted(deployment.models[model], laws.get(model, []), rate) for model, rate in rates.items()}
+    return {
+        name: told.get(name) or _predicted(deployment.models[name], laws.get(name, []), rate)
+        for name, rate in rates.items()
+    }
 
 
-def _as_planned(model: DeployedModel, rate_rps: float) -> bool:
-    return model.predicted is not None and abs(rate_rps - model.rate_rps) <= _UNCHANGED * model.rate_rps
+def _told(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
+    """Return what the map itself says, where every model gets what the map was planned for."""
+    models = {name: deployment.models[name] for name in rates}
+    if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
+        return {}
+    said = {name: model.predicted for name, model in models.items() if model.predicted is not None}
+    return {name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms) for name, one in said.items()}
 
 
 def _laws(
     deployment: DeploymentMap, rates: Mapping[str, float], queue: QueueModel, scv: float
 ) -> dict[str, list[tuple[float, Sojourn]]]:
-    """Return by model the law of each replica that serves it, and the rate that it gets there."""
+    """Return by model the law of each replica that serves it, and the rate that it gets there.
+
+    Models of which some replica does not say how long its batches take are absent.
+    """
     places = list(deployment.places())
-    replicas = [replica for *_, replica in places]
     planned: dict[str, float] = {}
-    for replica in replicas:
-        if replica.batch_latency_ms is None:
-            return {}
+    for *_, replica in places:
         for model, rate in replica.rates().items():
             planned[model] = planned.get(model, 0.0) + rate
+    known = [replica for *_, replica in places if replica.batch_latency_ms is not None]
+    unknown = {model for *_, replica in places if replica.batch_latency_ms is None for model in replica.rates()}
     sent = [
         {model: rates.get(model, 0.0) * own / (planned[model] or 1.0) for model, own in replica.rates().items()}
-        for replica in replicas
+        for replica in known
     ]
-    work, overhead_ms = recorded_work(deployment.inputs), recorded_overhead_ms(deployment.inputs)
+    overhead_ms = recorded_overhead_ms(deployment.inputs)
     running = [
         Running(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct)
-        for replica, own in zip(replicas, sent, strict=True)
+        for replica, own in zip(known, sent, strict=True)
     ]
     servers = tuple(one.server for one in running)
-    if len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
-        servers = disturbed(work, running, queue)
+    if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
+        servers = disturbed(recorded_work(deployment.inputs), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
     for one, server, own in zip(running, servers, sent, strict=True):
         law = queue.sojourn(Arrivals(one.rate_rps, scv), server)
-        for model, rate in own.items():
-            laws.setdefault(model, []).append((rate, law))
+        for model in set(own) - unknown:
+            laws.setdefault(model, []).append((own[model], law))
     return laws
 
 

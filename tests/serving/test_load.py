@@ -48,7 +48,8 @@ def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> N
 
 def sent(rows: list[tuple[float, float, int]]) -> Sent:
     """From rows of (sent, done, status)."""
-    return Sent(*(array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True)))
+    begun, done, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
+    return Sent(begun, done, status)
 
 
 def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count() -> None:
@@ -117,6 +118,20 @@ def test_at_another_rate_the_queueing_model_is_asked_for_each_replica_with_its_p
     assert got.p50_ms == pytest.approx(80.0)
     unknown = parse_map(map_of({"m": "null:4"}, [replica("m")]), "test")
     assert predict(unknown, {"m": 100.0}, FlatQueue())["m"] == LoadPrediction()
+
+
+def test_a_replica_that_does_not_say_how_long_it_takes_does_not_hide_the_others() -> None:
+    replicas = [replica("m", rate_rps=10.0, batch_latency_ms=[1.0]), replica("n", rate_rps=10.0)]
+    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
+    document["models"]["m"]["predicted"] = {"goodput_rps": 9.0, "p99_ms": 7.0}
+    deployment = parse_map(document, "test")
+    planned = {name: model.rate_rps for name, model in deployment.models.items()}
+    assert predict(deployment, planned, FlatQueue()) == {
+        "m": LoadPrediction(9.0, None, None, 7.0),
+        "n": LoadPrediction(),
+    }
+    other = predict(deployment, {"m": 20.0, "n": 20.0}, FlatQueue())
+    assert (other["m"].p50_ms, other["n"]) == (pytest.approx(20.0), LoadPrediction())
 
 
 def test_at_another_rate_the_cost_of_serving_is_counted() -> None:
