@@ -33,7 +33,8 @@ def train(
 ) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
     from gpuprof.cli.devices import database_path
-    from gpuprof.estimators.learned import fit_with_intervals, interval_factor
+    from gpuprof.estimators.conformal import interval_factor
+    from gpuprof.estimators.learned import fit_with_intervals
     from gpuprof.estimators.learned_store import save
 
     chosen = chosen_format(as_json, as_csv)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from statistics import median
 
 from gpuprof.estimate import INTERPOLATED, Figure
+from gpuprof.estimators.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.curve import quantile
 from gpuprof.estimators.surface import Reading, Shape, Surface
 
@@ -47,14 +47,19 @@ class Calibration:
         return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
 
     def applied(self, least_ms: float, source: str) -> Figure:
-        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs."""
+        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs.
+
+        From four models on the interval is conformal: each model's measurements against what the others have in
+        common. With fewer it is the spread of published measurements on two GPUs, and without any their range, which
+        promises nothing of a device that is like neither.
+        """
         if not self._ratios:
             return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
-        factor = median(self._ratios)
+        value = least_ms * common_factor(self._ratios)
         spread = _PUBLISHED_SPREAD
         if len(self._ratios) >= _ENOUGH_MODELS:
-            spread = quantile((max(r / factor, factor / r) for r in self._ratios), _LEVEL) or 1.0
-        return Figure(least_ms * factor, source, least_ms * factor / spread, least_ms * factor * spread)
+            spread = interval_factor(left_out_residuals(self._ratios)) or 1.0
+        return Figure(value, source, value / spread, value * spread)
 
     @cached_property
     def _between(self) -> float:
@@ -67,11 +72,11 @@ class Calibration:
         return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
 
     @cached_property
-    def _ratios(self) -> list[float]:
-        """Measured over roofline, for each model the median over its points."""
+    def _ratios(self) -> dict[str, list[float]]:
+        """Measured over roofline of each model's points."""
         shapes = {name: self._shape_of(name) for name in self._surfaces}
-        return sorted(
-            median(p.latency_ms / shape(p.batch, p.share) for p in self._surfaces[name].points.values())
+        return {
+            name: [p.latency_ms / shape(p.batch, p.share) for p in self._surfaces[name].points.values()]
             for name, shape in shapes.items()
             if shape is not None
-        )
+        }

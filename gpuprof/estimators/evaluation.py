@@ -11,14 +11,17 @@ from joblib import Parallel, delayed
 
 from gpuprof.cpu_share import own_cores
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import common_factor, interval_factor
 from gpuprof.estimators.curve import BatchCurve
 from gpuprof.estimators.features import roofline_ns
-from gpuprof.estimators.learned import ALLOCATION, STACK, LearnedModel, fit, interval_factor
+from gpuprof.estimators.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.memory_features import memory_features
 from gpuprof.estimators.regressors import STACKED
 from gpuprof.estimators.training_set import ModelCase, TrainingSet, graph_facts, without
 
 ROOFLINE = "roofline"
+#: What `estimate` says on a device that models were measured on and nothing was trained for.
+SCALED = "roofline, scaled"
 INTERPOLATION = "interpolation"
 UNSEEN = "unseen architecture"
 NEW_BATCH = "new batch of a known model"
@@ -35,7 +38,7 @@ class Prediction:
     quantity : str
         ``"op time"``, ``"latency"`` or ``"memory"``.
     predictor : str
-        ``"stack"``, a constituent, ``"roofline"`` or ``"interpolation"``.
+        ``"stack"``, a constituent, ``"roofline"``, the same scaled, or ``"interpolation"``.
     """
 
     setting: str
@@ -99,11 +102,22 @@ def leave_one_architecture_out(
 
 
 def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
-    model = fit(without(data, architecture), names)
+    rest = without(data, architecture)
+    model = fit(rest, names)
     found = _of_ops(data, model, architecture)
+    factor = _roofline_factor(rest.cases)
     for case in (case for case in data.cases if case.graph.name == architecture):
         found += _of_case(case, model)
+        said = factor * case.roofline_ms
+        found.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
     return found
+
+
+def _roofline_factor(cases: Sequence[ModelCase]) -> float:
+    ratios: dict[str, list[float]] = {}
+    for case in cases:
+        ratios.setdefault(case.graph.name, []).append(case.latency_ms / case.roofline_ms)
+    return common_factor(ratios)
 
 
 def _portable(data: TrainingSet) -> TrainingSet:
@@ -159,7 +173,7 @@ def coverage(predictions: Sequence[Prediction]) -> float | None:
 
 def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
     errors = 100.0 * np.array([one.error for one in members])
-    has_interval = (quantity, predictor) in (("latency", STACK), ("memory", ALLOCATION))
+    has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION))
     inside = coverage(members) if has_interval else None
     return Summary(
         setting,

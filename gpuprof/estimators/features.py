@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.device import Device
-from gpuprof.estimators.op_work import MATRIX_OPS, GraphWork
+from gpuprof.estimators.op_work import MATRIX_OPS, GraphWork, steps_of
 from gpuprof.estimators.roofline import bandwidth, op_times_s
 from gpuprof.model import Op
 from gpuprof.share import Share
@@ -21,6 +21,8 @@ from gpuprof.share import Share
 Array = NDArray[Any]
 #: Channels that runtimes keep together in blocks: layers of other widths take slower paths.
 _LANES = 16
+#: Beyond these logarithms of working set over cache, all of it comes from a nearer cache, or all from memory.
+_FAR = (-6.0, 1.0)
 Shape = tuple[int, ...]
 
 #: Kinds of ops that runtimes implement alike; what is in none is "other".
@@ -50,7 +52,8 @@ FEATURES = (
     "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
     "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes",
-    "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units",
+    "blocked", "log_fused", "fused_functions", "fused_inputs",
+    "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units", "log_residency",
     *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
 
@@ -65,6 +68,11 @@ class OpFacts:
         Shapes.
     flops, bytes_read, bytes_written, weight_bytes : float
         0 flops where no formula is known.
+    fused, fused_functions, fused_inputs : int
+        How many ops are executed as one with it, itself among them; how many of the others are transcendental
+        functions; and how many activations those read besides.
+    working_set : float
+        Bytes that the whole model touches from one execution of the op to its next; infinite where nobody knows.
     """
 
     op_type: str
@@ -77,6 +85,10 @@ class OpFacts:
     bytes_written: float
     weight_bytes: float
     batch: int
+    fused: int = 1
+    fused_functions: int = 0
+    fused_inputs: int = 0
+    working_set: float = math.inf
 
 
 def facts_of_op(op: Op, batch: int) -> OpFacts:
@@ -142,10 +154,18 @@ def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Arra
             np.full(len(ops), math.log(peak)),
             np.full(len(ops), math.log(width)),
             np.full(len(ops), math.log(device.compute_units * fraction)),
+            np.array([_residency(facts.working_set, device) for facts in ops]),
         ]
     )
     kinds = np.array([[float(kind_of(facts) == kind) for kind in _KIND_NAMES] for facts in ops])
     return np.hstack([own, shared, kinds.reshape(len(ops), -1)])
+
+
+def _residency(working_set: float, device: Device) -> float:
+    """Return how much larger the working set is than the last cache, as a logarithm that ends where it is far."""
+    if working_set <= 0.0 or math.isinf(working_set) or not device.l2_bytes:
+        return _FAR[1]
+    return min(max(math.log(working_set / device.l2_bytes), _FAR[0]), _FAR[1])
 
 
 def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
@@ -158,6 +178,10 @@ def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
         (),
         0.0,
         0,
+        tuple(
+            steps_of(facts.op_type, facts.inputs[0] if facts.inputs else (), facts.attributes.get("layout"))
+            for facts in ops
+        ),
     )
     return op_times_s(work, device, share) * 1e9
 
@@ -189,7 +213,21 @@ def _op_features(facts: OpFacts) -> list[float]:
         math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
         float(len(facts.inputs)),
         moved / max(1.0, inputs + outputs),
+        float(_is_blocked(facts)),
+        math.log(facts.fused),
+        float(facts.fused_functions),
+        float(facts.fused_inputs),
     ]
+
+
+def _is_blocked(facts: OpFacts) -> bool:
+    """Return whether a convolution can run with its channels in blocks; others unfold their input into a matrix."""
+    if "Conv" not in facts.op_type or len(facts.inputs) < 2 or len(facts.inputs[1]) != 4:
+        return False
+    group, (channels, in_group, *_) = max(1, _int(facts.attributes.get("group"), 1)), facts.inputs[1]
+    if group == 1 or (in_group == 1 and group == channels):
+        return group == 1 or channels % _LANES == 0
+    return in_group % _LANES == 0 and channels // group % _LANES == 0
 
 
 def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:

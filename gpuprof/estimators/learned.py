@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from gpuprof.device import Device
 from gpuprof.estimate import Figure
 from gpuprof.estimators.allocation import AllocationModel
+from gpuprof.estimators.conformal import interval_factor
+from gpuprof.estimators.execution import group_facts, optimized_groups
 from gpuprof.estimators.features import OpFacts, feature_matrix, roofline_ns
 from gpuprof.estimators.fusion_rule import FusionRule, learn_fusion
 from gpuprof.estimators.memory_features import memory_features
@@ -24,7 +26,6 @@ from gpuprof.share import Share
 Array = NDArray[Any]
 STACK = "stack"
 ALLOCATION = "allocation"
-_LEVEL = 0.9
 _MOST_FOLDS = 6
 
 
@@ -67,7 +68,9 @@ class LearnedModel:
         self.device, self.times, self.memory, self.fusion, self.residuals = device, times, memory, fusion, residuals
 
     def op_times_ns(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> Array:
-        """Return the expected time of each op, less where it is likely to be executed as part of another.
+        """Return the expected time of each op: 0 where it is executed as part of another, less where that is likely.
+
+        On a CPU ONNX Runtime's own optimizer says which are; elsewhere it is likely where it was with measured models.
 
         Returns
         -------
@@ -84,23 +87,25 @@ class LearnedModel:
         return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
 
     def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
-        index: dict[str, int] = {}
-        places: list[list[int]] = []
+        index: dict[Hashable, int] = {}
         distinct: list[OpFacts] = []
-        for graph in graphs:
-            facts, signatures = _facts(graph)
-            for fact, signature in zip(facts, signatures, strict=True):
-                if index.setdefault(signature, len(index)) == len(distinct):  # equal ops are predicted once
+        executions = [_execution(graph, self.device.kind == "cpu") for graph in graphs]
+        places: list[list[int]] = []
+        for execution in executions:
+            for fact, kind in zip(execution.facts, execution.kinds, strict=True):
+                if index.setdefault(kind, len(index)) == len(distinct):  # equal ops are predicted once
                     distinct.append(fact)
-            places.append([index[signature] for signature in signatures])
+            places.append([index[kind] for kind in execution.kinds])
         if not distinct:
-            return [np.zeros(0) for _ in graphs]
+            return [np.zeros(len(graph.ops)) for graph in graphs]
         log_ratio = self.times[regressor].predict(feature_matrix(distinct, self.device, share))
-        times = np.exp(np.clip(log_ratio, -5.0, 8.0)) * (roofline_ns(distinct, self.device, share) + NODE_NS)
-        return [
-            np.asarray(times[place] * np.array(self.fusion.fractions(graph)))
-            for graph, place in zip(graphs, places, strict=True)
-        ]
+        predicted = np.exp(np.clip(log_ratio, -5.0, 8.0)) * (roofline_ns(distinct, self.device, share) + NODE_NS)
+        found = []
+        for graph, execution, place in zip(graphs, executions, places, strict=True):
+            times = np.zeros(len(graph.ops))
+            times[list(execution.positions)] = predicted[place]
+            found.append(times if execution.known else times * np.array(self.fusion.fractions(graph)))
+        return found
 
     def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
         """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
@@ -168,36 +173,39 @@ def residuals_of(
     return latency, memory
 
 
-def interval_factor(residuals: Mapping[str, Sequence[float]]) -> float | None:
-    """Return the least factor f so that [value / f, value · f] holds nine of ten figures of a new architecture.
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """Ops that are executed by themselves, their facts, and what tells those apart.
 
-    Residuals of one architecture are alike, so each architecture counts once, by the part of its residuals inside;
-    one more, the new one, counts as outside (conformal prediction for groups). With few architectures that is not
-    to be had, and the largest residual is taken.
+    Where nobody knows (``known`` is false), these are all ops.
     """
-    sizes = sorted((abs(value), 1.0 / len(values)) for values in residuals.values() for value in values)
-    if not sizes:
-        return None
-    inside, wanted = 0.0, _LEVEL * (1 + sum(1 for values in residuals.values() if values))
-    for size, weight in sizes:
-        inside += weight
-        if inside >= wanted - 1e-9:
-            return math.exp(size)
-    return math.exp(sizes[-1][0])
+
+    positions: tuple[int, ...]
+    facts: tuple[OpFacts, ...]
+    kinds: tuple[Hashable, ...]
+    known: bool
 
 
-_FACTS: dict[tuple[str, int, str], tuple[list[OpFacts], list[str]]] = {}
-_MOST_FACTS = 512
+_EXECUTIONS: dict[tuple[str, int, str, bool], _Execution] = {}
+_MOST_EXECUTIONS = 512
 
 
-def _facts(graph: ModelGraph) -> tuple[list[OpFacts], list[str]]:
-    """Return the facts and signatures of a graph's ops, remembered: hashing them takes longer than predicting them."""
-    key = (graph.sha256, graph.batch, graph.path)
-    if key not in _FACTS or len(_FACTS[key][0]) != len(graph.ops):
-        if len(_FACTS) >= _MOST_FACTS:
-            _FACTS.clear()
-        _FACTS[key] = (graph_facts(graph), [op.signature for op in graph.ops])
-    return _FACTS[key]
+def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
+    """Return what is executed of a graph, remembered: asking and hashing take longer than predicting."""
+    key = (graph.sha256, graph.batch, graph.path, by_optimizer)
+    found = _EXECUTIONS.get(key)
+    if found is None:
+        if len(_EXECUTIONS) >= _MOST_EXECUTIONS:
+            _EXECUTIONS.clear()
+        groups = optimized_groups(graph) if by_optimizer else None
+        positions = tuple(range(len(graph.ops))) if groups is None else tuple(groups)
+        facts = graph_facts(graph) if groups is None else group_facts(graph, groups)
+        kinds = tuple(
+            (graph.ops[place].signature, fact.fused, fact.fused_functions, fact.fused_inputs, fact.working_set)
+            for place, fact in zip(positions, facts, strict=True)
+        )
+        found = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds, groups is not None)
+    return found
 
 
 def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:

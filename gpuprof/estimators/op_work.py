@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ MATRIX_OPS = frozenset(
     {"Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedMatMul", "FusedGemm", "Attention"}
 )
 
+
+#: Op types that go through a sequence step by step.
+RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
 
 _PER_ITEM = ("flops", "bytes_moved")
 
@@ -39,6 +42,8 @@ class GraphWork:
     activation_bytes : float
         Most bytes of activations alive at once.
     weight_bytes : int
+    steps : tuple of int, length N, or empty
+        Into how many steps, one after another, each op falls: those of a recurrent op's sequence. Empty: one each.
     """
 
     op_types: tuple[str, ...]
@@ -48,6 +53,7 @@ class GraphWork:
     unknown_ops: tuple[str, ...]
     activation_bytes: float
     weight_bytes: int
+    steps: tuple[int, ...] = ()
 
 
 class WorkByBatch:
@@ -113,7 +119,25 @@ def work_of(graph: ModelGraph) -> GraphWork:
         graph.uncounted_ops,
         float(peak_activation_bytes(graph)),
         graph.weight_bytes,
+        tuple(
+            steps_of(op.op_type, op.inputs[0].shape if op.inputs else (), op.attributes.get("layout"))
+            for op in graph.ops
+        ),
     )
+
+
+def steps_of(op_type: str, sequence: Sequence[int], layout: object = None) -> int:
+    """Return the steps of an op, each of which waits for the one before: the length of a recurrent op's sequence.
+
+    Parameters
+    ----------
+    sequence : sequence of int
+        Shape of the op's first input.
+    layout : object
+        ONNX's attribute: 0 or absent puts the sequence first, 1 the batch.
+    """
+    axis = 1 if layout == 1 else 0
+    return max(1, sequence[axis]) if op_type in RECURRENT_OPS and len(sequence) > axis else 1
 
 
 def _dtype(tensors: Any) -> str:

@@ -33,7 +33,11 @@ def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
 
 
 def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
-    """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launch.
+    """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launches.
+
+    A recurrent op on a GPU is a product for the inputs of all steps and then a kernel a step, as in cuDNN's standard
+    algorithm, which ONNX Runtime asks for; a step has its part of the work to fill the SMs with. Persistent kernels,
+    which stay for all steps and synchronise the whole GPU between them, are not assumed.
 
     Returns
     -------
@@ -42,14 +46,17 @@ def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
     fraction = device.fraction(share)
     matrix = np.array([op in MATRIX_OPS for op in work.op_types])
     peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
-    busy = loaded = np.ones(len(peak))
+    busy = loaded = launches = np.ones(len(peak))
     if device.kind == "gpu":  # an op too small for all SMs leaves some of them idle
         units = max(1.0, device.compute_units * fraction)
-        busy = np.clip(np.ceil(work.flops / _TILE_FLOPS) / units, 1.0 / units, 1.0)
-        loaded = np.clip(_BANDWIDTH_REACH * np.ceil(work.bytes_moved / _FETCH_BYTES) / units, 1.0 / units, 1.0)
+        steps = np.array(work.steps) if work.steps else np.ones(len(peak))
+        busy = np.clip(np.ceil(work.flops / steps / _TILE_FLOPS) / units, 1.0 / units, 1.0)
+        fetches = np.ceil(work.bytes_moved / steps / _FETCH_BYTES)
+        loaded = np.clip(_BANDWIDTH_REACH * fetches / units, 1.0 / units, 1.0)
+        launches = np.where(steps > 1, steps + 1, 1)
     arithmetic = work.flops / (peak * fraction * busy)
     traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
-    launched = (work.flops > 0) | (work.bytes_moved > 0)
+    launched = launches * ((work.flops > 0) | (work.bytes_moved > 0))
     return np.asarray(np.maximum(arithmetic, traffic) + launched * _launch_us(device) * 1e-6)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError
+from gpuprof.estimators.execution import group_facts, measured_groups
 from gpuprof.estimators.features import FEATURES, OpFacts, facts_of_op, facts_of_row, feature_matrix, roofline_ns
 from gpuprof.estimators.memory_features import MEMORY_FEATURES, memory_features
 from gpuprof.kernel_db.store import KernelDb
@@ -27,8 +28,8 @@ Graphs = Callable[[str, int], ModelGraph | None]
 #: Added to the roofline of an op before its logarithm is compared: what a runtime spends on a node that does nothing.
 NODE_NS = 2000.0
 _OP_COLUMNS = (
-    "model", "batch", "sm_share_pct", "mig_profile", "position", "op_type", "signature", "shapes", "dtype",
-    "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
+    "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
+    "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
 )  # fmt: skip
 
 
@@ -120,7 +121,9 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     )
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
-    return TrainingSet(device, _op_times(rows, device), cases, _hash([*rows, *models]))
+    known = {(case.graph.name, case.graph.batch): case.graph for case in cases}
+    timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _timed(ops, known.get(key[:2]))]
+    return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
 
 
 def without(data: TrainingSet, architecture: str) -> TrainingSet:
@@ -154,23 +157,55 @@ def graph_facts(graph: ModelGraph) -> list[OpFacts]:
     return [facts_of_op(op, graph.batch) for op in graph.ops]
 
 
-def _op_times(rows: Sequence[Mapping[str, Any]], device: Device) -> OpTimes:
-    """Return executed ops, each signature of an architecture once: the median of its times."""
-    same: dict[tuple[str, str, Share], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["duration_p50_ns"]:
-            key = (row["model"], row["signature"], Share(row["sm_share_pct"], row["mig_profile"]))
-            same.setdefault(key, []).append(row)
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A measured op, alone or with what is fused into it."""
+
+    model: str
+    share: Share
+    signature: str
+    facts: OpFacts
+    time_ns: float
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is the same for executions of one op: they are one example."""
+        fusion = self.facts.fused, self.facts.fused_functions, self.facts.fused_inputs
+        return self.model, str(self.share), self.signature, *fusion
+
+
+def _timed(rows: Sequence[Mapping[str, Any]], graph: ModelGraph | None) -> list[_Timed]:
+    """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
+    groups = measured_groups(graph, rows) if graph is not None else None
+    facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
+    return [
+        _Timed(
+            row["model"],
+            Share(row["sm_share_pct"], row["mig_profile"]),
+            row["signature"],
+            facts.get(place) or facts_of_row(row),
+            float(row["duration_p50_ns"]),
+        )
+        for place, row in enumerate(rows)
+        if row["duration_p50_ns"]
+    ]
+
+
+def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
+    """Return executed ops, those that are alike in an architecture once: the median of their times."""
+    same: dict[tuple[object, ...], list[_Timed]] = {}
+    for one in timed:
+        same.setdefault(one.kind, []).append(one)
+    if not same:
+        raise InputError(f"no op has a time on {device.name}")
     features, least, times, groups = [], [], [], []
-    for share in sorted({key[2] for key in same}, key=str):
-        keys = [key for key in sorted(same, key=str) if key[2] == share]
-        facts = [facts_of_row(same[key][0]) for key in keys]
+    for share in sorted({one.share for one in timed}, key=str):
+        alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]
+        facts = [ones[0].facts for ones in alike]
         features.append(feature_matrix(facts, device, share))
         least.append(roofline_ns(facts, device, share) + NODE_NS)
-        times.append([float(np.median([row["duration_p50_ns"] for row in same[key]])) for key in keys])
-        groups += [key[0] for key in keys]
-    if not features:
-        raise InputError(f"no op has a time on {device.name}")
+        times.append([float(np.median([one.time_ns for one in ones])) for ones in alike])
+        groups += [ones[0].model for ones in alike]
     lowest = np.concatenate(least)
     return OpTimes(np.vstack(features), np.log(np.concatenate(times) / lowest), lowest, tuple(groups))
 

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from gpuprof.errors import InputError
+from gpuprof.estimators.conformal import interval_factor
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.evaluation import (
     ROOFLINE,
+    SCALED,
     UNSEEN,
     Prediction,
     coverage,
@@ -24,7 +26,7 @@ from gpuprof.estimators.evaluation import (
 from gpuprof.estimators.evaluation_plot import svg
 from gpuprof.estimators.features import FEATURES, facts_of_op, facts_of_row, feature_matrix, kind_of
 from gpuprof.estimators.fusion_rule import learn_fusion
-from gpuprof.estimators.learned import LearnedModel, fit, fit_with_intervals, interval_factor
+from gpuprof.estimators.learned import LearnedModel, fit, fit_with_intervals
 from gpuprof.estimators.learned_store import is_trained, load, save
 from gpuprof.estimators.training_set import TrainingSet, database_graphs, load_training_set, without
 from gpuprof.onnx_graph import load_graph
@@ -152,7 +154,7 @@ def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, Trainin
     assert stack.count == roofline.count == 16
     assert stack.median_pct < 0.5 * roofline.median_pct
     assert stack.coverage_pct is not None and roofline.coverage_pct is None
-    assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE}
+    assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
 
 
 def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpuprof.device import MigProfile
 from gpuprof.estimate import ROOFLINE, UNCALIBRATED
-from gpuprof.estimators.op_work import GraphWork, WorkByBatch, work_of
+from gpuprof.estimators.op_work import GraphWork, WorkByBatch, steps_of, work_of
 from gpuprof.estimators.roofline import LAUNCH_US, bandwidth, op_times_s, roofline_ms, source_of
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
@@ -53,6 +53,25 @@ def test_matrices_in_float32_run_in_tf32_where_the_device_has_it() -> None:
     ampere = replace(GPU, flops_per_s={"float32": 1e13, "tfloat32": 8e13})
     assert op_times_s(_work(1e13, 1.0), ampere, Share())[0] == pytest.approx(1 / 8 + LAUNCH_US * 1e-6)
     assert op_times_s(_work(1e13, 1.0, "Softmax"), ampere, Share())[0] == pytest.approx(1.0 + LAUNCH_US * 1e-6)
+
+
+def test_a_recurrent_op_on_a_gpu_launches_a_kernel_a_step_and_one_for_all_inputs() -> None:
+    at_once, in_steps = _work(1.0, 1.0, "LSTM"), replace(_work(1.0, 1.0, "LSTM"), steps=(64,))
+    longer = op_times_s(in_steps, GPU, Share()) - op_times_s(at_once, GPU, Share())
+    assert longer[0] == pytest.approx(64 * LAUNCH_US * 1e-6)
+    assert op_times_s(in_steps, CPU, Share()) == op_times_s(at_once, CPU, Share())
+
+
+def test_each_step_of_a_recurrent_op_has_to_fill_the_gpu_by_itself() -> None:
+    flops = 2.0 * 64**3 * 80
+    whole, stepped = _work(flops, 1.0, "GRU"), replace(_work(flops, 1.0, "GRU"), steps=(16,))
+    arithmetic = [op_times_s(work, replace(GPU, launch_overhead_us=1e-9), Share())[0] for work in (whole, stepped)]
+    assert arithmetic[1] == pytest.approx(16 * arithmetic[0], rel=1e-3)
+
+
+def test_the_steps_of_a_recurrent_op_are_its_sequence_wherever_it_stands() -> None:
+    assert steps_of("LSTM", (64, 8, 32)) == steps_of("GRU", (8, 64, 32), 1) == 64
+    assert steps_of("Conv", (64, 8, 32, 32)) == steps_of("LSTM", ()) == 1
 
 
 def test_only_measured_rates_make_a_roofline_calibrated() -> None:
