@@ -290,6 +290,7 @@ def _save(merged: Merged, path: Path) -> None:
             copy = ModelProto()
             copy.CopyFrom(merged.model)
             onnx.save_model(copy, str(path), save_as_external_data=True, location=data.name, size_threshold=1024)
+            data.chmod(path.stat().st_mode)  # onnx lets nobody else read it, a server as another user for one
         else:
             onnx.save_model(merged.model, str(path))
         onnx.checker.check_model(str(path), full_check=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.merging.axes import Axes, Slot, UnmergeableError, output_axes
+from gpuprof.merging.axes import output_axes
 from gpuprof.merging.groups import Group, Grouping
+from gpuprof.merging.slots import Axes, Slot, UnmergeableError
 from gpuprof.merging.source import Size, Source
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
 

@@ -17,11 +17,11 @@ from math import prod
 
 import numpy as np
 
-from gpuprof.merging.axes import UnmergeableError
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.groups import Group
 from gpuprof.merging.normal import attribute, whole
 from gpuprof.merging.operators import WEIGHT_INPUT, weight_matrix
+from gpuprof.merging.slots import UnmergeableError
 from gpuprof.merging.source import Array, Source
 from gpuprof.merging.submatrix import CommonBlock
 

@@ -9,7 +9,8 @@ import onnxruntime as ort
 import pytest
 from onnx import NodeProto, helper
 
-from gpuprof.merging.axes import Slot, UnmergeableError, output_axes
+from gpuprof.merging.axes import output_axes
+from gpuprof.merging.slots import Slot, UnmergeableError
 from gpuprof.merging.source import Size
 
 Array = npt.NDArray[Any]

@@ -131,6 +131,7 @@ def test_external_data_is_read_and_written_beside_the_merged_file(tmp_path: Path
     assert again.weight_bytes_after == report.weight_bytes_after
     size = (tmp_path / "m.onnx.data").stat().st_size
     assert size < report.weight_bytes_before  # not appended to, and shared weights once
+    assert (tmp_path / "m.onnx.data").stat().st_mode == (tmp_path / "m.onnx").stat().st_mode
     described = read_merged(tmp_path / "m.onnx")
     assert described is not None
     assert [member.name for member in described.members] == ["a", "b"]

@@ -1,0 +1,107 @@
+"""Rules of ops that multiply: matrices, sums of products, attention, recurrent layers; see `gpuprof.merging.axes`."""
+
+from __future__ import annotations
+
+from onnx import NodeProto
+
+from gpuprof.merging.normal import attribute, whole
+from gpuprof.merging.slots import (
+    Axes,
+    Outputs,
+    Rule,
+    Slots,
+    UnmergeableError,
+    only_first,
+    two_first,
+)
+from gpuprof.merging.source import Size
+
+
+def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """Products of matrices: rows and the axes before them stay apart."""
+    a, b = two_first(node, slots)
+    out = len(outputs[0][0])
+    if a.rank < 2 or b.rank < 2:
+        raise UnmergeableError(f"{node.op_type} of a vector")
+    if a.axis is not None and b.axis is not None:
+        end = a.axis - a.rank
+        if end != b.axis - b.rank or end >= -2 or a.sizes != b.sizes:
+            raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
+        return (end + out,)
+    laid, shared = (a, b) if a.axis is not None else (b, a)
+    end = (laid.axis or 0) - laid.rank
+    free = -2 if laid is a else -1  # rows of the left factor, columns of the right one, may be any number
+    if end == free:
+        return (end + out,)
+    if end >= -2 or (shared.rank >= -end and shared.dims[0][end] != Size(1)):
+        raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
+    return (end + out,)
+
+
+def integer_matmul(first: int, second: int, of_rows: tuple[int, ...]) -> Rule:
+    """Return the rule of products of whole numbers, whose factors, and scales for each row, stand at these inputs."""
+
+    def rule(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
+        rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (first, second)]
+        by_row = [slots[i] for i in of_rows if i < len(slots)]
+        if any(slot.axis is not None for slot in rest):
+            raise UnmergeableError(f"{node.op_type} takes its scale from each model")
+        if any(slot is not None and slot.dims[0] not in ((), (Size(1),)) for slot in by_row):
+            raise UnmergeableError(f"{node.op_type} has a scale for each part of the batch")
+        return matmul_axes(node, [slots[first], slots[second]], outputs, opset)
+
+    return rule
+
+
+def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """Concatenation along an index that is neither summed over nor in what models share runs through to the output."""
+    equation = attribute(node, "equation")
+    text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
+    given, arrow, made = text.partition("->")
+    terms = given.split(",")
+    if "." in text or not arrow or len(terms) != len(slots):
+        raise UnmergeableError("Einsum does not name every axis")
+    pairs = [(term, slot) for term, slot in zip(terms, slots, strict=True) if slot is not None]
+    index = {term[slot.axis] for term, slot in pairs if slot.axis is not None}
+    sizes = {slot.sizes for _, slot in pairs if slot.axis is not None}
+    label = min(index)
+    shared = any(label in term for term, slot in pairs if slot.axis is None)
+    if len(index) > 1 or len(sizes) > 1 or shared or any(term.count(label) > 1 for term in terms):
+        raise UnmergeableError("the inputs of Einsum are concatenated along different indices")
+    if label not in made:
+        raise UnmergeableError("Einsum sums over what is concatenated")
+    return (made.index(label),)
+
+
+def gemm_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """Gemm: the rows of its first matrix stay apart."""
+    a = slots[0]
+    only_first(node, slots)
+    if a is None or a.axis != whole(node, "transA", 0):
+        raise UnmergeableError("Gemm sums over what is concatenated")
+    c = slots[2] if len(slots) > 2 else None
+    if c is not None and c.rank == 2 and c.dims[0][0] != Size(1):
+        raise UnmergeableError("Gemm adds a value to each part of the batch that all models share")
+    return (0,)
+
+
+def attention_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """ONNX Runtime's attention on data and a mask of each model."""
+    first = slots[0]
+    rest = [slot for i, slot in enumerate(slots) if slot is not None and i not in (0, 3)]
+    mask = slots[3] if len(slots) > 3 else None
+    if first is None or first.axis != 0 or any(slot.axis is not None for slot in rest) or len(node.output) > 1:
+        raise UnmergeableError("Attention takes more than its data and mask from each model")
+    if mask is not None and mask.axis != 0:
+        raise UnmergeableError("Attention has a mask that all models share")
+    return (0,)
+
+
+def recurrent_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+    """LSTM, GRU and RNN: the batch is their second axis."""
+    if whole(node, "layout", 0) or (len(slots) > 4 and slots[4] is not None):
+        raise UnmergeableError(f"{node.op_type} with lengths or its batch first")
+    for i, slot in enumerate(slots):
+        if slot is not None and slot.axis != (1 if i in (0, 5, 6) else None):
+            raise UnmergeableError(f"{node.op_type} takes its weights or states from each model")
+    return tuple(2 if len(dims[0]) == 4 else 1 for dims in outputs)

@@ -1,0 +1,89 @@
+"""The inputs of an op that is to run once for several models, and what its rules ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+from onnx import NodeProto
+
+from gpuprof.merging.normal import attribute
+from gpuprof.merging.source import Array, Size
+
+
+class UnmergeableError(Exception):
+    """Why an op cannot be run once for several models; the message is part of the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One input of an op that is to run once for several models.
+
+    Attributes
+    ----------
+    axis : int or None
+        Along which the models' values are concatenated; None: all models share one value.
+    dims : tuple of tuple of Size
+        Of each model's value; equal but along ``axis``.
+    value : ndarray or None
+        Where it is a constant.
+    """
+
+    axis: int | None
+    dims: tuple[tuple[Size, ...], ...]
+    value: Array | None = None
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.dims[0])
+
+    @property
+    def sizes(self) -> tuple[Size, ...]:
+        """How much of the axis belongs to each model."""
+        return tuple(dims[self.axis] for dims in self.dims) if self.axis is not None else ()
+
+
+Slots = Sequence[Slot | None]
+Outputs = Sequence[tuple[tuple[Size, ...], ...]]
+Axes = tuple[int | None, ...]
+Rule = Callable[[NodeProto, Slots, Outputs, int], Axes]
+
+
+def normal_axis(axis: int, rank: int) -> int:
+    """Return an axis counted from the front."""
+    return axis + rank if axis < 0 else axis
+
+
+def two_first(node: NodeProto, slots: Slots) -> tuple[Slot, Slot]:
+    """Return the first two inputs of a node, both of which must be there."""
+    a, b = slots[0], slots[1]
+    if a is None or b is None:
+        raise UnmergeableError(f"{node.op_type} lacks an input")
+    return a, b
+
+
+def only_first(node: NodeProto, slots: Slots) -> Slot:
+    """Return the first input, the only one that may be concatenated."""
+    first = slots[0]
+    if first is None or first.axis is None or any(slot is not None and slot.axis is not None for slot in slots[1:]):
+        raise UnmergeableError(f"{node.op_type} takes something else than its data from each model")
+    return first
+
+
+def listed_axes(node: NodeProto, slots: Slots, position: int, name: str) -> list[int] | None:
+    """Return axes given as an attribute or as a constant input; None where none are given."""
+    slot = slots[position] if len(slots) > position else None
+    if slot is not None:
+        if slot.value is None:
+            raise UnmergeableError(f"{node.op_type} has axes known only at run time")
+        return [int(axis) for axis in np.asarray(slot.value).ravel()]
+    value = attribute(node, name)
+    return [int(axis) for axis in value] if isinstance(value, list | tuple) else None
+
+
+def fixed_product(dims: Sequence[Size]) -> int | None:
+    """Return the product of fixed sizes; None, which equals nothing, where one varies."""
+    return prod(dim.fixed for dim in dims) if not any(dim.per_batch for dim in dims) else None
