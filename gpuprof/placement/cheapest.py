@@ -20,6 +20,7 @@ from gpuprof.share import Share
 _MANY_DEVICES = 1_000
 #: How often guesses on which the bound rests are worked out.
 _MOST_ROUNDS = 3
+_MANY_DEMANDS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ def cheapest(problem: Problem, demands: Sequence[Demand], offers: Offers, limit:
     choices = counted = offers.sure()
     found = _solve(problem, classes_of(demands, choices), limit)
     bound = _bounded(problem, demands, choices, offers, found, limit)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_rounds(problem)):
         if _is_proven(found, bound) or found.is_large or limit.is_over or not _worked_out(problem, offers, bound):
             break
         choices = offers.sure()
@@ -83,6 +84,12 @@ def cheapest(problem: Problem, demands: Sequence[Demand], offers: Offers, limit:
     hoped = offers.hoped(demands, guessing=not found.is_large)
     fewest = _fewest(problem, classes_of(demands, hoped), bound.cost, limit)
     return Cheapest(found.choice, counted, fewest, bound.cost)
+
+
+def _rounds(problem: Problem) -> int:
+    """Return how often to work out what the bound rests on: of many demands it takes many queues to be solved."""
+    by_queues = problem.options.latency_budget is None
+    return 1 if by_queues and len(problem.demands) > _MANY_DEMANDS else _MOST_ROUNDS
 
 
 def _worked_out(problem: Problem, offers: Offers, bound: _Bound) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand, Slo
@@ -12,9 +13,12 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
+from gpuprof.share import Share
 
 #: By how much rate and SLO are changed to see what would follow.
 CHANGE = 0.10
+
+_Kind = tuple[str, float, str | None]  # device, percent, MIG profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,21 +87,48 @@ class WhatIf:
 
 
 def alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
-    """Return the shares that could serve ``model``, cheapest first."""
+    """Return the shares that could serve ``model``, cheapest first: listed ones, the map's and those next to them."""
     demand = problem.demand(model)
     segments = Segments(problem)
-    chosen: Counter[tuple[str, float, str | None]] = Counter(
+    chosen: Counter[_Kind] = Counter(
         (gpu.device, replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
         for _, gpu, partition, replica in deployment.places()
         if model in replica.rates()
     )
-    found = []
+    found: list[Alternative] = []
     for entry in problem.fleet.entries:
         for segment in segments.best(demand, entry.device):
-            count = -(-demand.rate_rps // segment.capacity_rps)
-            taken = chosen[segment.device, segment.share.sm_pct, segment.share.mig]
-            found.append(Alternative(segment, int(count), count * segment.fraction * entry.price_per_hour, taken))
+            found.append(_alternative(problem, demand, segment, chosen))
+    found += list(_unlisted(problem, segments, demand, chosen, found))
     return tuple(sorted(found, key=lambda one: (one.cost, one.replicas)))
+
+
+def _unlisted(
+    problem: Problem,
+    segments: Segments,
+    demand: Demand,
+    chosen: Mapping[_Kind, int],
+    found: Sequence[Alternative],
+) -> Iterator[Alternative]:
+    """Yield the shares of the map that the estimator does not list, and the steps next below and above each."""
+    known = {(one.segment.device, one.segment.share) for one in found}
+    for name, percent, mig in chosen:
+        device = problem.device(name)
+        steps = segments.menu.steps(demand.model, device, mig)
+        below = [step for step in steps if step < percent][-1:]
+        above = [step for step in steps if step > percent][:1]
+        for share in (Share(size, mig) for size in (*below, percent, *above)):
+            segment = None if (name, share) in known else segments.best_of(demand, device, share)
+            if segment is not None:
+                known.add((name, share))
+                yield _alternative(problem, demand, segment, chosen)
+
+
+def _alternative(problem: Problem, demand: Demand, segment: Segment, chosen: Mapping[_Kind, int]) -> Alternative:
+    count = math.ceil(demand.rate_rps / segment.capacity_rps * (1.0 - 1e-9))
+    price = problem.entry(segment.device).price_per_hour
+    taken = chosen.get((segment.device, segment.share.sm_pct, segment.share.mig), 0)
+    return Alternative(segment, count, count * segment.fraction * price, taken)
 
 
 def seats(deployment: DeploymentMap, model: str) -> tuple[Seat, ...]:

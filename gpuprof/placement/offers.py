@@ -21,9 +21,9 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
 from gpuprof.share import Share
 
-#: Guesses are made for so many demands at most; the bound then covers only what the estimator lists.
+#: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.
 _MOST_DEMANDS = 40
-#: Likewise for demands that fill so many devices at most: to others a part of a device is next to nothing.
+#: Guesses are made for demands that fill so many devices at most: to others a part of a device is next to nothing.
 _MOST_DEVICES = 100
 
 Choices = Mapping[str, tuple[Segment, ...]]
@@ -55,7 +55,7 @@ class Offers:
                 if few:
                     own += self._parts(demand, entry.device, tuple(own))
                 few_devices = demand.rate_rps < _MOST_DEVICES * max((one.capacity_rps for one in own), default=0.0)
-                if few and few_devices and entry.device.kind == "gpu":
+                if few_devices and entry.device.kind == "gpu":
                     steps = self.segments.menu.steps(demand.model, entry.device, None)
                     own += self._between(demand, entry.device, steps, tuple(own))
                     guesses |= self._guessed(demand, entry.device, steps, own)
@@ -187,7 +187,7 @@ class Offers:
                 middle = (low + high) // 2
                 percent = inside[middle]
                 if percent not in met:
-                    segment = self.segments.best_of(demand, device, Share(percent))
+                    segment = self._looked_at(demand, device, Share(percent), rest)
                     met[percent] = 0.0 if segment is None else segment.capacity_rps
                     if segment is not None:
                         yield segment
@@ -195,6 +195,20 @@ class Offers:
                     high = middle
                 else:
                     low = middle + 1
+
+    def _looked_at(self, demand: Demand, device: Device, share: Share, rest_rps: float) -> Segment | None:
+        """Return the segment under ``share``; of many demands only one that serves what is left, which is quicker."""
+        if len(self.problem.demands) > _MOST_DEMANDS and self.problem.options.latency_budget is None:
+            rest = replace(demand, rate_rps=rest_rps)
+            if not any(self._serves(rest, device, one) for one in self.segments.workloads(demand.model, device, share)):
+                return None
+        return self.segments.best_of(demand, device, share)
+
+    def _serves(self, demand: Demand, device: Device, workload: Workload) -> bool:
+        try:
+            return self.segments.meets(demand, device, workload, demand.rate_rps)
+        except InputError:
+            return False
 
     def _guessed(
         self, demand: Demand, device: Device, steps: Sequence[float], known: Sequence[Segment]

@@ -14,6 +14,8 @@ from gpuprof.placement.problem import Problem
 _QUICK = ("ffd", "igniter", "gpulet", "parvagpu", "gslice", "mig-serving")
 #: Policies that search; they are asked about so many demands at most.
 _SEARCHING = {"usher": 30, "milp": 12}
+#: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
+_ASKING = {"igniter": 100, "gslice": 100}
 #: `milp` is a program over single devices.
 _MOST_DEVICES = 12
 
@@ -31,7 +33,10 @@ def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
 
 
 def _is_meant_for(name: str, problem: Problem) -> bool:
-    if len(problem.demands) > _SEARCHING.get(name, len(problem.demands)):
+    many = len(problem.demands)
+    if many > _SEARCHING.get(name, many):
+        return False
+    if problem.options.latency_budget is None and many > _ASKING.get(name, many):
         return False
     counts = [entry.count for entry in problem.fleet.entries]
     return name != "milp" or (None not in counts and sum(count or 0 for count in counts) <= _MOST_DEVICES)

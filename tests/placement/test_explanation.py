@@ -5,7 +5,9 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.explanation import alternatives, seats, what_ifs
 from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
+from gpuprof.share import Share
 
 GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Options(latency_budget=0.5))
 
@@ -39,3 +41,11 @@ def test_where_a_model_stands_is_said_with_its_neighbours_and_what_is_free() -> 
     assert seat.beside == (f"other {theirs.sm_share_pct:g}%",)
     assert seat.free_pct == 100.0 - ours.sm_share_pct - theirs.sm_share_pct
     assert (seat.share, seat.batch, seat.rate_rps) == (f"{ours.sm_share_pct:g}%", ours.batch, 20.0)
+
+
+def test_a_share_that_is_not_listed_is_said_with_those_next_to_it() -> None:
+    given = problem([demand("m", 20.0)], options=Options(latency_budget=0.5))
+    placed = PlacedReplica("m", 1, 1, Share(15.0), 20.0)
+    deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
+    found = {one.segment.share.sm_pct: one.chosen for one in alternatives(given, deployment, "m")}
+    assert found == {12.5: 0, 15.0: 1, 17.5: 0, 25.0: 0, 50.0: 0, 100.0: 0}

@@ -1,0 +1,113 @@
+"""What must hold for any demands, fleet and estimator; the estimator is curved, disturbs, and answers between lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuprof.demand import Demand, Slo
+from gpuprof.errors import GpuprofError
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solved
+from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import BUILTIN, make_policy
+from gpuprof.placement.problem import Options, Problem
+from tests.placement.curved import CurvedEstimator
+
+FEW = settings(max_examples=6, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+DEVICES = {
+    "plain": plain_device(),
+    "sliced": sliced_device(),
+    "big": replace(plain_device("big", 1.7), dram_bytes=2**36),
+}
+
+ESTIMATORS = st.builds(
+    CurvedEstimator,
+    start_ms=st.floats(0.1, 3.0),
+    each_ms=st.floats(0.1, 2.0),
+    bend=st.floats(0.5, 1.1),
+    yields=st.floats(0.4, 1.0),
+    spread=st.floats(0.0, 1.0),
+    weight_mib=st.sampled_from([100, 2000]),
+    disturbance=st.sampled_from([0.0, 0.1, 0.5]),
+    sizes=st.sampled_from([(1, 2, 4, 8, 16), (1, 4, 16), (1, 2, 3, 4), (2, 8, 32)]),
+    gaps=st.booleans(),
+    percents=st.sampled_from([(20.0, 40.0, 60.0, 80.0, 100.0), (100.0,), (25.0, 50.0, 100.0)]),
+)
+DEMANDS = st.lists(
+    st.tuples(st.floats(1.0, 800.0), st.floats(8.0, 200.0), st.sampled_from([50.0, 95.0, 99.0])), min_size=1, max_size=4
+)
+OPTIONS = st.builds(
+    Options,
+    latency_budget=st.sampled_from([None, 0.5, 1.0]),
+    confidence=st.sampled_from([None, 0.9]),
+    max_processes=st.sampled_from([None, 1, 2]),
+)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A problem but for its fleet."""
+
+    asked: list[tuple[float, float, float]]
+    estimator: CurvedEstimator
+    options: Options
+
+    def on(self, fleet: dict[str, int | None], looser: float = 1.0) -> Problem:
+        demands = (Demand(f"m{i}", rate, Slo(ms * looser, pct)) for i, (rate, ms, pct) in enumerate(self.asked))
+        entries = tuple(FleetEntry(DEVICES[name], count) for name, count in fleet.items())
+        return Problem(tuple(demands), Fleet(entries), self.estimator, ExponentialQueue(), self.options)
+
+
+DRAWN = st.builds(Drawn, DEMANDS, ESTIMATORS, OPTIONS)
+ELASTIC = st.sampled_from([("plain",), ("sliced",), ("plain", "sliced"), ("big", "plain")])
+FLEETS = ELASTIC.flatmap(lambda names: st.fixed_dictionaries({name: st.none() | st.integers(1, 3) for name in names}))
+
+
+def cost(placement: Placement) -> float:
+    return sum(DEVICES[gpu.device].price_per_hour or 0.0 for gpu in placement.gpus)
+
+
+def missing(placement: Placement) -> float:
+    return round(sum(one.rate_rps for one in placement.unplaced), 3)
+
+
+@FEW
+@given(drawn=DRAWN, fleet=FLEETS)
+def test_every_map_is_sound_none_is_better_than_optimal_and_none_goes_below_its_bounds(
+    drawn: Drawn, fleet: dict[str, int | None]
+) -> None:
+    given = drawn.on(fleet)
+    best, _ = solved(Optimal(), given)
+    for name in sorted(set(BUILTIN) - {"optimal"}):
+        try:
+            other, deployment = solved(make_policy(name), given)
+        except GpuprofError:
+            continue  # not made for such a fleet
+        assert (missing(best), round(cost(best), 6)) <= (missing(other), round(cost(other), 6)), name
+        if not other.unplaced:
+            assert (best.lower_bound_gpus or 0) <= len(other.gpus), name
+            assert (best.lower_bound_cost_per_hour or 0.0) <= cost(other) + 1e-6, name
+        if best.upper_bound_goodput_rps is not None:
+            assert deployment.predicted.goodput_rps <= best.upper_bound_goodput_rps * (1.0 + 1e-6), name
+
+
+@FEW
+@given(drawn=DRAWN, count=st.integers(1, 2), more=st.integers(1, 2))
+def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: int) -> None:
+    few, many = (solved(Optimal(), drawn.on({"plain": n}))[0] for n in (count, count + more))
+    asked = sum(rate for rate, *_ in drawn.asked)
+    assert missing(many) <= missing(few) + 1e-3 * asked
+
+
+@FEW
+@given(drawn=DRAWN, names=ELASTIC, looser=st.floats(1.0, 3.0))
+def test_a_looser_slo_never_costs_more(drawn: Drawn, names: tuple[str, ...], looser: float) -> None:
+    fleet = dict.fromkeys(names)
+    tight, loose = (solved(Optimal(), drawn.on(fleet, factor))[0] for factor in (1.0, looser))
+    if not tight.unplaced:
+        assert not loose.unplaced
+        assert cost(loose) <= cost(tight) + 1e-6
