@@ -73,6 +73,7 @@ class WorkByBatch:
         self._one = work_of(graph_at(1))
         self._two: GraphWork | None = None
         self._linear = True
+        self._by_batch: dict[int, GraphWork] = {}  # a placement asks for each batch under dozens of shares
 
     @property
     def graph(self) -> ModelGraph:
@@ -89,6 +90,11 @@ class WorkByBatch:
         """
         if batch == 1:
             return self._one
+        if batch not in self._by_batch:
+            self._by_batch[batch] = self._at(batch)
+        return self._by_batch[batch]
+
+    def _at(self, batch: int) -> GraphWork:
         if self._two is None:
             self._graph_at(batch)  # where it cannot be, the error names the batch that was asked for
             self._two = work_of(self._graph_at(2))
