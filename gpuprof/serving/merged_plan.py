@@ -34,5 +34,5 @@ def planned_members(deployment: DeploymentMap, replica: Replica, base: Path) -> 
         inputs, outputs = (
             tuple((value.name, value.merged) for value in values) for values in (member.inputs, member.outputs)
         )
-        members.append(PlannedMember(model, inputs, outputs))
+        members.append(PlannedMember(model, inputs, outputs, deployment.models[model].path))
     return tuple(members)

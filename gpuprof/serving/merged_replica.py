@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from gpuprof.serving.inference import Inference, InputTensor, OutputTensor, RefusedError
 from gpuprof.serving.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.public_name import PublicName
 from gpuprof.serving.replica import Replica, ReplicaOwner, ReplicaPlan
 from gpuprof.serving.seat import Seat
 from gpuprof.serving.statistics import BatchStatistics, ModelStatistics
@@ -29,14 +30,17 @@ class PlannedMember:
     Attributes
     ----------
     model : str
-        What clients call it.
+        Its name in the map.
     inputs, outputs : tuple of (str, str)
         Its own name of each tensor, in its order, and the name in the merged file.
+    path : str or None
+        Of its own file, which may tell its version.
     """
 
     model: str
     inputs: tuple[tuple[str, str], ...]
     outputs: tuple[tuple[str, str], ...]
+    path: str | None = None
 
     def spec(self, whole: ModelSpec) -> ModelSpec:
         """Return what the model takes and gives, out of what the merged file does."""
@@ -48,7 +52,8 @@ class PlannedMember:
 
         inputs = named(self.inputs, whole.inputs, whole.input_index)
         outputs = named(self.outputs, whole.outputs, whole.output_index)
-        return ModelSpec(self.model, whole.version, whole.platform, inputs, outputs, whole.max_batch)
+        public = PublicName.of(self.model, self.path)
+        return ModelSpec(public.name, public.version, whole.platform, inputs, outputs, whole.max_batch)
 
 
 @dataclass(frozen=True, slots=True)

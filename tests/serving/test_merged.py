@@ -16,8 +16,12 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import propose_merges
+from gpuprof.serving.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load_target import Target
 from tests.merging.models import Array, finetuned, residual, save, transformer
 from tests.serving.running import RunningServer, map_of, replica, running
+from tests.serving.test_reliability import figure
+from tests.serving.test_shadow import decisions
 
 LENGTH = 6
 
@@ -226,3 +230,91 @@ def test_a_map_whose_merged_file_is_no_merged_one_is_refused_in_one_line(
     path.write_text(json.dumps(document))
     assert main(["serve", str(path), "--port", "0"]) == 3
     assert "it is not a merged model" in capsys.readouterr().err
+
+
+def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_no_request(
+    files: Path, tmp_path: Path
+) -> None:
+    document = merged_map(files)
+    for model in document["models"].values():
+        model["slo_ms"] = 80.0
+    (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 100.0}
+    one["predicted"]["latency_ms"] = 10.0
+    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
+        assert "2 worker(s)" in server.line
+        settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
+        streams = [Stream(model, 56.0, 80.0) for model in ("a", "b")]  # 112 of the 100, then 125, that it can serve
+        results = run_load(Target.parse(server.url), streams, settings).results
+        assert figure(server, "gpuprof_replica_share_ratio") == 2 * 0.5  # told for each of its models
+        _, errors = server.stop()
+    (decision,) = decisions(errors, "standby takes over")
+    assert decision["replica"] == "both/0"
+    assert (decision["share_pct"], decision["new_share_pct"]) == (40.0, 50.0)
+    for result in results:
+        assert result.lost == result.failed == 0
+        assert result.in_slo >= 0.9 * result.sent
+
+
+def test_a_real_standby_answers_as_the_models_files_do(files: Path, tmp_path: Path) -> None:
+    document = merged_map(files)
+    (one,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    one["sm_share_pct"] = 40.0
+    originals = Originals(files)
+    with running(tmp_path, document, "--shadow") as server:
+        assert len(server.workers()) == 2
+        check_both(server, originals, range(3))
+
+
+def test_a_model_with_a_merged_replica_and_one_of_its_own_answers_from_either(files: Path, tmp_path: Path) -> None:
+    document = merged_map(files)
+    replicas = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    replicas[0]["sm_share_pct"] = 50.0
+    replicas.append(replica("a", batch=8, latency_ms=2.0))
+    originals = Originals(files)
+    with running(tmp_path, document) as server:
+        assert len(server.workers()) == 2
+        check_both(server, originals, range(6))
+
+
+def test_two_versions_of_a_model_are_served_by_one_merged_replica(files: Path, tmp_path: Path) -> None:
+    document = json.loads(json.dumps(merged_map(files)).replace('"a"', '"m@1"').replace('"b"', '"m@2"'))
+    originals = Originals(files)
+    with running(tmp_path, document) as server:
+        for seed in range(3):
+            for name, version in (("a", "1"), ("b", "2")):
+                ids, mask, logits = ask(server, f"m/versions/{version}", 1 + seed, seed)
+                np.testing.assert_allclose(logits, originals.logits(name, ids, mask), rtol=2e-4, atol=2e-5)
+        for version in ("1", "2"):
+            status, said = server.get(f"/v2/models/m/versions/{version}")
+            assert status == 200
+            assert said["name"] == "m"
+            assert [tensor["name"] for tensor in said["inputs"]] == ["ids", "mask"]
+            assert [tensor["name"] for tensor in said["outputs"]] == ["logits"]
+            assert server.get(f"/v2/models/m/versions/{version}/ready")[0] == 200
+        assert sorted(server.get("/v2/models/m")[1]["versions"]) == ["1", "2"]
+
+
+def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = merged_map(files, batch_latency_ms=[0.5 + 0.2 * rows for rows in range(8)])
+    for model in document["models"].values():
+        model["predicted"] = {"goodput_rps": 50.0, "p50_ms": 1.0, "p95_ms": 2.0, "p99_ms": 3.0}
+    path = tmp_path / "merged.json"
+    path.write_text(json.dumps(document))
+    with running(tmp_path, document) as server:
+        words = ["load", server.url, "--map", str(path), "--duration", "1", "--warmup", "0.3", "--json"]
+        found = []
+        for scale in ("1", "1.5"):
+            assert main([*words, "--rate-scale", scale]) == 0
+            found.append({row["model"]: row for row in json.loads(capsys.readouterr().out)})
+    at_its_rate, faster = found
+    assert set(at_its_rate) == set(faster) == {"a", "b"}
+    for name, row in at_its_rate.items():
+        assert row["failed"] == row["lost"] == row["refused"] == 0
+        assert (row["predicted_p50_ms"], row["predicted_p99_ms"]) == (1.0, 3.0)
+        assert row["stages"]["batches"]  # of each model by its own rows
+        # At another rate the one queue of both is asked with the requests of both.
+        assert faster[name]["predicted_p99_ms"] > faster[name]["predicted_p50_ms"] >= 0.5
+        assert faster[name]["predicted_goodput_rps"] == pytest.approx(75.0, rel=0.05)
