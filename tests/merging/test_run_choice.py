@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
 from gpuprof.merged_model import read_merged
+from gpuprof.merging.branches import image_branches
 from gpuprof.merging.gain import Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
@@ -122,14 +123,15 @@ def _frozen(part: float) -> list[ModelProto]:
 
 @pytest.mark.parametrize("part", [0.3, 0.5, 0.7])
 def test_sums_of_images_run_where_their_branches_do(part: float, tmp_path: Path) -> None:
-    paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(_frozen(part))]
-    options = MergeOptions(rates=Rates(1e12, 1e6, 1e-3, cache_bytes=1e12))  # weights are worth a lot, copies little
-    output = tmp_path / "m.onnx"
-    report = write_merged(merge_sources(read_sources(paths), options), output, options)
-    described = read_merged(output)
-    assert described is not None
-    assert [member.absent_rows for member in described.members] == [0, 0]  # who is absent costs nothing
-    assert report.shared
+    sources = read_sources([save(model, tmp_path, f"m{i}") for i, model in enumerate(_frozen(part))])
+    plan = make_plan(sources, group_nodes(sources))
+    rates = Rates(1e12, 1e6, 1e-3, cache_bytes=1e12)  # weights are worth a lot, copies little
+    linked = [{join, *steps} for join, steps in image_branches(plan)]
+    assert len(linked) >= 3
+    once = Worth(plan, Setting((1, 1), rates)).best()
+    assert all(steps <= once or not steps & once for steps in linked)
+    anywhere = Worth(plan, Setting((1, 1), replace(rates, blocked_images=False))).best()
+    assert not all(steps <= anywhere or not steps & anywhere for steps in linked)
 
 
 def test_a_gpu_cuts_images_wherever_it_pays(tmp_path: Path) -> None:
