@@ -83,7 +83,7 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
                 continue
             line = rows.line_num
             if header is None:
-                header = _check_header([cell.strip() for cell in row], where, line)
+                header = _check_header([cell.strip().lower() for cell in row], where, line)
                 continue
             if len(row) != len(header):
                 raise InputError(f"{where}:{line}: {len(row)} fields where the header has {len(header)}")
@@ -97,6 +97,10 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
 
 
 def _check_header(header: list[str], where: str, line: int) -> list[str]:
+    if separator := next((one for one in ";\t|" if len(header) == 1 and one in header[0]), None):
+        raise InputError(
+            f"{where}:{line}: fields are separated by {separator!r}, not by commas", "it must be model,rate_rps,slo_ms"
+        )
     if missing := [name for name in _REQUIRED if name not in header]:
         raise InputError(f"{where}:{line}: the header lacks {', '.join(missing)}", "it must be model,rate_rps,slo_ms")
     if unknown := [name for name in header if name not in _REQUIRED + _OPTIONAL]:
@@ -115,7 +119,9 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
         try:
             value = float(text)
         except ValueError:
-            raise InputError(f"{where}:{line}: {name} must be a number but got {text!r}") from None
+            raise InputError(
+                f"{where}:{line}: {name} must be a number but got {text!r}", "no units, no percent sign, 1000 as 1000"
+            ) from None
         if not math.isfinite(value) or value > high or value < low or (value == low and not closed):
             bounds = f"{'at least' if closed else 'above'} {low:g}" + (
                 "" if high == math.inf else f", at most {high:g}"
@@ -134,6 +140,10 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
     given = {name for name in _OPTIONAL if fields.get(name)}
     rate = number("rate_rps", 0.0)
     percentile = number("percentile", 0.0, 99.999) if "percentile" in given else 99.0
+    if percentile < 1.0:
+        raise InputError(
+            f"{where}:{line}: percentile {percentile:g} is below 1", f"write {100 * percentile:g} if that is meant"
+        )
     return Demand(
         model=fields["model"],
         rate_rps=rate,

@@ -24,10 +24,18 @@ def test_columns_may_stand_in_any_order_and_optional_ones_may_be_empty(tmp_path:
     )
 
 
+def test_headings_may_be_written_large(tmp_path: Path) -> None:
+    assert _read(tmp_path, "Model, Rate_RPS, SLO_ms\na,1,2\n") == (Demand("a", 1.0, Slo(2.0, 99.0)),)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("model,rate_rps\na,1\n", r"slo.csv:1: the header lacks slo_ms"),
+        ("model;rate_rps;slo_ms\na;1;1\n", r"slo.csv:1: fields are separated by ';', not by commas"),
+        ("model\trate_rps\tslo_ms\na\t1\t1\n", r"fields are separated by '.t', not by commas"),
+        ("model,rate_rps,slo_ms\na,1,20ms\n", r"slo_ms must be a number but got '20ms' \(no units"),
+        ("model,rate_rps,slo_ms,percentile\na,1,1,0.99\n", r"percentile 0.99 is below 1 \(write 99 if"),
         ("model,rate_rps,slo_ms,color\n", r"slo.csv:1: unknown column 'color'"),
         ("model,rate_rps,slo_ms,model\n", r"stands twice"),
         ("model,rate_rps,slo_ms\na,nan,1\n", r"slo.csv:2: rate_rps must be above 0 but got nan"),
