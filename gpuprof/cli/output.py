@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gpuprof.cli.table import GAP, laid_out
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -144,15 +145,24 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title=title or None, title_justify="left")
-    for column in columns:
-        table.add_column(column.heading, justify="right" if column.right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("–" if row.get(c.key) is None else c.show(row.get(c.key))) for c in columns))
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
-    console.print(table)
+    cells = [["–" if row.get(c.key) is None else c.show(row.get(c.key)) for c in columns] for row in rows]
+    places = laid_out([c.heading for c in columns], cells, [c.right for c in columns], console.width)
+    for order, group in enumerate(places):
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
+        table.title = title if title and order == 0 else None
+        if order:
+            console.print()
+        for place in group:
+            column = columns[place.position]
+            side: Literal["left", "right"] = "right" if column.right else "left"
+            table.add_column(column.heading, justify=side, overflow="fold", width=place.width)
+        for row in cells:
+            table.add_row(*(Text(row[place.position]) for place in group))
+        console.width = max(console.width, sum(place.width + GAP for place in group) - GAP)
+        console.print(table)
 
 
 def _finite(value: object) -> object:
