@@ -79,7 +79,9 @@ def test_a_share_that_is_none_is_refused(db: str, share: str, capsys: pytest.Cap
 
 @pytest.mark.parametrize("batch", ["0", "-1", "1.5", "x", "", "1,,2", "9999999999"])
 def test_a_batch_that_is_none_is_refused(db: str, batch: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--batch must be whole numbers from 1 to 1,000,000" in _refused(capsys, "fast", "--db", db, f"--batch={batch}")
+    assert "--batch must be whole numbers from 1 to 1,000,000" in _refused(
+        capsys, "fast", "--db", db, f"--batch={batch}"
+    )
 
 
 def test_a_batch_that_cannot_fit_in_memory_is_refused(db: str, capsys: pytest.CaptureFixture[str]) -> None:
