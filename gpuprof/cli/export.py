@@ -21,10 +21,16 @@ def export(
     image: Annotated[str | None, typer.Option(help="Container image of the Kubernetes manifest.")] = None,
 ) -> None:
     """Write a map in the words of another tool."""
+    from gpuprof.cli.planning import map_evidence
     from gpuprof.deployment import read_map
     from gpuprof.placement.export import export as written
+    from gpuprof.placement.feasibility import check_layout
 
-    files = written(read_map(map_file), to, image)
+    deployment = read_map(map_file)
+    broken = check_layout(deployment, map_evidence(deployment, None, None, map_file.parent))
+    if broken:
+        raise InputError(f"{map_file} cannot be set up: {broken[0]}", f"gpuprof check {map_file} says everything")
+    files = written(deployment, to, image)
     if output is None and len(files) == 1:
         sys.stdout.write(next(iter(files.values())))
         return

@@ -93,6 +93,15 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
     )
 
 
+def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
+    """Return what no machine could set up: names, geometry, shares and memory; devices that are not known are left out.
+
+    Says nothing of rates and SLOs, and so asks neither the estimator nor the queueing model for times.
+    """
+    known = ((where, gpu) for _, where, gpu in _gpus(deployment) if gpu.device in evidence.devices)
+    return (*_names(deployment), *(violation for where, gpu in known for violation in _gpu(where, gpu, evidence)))
+
+
 def _gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
     for node in deployment.nodes:
         for gpu in node.gpus:

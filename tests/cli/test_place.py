@@ -182,6 +182,21 @@ def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert (here / "repository" / "node0-gpu0-net" / "net" / "config.pbtxt").is_file()
 
 
+def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["place"]) == 0
+    text = json.loads((here / "map.json").read_text())
+    (gpu,) = text["nodes"][0]["gpus"]
+    gpu["device"] = "a100-80"
+    gpu["partitions"] = [
+        dict(gpu["partitions"][0], mig={"profile": profile, "start": start})
+        for profile, start in (("3g.40gb", 0), ("2g.20gb", 2))
+    ]
+    (here / "map.json").write_text(json.dumps(text))
+    capsys.readouterr()
+    assert main(["export", "--to", "mig-parted"]) == 3
+    assert "map.json cannot be set up: geometry: node0 gpu 0: 3g.40gb and 2g.20gb overlap" in capsys.readouterr().err
+
+
 def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", "-o", "before.json"]) == 0
     assert " replicas move" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from gpuprof.host_work import HostWork
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.feasibility import Violation, check
+from gpuprof.placement.feasibility import Violation, check, check_layout
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.share import Share
@@ -241,3 +242,16 @@ def test_shares_beyond_the_machine_are_told_of_though_nobody_can_be_disturbed_th
     host = replace(evidence(problem([demand("a", 20.0)])), host=HostWork(0.1, 1.0, 2))
     broken = check(drawn(whole(replica("a", 70.0), replica("a", 70.0))), host)
     assert "share" in [one.rule for one in broken]
+
+
+def test_a_layout_is_checked_without_a_word_on_times() -> None:
+    whole = PlacedReplica("m", 1, 1, Share(100.0, "3g.40gb"), 1.0)
+    given = problem([demand("m", 1.0)], [(sliced_device(), None)])
+    parts = (PlacedPartition((whole,), "3g.40gb", 0), PlacedPartition((whole,), "3g.40gb", 4))
+    sound = to_map(given, Placement("by hand", (PlacedGpu("sliced", parts),)))
+    text = sound.to_json().replace('"start": 4', '"start": 2')
+    silent = replace(evidence(given), estimator=None)
+    assert check_layout(sound, silent) == ()
+    assert {one.rule for one in check_layout(parse_map(json.loads(text), "m"), silent)} == {"geometry"}
+    elsewhere = json.loads(text.replace('"sliced"', '"elsewhere"'))
+    assert check_layout(parse_map(elsewhere, "m"), silent) == ()
