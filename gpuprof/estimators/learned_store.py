@@ -166,8 +166,12 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _rates(device: Device) -> dict[str, float]:
-    """Return the rates that the features rest on."""
-    return {"flops_per_s": device.flops_per_s["float32"], "dram_bytes_per_s": device.dram_bytes_per_s}
+    """Return the device's numbers that the features rest on."""
+    return {
+        "flops_per_s": device.flops_per_s["float32"],
+        "dram_bytes_per_s": device.dram_bytes_per_s,
+        "l2_bytes": float(device.l2_bytes),
+    }
 
 
 def _skops() -> Any:
