@@ -189,6 +189,9 @@ def undominated_layouts(device: Device, profiles: Sequence[MigProfile] | None = 
 
     Whatever can be placed on some layout can be placed on one of these, so only they need to be looked at: 11 on an
     A100, of its 38 distinct ones.
+
+    An A100's five basic profiles have 14 distinct maximal layouts. 12 of them are contained in no other as they are;
+    of those, two of 3g are left out too, since 4g + 3g has as much memory and more SMs in the place of one of them.
     """
     return _undominated(distinct_layouts(device, profiles))
 

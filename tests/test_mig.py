@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import combinations
 
 import pytest
@@ -111,6 +112,8 @@ def test_an_a100_has_19_maximal_layouts_of_its_basic_profiles_and_11_worth_looki
     assert len(maximal_layouts(A100, basic)) == 19
     assert len(distinct_layouts(A100, basic)) == 14
     assert len(undominated_layouts(A100, basic)) == len(undominated_layouts(A100)) == 11
+    held = [Counter(dict(counts(layout))) for layout in distinct_layouts(A100, basic)]
+    assert sum(not any(one < other for other in held) for one in held) == 12  # 3g + 3g is in 4g + 3g by size only
 
 
 @pytest.mark.parametrize("name", WITH_MIG)
