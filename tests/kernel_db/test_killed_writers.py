@@ -26,17 +26,22 @@ database.append(a_run("first", kernels=kernels))  # the first write of a process
 start = time.monotonic()
 for number in range(5):
     database.append(a_run(f"second{number}", kernels=kernels))
-patience = min(0.08, (time.monotonic() - start) / 5 * 4)  # as long as a few runs take here and now
+one_s = min(0.1, (time.monotonic() - start) / 5)  # what a run takes here and now
 draw = random.Random(0)
 for kill in range(kills):
+    heard, said = os.pipe()
     child = os.fork()
     if child == 0:
         database = KernelDb.create(path)
         for number in range(10_000):
+            os.write(said, b".")
             database.append(a_run(f"r{kill:04}-{number:06}", kernels=kernels))
-    time.sleep(draw.uniform(0.0, patience))
+    for _ in range(draw.randint(1, 3)):  # runs that it has begun: by no clock, whatever else goes on
+        os.read(heard, 1)
+    time.sleep(draw.uniform(0.0, one_s))
     os.kill(child, signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    os.close(heard), os.close(said)
 """
 
 
@@ -49,7 +54,7 @@ def test_whatever_moment_a_writer_is_killed_at_every_run_is_whole_or_absent(tmp_
     runs = set(database.read("runs").column("run_id").to_pylist())
     counts = database.read("kernels").group_by("run_id").aggregate([("run_id", "count")]).to_pylist()
     assert {row["run_id"]: row["run_id_count"] for row in counts} == dict.fromkeys(runs, KERNELS)
-    assert len(runs) > 6  # the killed ones wrote some, too
+    assert len(runs) > 100  # most of the killed ones had written some
     assert verify(database, repair=True) == []
 
 
