@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from math import prod
 
 from gpuprof.estimators.arena import arena_footprint
@@ -20,8 +21,8 @@ def memory_features(graph: ModelGraph) -> list[float]:
     """Return the features of a graph; the first is log(1 + weights + activations alive at once)."""
     weights, activations = float(graph.weight_bytes), float(peak_activation_bytes(graph))
     largest = max((sum(t.bytes for t in (*op.inputs, *op.outputs)) - op.weight_bytes for op in graph.ops), default=0)
-    matrices = sum(op.weight_bytes for op in graph.ops if op.op_type in ("Gemm", "MatMul"))
-    convolutions = sum(op.weight_bytes for op in graph.ops if "Conv" in op.op_type)
+    matrices = _weights_of(op for op in graph.ops if op.op_type in ("Gemm", "MatMul"))
+    convolutions = _weights_of(op for op in graph.ops if "Conv" in op.op_type)
     arena = arena_footprint(graph)
     return [
         math.log1p(weights + activations),
@@ -38,6 +39,11 @@ def memory_features(graph: ModelGraph) -> list[float]:
         math.log1p(len(graph.ops)),
         math.log(graph.batch),
     ]
+
+
+def _weights_of(ops: Iterable[Op]) -> int:
+    """Return the bytes of the ops' weights, those that several ops share counted once."""
+    return sum({weight.name: weight.bytes for op in ops for weight in op.weights}.values())
 
 
 def workspace_bytes(op: Op) -> int:
