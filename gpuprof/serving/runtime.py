@@ -92,11 +92,13 @@ class OnnxRuntime:
         self.merged = _merged(self._session, path)
         inputs = tuple(_spec(value) for value in self._session.get_inputs())
         outputs = tuple(_spec(value) for value in self._session.get_outputs())
-        batched = is_batched(inputs, outputs)
+        mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
+        batched = is_batched(inputs, outputs) and mixing is None
         if batch > 1 and not batched:
+            reason = f"output {mixing} relates its items to one another" if mixing else "its first dimension is fixed"
             raise InputError(
-                f"{path} cannot be served with batches of {batch}: its first dimension is fixed",
-                "make its batch dynamic, or place it with batches of 1",
+                f"{path} cannot be served with batches of {batch}: {reason}",
+                "place it with batches of 1" if mixing else "make its batch dynamic, or place it with batches of 1",
             )
         self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
         self._names = [spec.name for spec in outputs]
@@ -137,6 +139,12 @@ class OnnxRuntime:
             _from_value(value, self.spec.outputs[self.spec.output_index[n]])
             for n, value in zip(names, results, strict=True)
         ]
+
+
+def _mixing(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+    """Return an output with the batch in a second dimension, too: no part of it belongs to one request alone."""
+    batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
+    return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
 
 
 def _merged(session: Any, path: Path) -> MergedModel | None:
