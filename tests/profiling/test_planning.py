@@ -75,3 +75,8 @@ def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> N
     assert copy.name == "a"
     assert copy.path.is_relative_to(tmp_path / "copies")
     assert copy.job(4, Share()).graph.inputs[0].shape == (4, 64)
+
+
+def test_an_empty_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="gives the model no name"):
+        parse_models([f"={write_mlp(tmp_path / 'a.onnx')}"])
