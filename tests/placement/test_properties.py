@@ -87,8 +87,10 @@ def test_every_map_is_sound_none_is_better_than_optimal_and_none_goes_below_its_
             other, deployment = solved(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
-        assert (missing(best), round(cost(best), 6)) <= (missing(other), round(cost(other), 6)), name
+        # within a thousandth of its bound the search ends
+        assert missing(best) <= missing(other) + 2e-3 * sum(rate for rate, *_ in drawn.asked), name
         if not other.unplaced:
+            assert cost(best) <= cost(other) * (1.0 + 2e-3), name
             assert (best.lower_bound_gpus or 0) <= len(other.gpus), name
             assert (best.lower_bound_cost_per_hour or 0.0) <= cost(other) + 1e-6, name
         if best.upper_bound_goodput_rps is not None:
