@@ -74,7 +74,7 @@ def check(models: list[ModelProto], options: MergeOptions, batches: list[int | N
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     kind=st.sampled_from(sorted(_DRAWN)),
     seed=st.integers(0, 10_000),
