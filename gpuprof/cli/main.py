@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -94,7 +95,10 @@ def _run(words: Sequence[str]) -> int:
 
 
 def console_script() -> None:
-    """Entry point of the ``gpuprof`` command."""
+    """Entry point of the ``gpuprof`` command; what a terminal's encoding lacks is printed as its escape."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     sys.exit(main())
 
 

@@ -73,7 +73,8 @@ def print_rows(
 
 def print_json(document: object) -> None:
     """Print one JSON document on stdout; NaN and infinities become null, which JSON has no word for."""
-    sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=False) + "\n")
+    escaped = not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+    sys.stdout.write(json.dumps(_finite(document), indent=1, ensure_ascii=escaped) + "\n")
 
 
 def say(message: str) -> None:

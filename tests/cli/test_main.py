@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -79,3 +80,12 @@ def test_the_module_can_be_run() -> None:
 
 def test_a_verb_may_return_its_own_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run_failing(monkeypatch, typer.Exit(1)) == 1
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_terminal_that_lacks_a_letter_gets_its_escape(form: list[str]) -> None:
+    ascii_only = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    listed = subprocess.run(
+        [sys.executable, "-m", "gpuprof", "doctor", *form], env=ascii_only, capture_output=True, check=False
+    )
+    assert listed.returncode == 0 and listed.stdout.isascii() and b"bug" not in listed.stderr
