@@ -37,11 +37,12 @@ class Optimal:
 
     Of every share the segment of largest capacity is considered; that is enough, since what a share costs does not
     depend on what runs in it. Demands that can all be met are met at the least cost; else as much as possible is
-    served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in the
-    batches and processes that the estimator lists, and in the shares that `Offers` looks at. Interference and memory
-    among models that share a room are seen when the chosen segments are put into it; where they do not fit as
-    planned, what is over goes elsewhere, and the result is then above the bound, or first-fit decreasing's where that
-    is cheaper. What is left over then goes to the least sure estimates (`Slack`), and what runs already stays where
+    served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
+    the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
+    Interference and memory among models that share a room are seen when the chosen segments are put into it. Where the
+    result is then above the bound, the quick policies' maps are made too (`portfolio`), the best of all are improved
+    room by room with regard to neighbours (`Improver`), and the best is taken; the map's ``found_by`` says which.
+    What is left over goes to the least sure estimates (`Slack`), and what runs already stays where
     an equally good map leaves it.
 
     Attributes
