@@ -62,11 +62,15 @@ class Killed:
     """What became of a load during which a worker was killed.
 
     ``twice`` is how many answers the server counts beyond those that the client had. ``lag_ms`` is how late the client
-    itself sent, at the 99th percentile: where it is not small, the latencies are the client's.
+    itself sent, at the 99th percentile: where it is not small, the latencies are the client's. ``peak_after_rps`` is
+    the peak when all is over, with ``workers_after`` workers: where it is less than was sent although all are there,
+    the machine has become slower meanwhile.
     """
 
     workers: int
+    workers_after: int
     peak_rps: float
+    peak_after_rps: float
     rate_rps: float
     sent: int
     answered: int
@@ -112,7 +116,9 @@ def killed_under_load(model: str, seconds: float, workers: int = 2, slo_ms: floa
         sent = LoadClient(schedule).run(start)
         kill.join()
         answers = _answers(target) - answered_before
-    return _told(times, sent, (peak_rps, rate_rps), seconds / 4.0, workers, answers)
+        peak_after_rps = closed_loop(process, port, _CONCURRENCY, min(2.0, seconds / 3.0)).rate_rps
+        counts = (workers, len(_workers(process)))
+    return _told(times, sent, (peak_rps, peak_after_rps, rate_rps), seconds / 4.0, counts, answers)
 
 
 def _workers(process: psutil.Process) -> list[psutil.Process]:
@@ -126,14 +132,21 @@ def _answers(target: Target) -> int:
 
 
 def _told(
-    times: Sequence[float], sent: Sent, rates: tuple[float, float], killed_s: float, workers: int, answers: int
+    times: Sequence[float],
+    sent: Sent,
+    rates: tuple[float, float, float],
+    killed_s: float,
+    workers: tuple[int, int],
+    answers: int,
 ) -> Killed:
     due, status = np.asarray(times), np.asarray(sent.status)
     answered = int((status == 200).sum())
     return Killed(
-        workers=workers,
+        workers=workers[0],
+        workers_after=workers[1],
         peak_rps=rates[0],
-        rate_rps=rates[1],
+        peak_after_rps=rates[1],
+        rate_rps=rates[2],
         sent=len(due),
         answered=answered,
         refused=int((status == 503).sum()),

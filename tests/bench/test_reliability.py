@@ -14,7 +14,7 @@ def killed(*p99_ms: float, refused: tuple[int, ...] = ()) -> Killed:
     windows = tuple(
         Window(0.5 * number - 2.0, 50, 1 if number in refused else 0, value) for number, value in enumerate(p99_ms)
     )
-    return Killed(2, 100.0, 80.0, 500, 500, 0, 0, 0, 0, 0.1, windows)
+    return Killed(2, 2, 100.0, 100.0, 80.0, 500, 500, 0, 0, 0, 0, 0.1, windows)
 
 
 def test_the_latency_is_back_with_two_good_windows_in_a_row() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import ssl
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,20 @@ import psutil
 import pytest
 import trustme
 
+from gpuprof.cli.main import main
+from gpuprof.deployment import read_map
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.local_device import local_cpu
+from gpuprof.serving.load import Stream
+from gpuprof.serving.load_target import Target
 from gpuprof.serving.ray_machine import placement
 from tests.serving.ray_cluster import RayCluster, ray_cluster
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.test_adapt import Loaded
+from tests.serving.test_apply import apply
 from tests.serving.test_reliability import Askers, figure
+from tests.serving.test_shadow import decisions
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
 
@@ -61,6 +73,7 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
         assert figure(server, "gpuprof_workers_ready") == 4
         values = [float(number) for number in range(150_000)]
         assert server.infer("large", values)[1]["outputs"][0]["data"] == values
+        _move_to_another_map(tmp_path, server)
         with Askers(server, "m", 2) as askers:
             _kill_node(cluster, server)
             assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 2)
@@ -73,6 +86,61 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
         _lose_touch_with_ray(server)
         code, errors = server.stop()
         assert code == 0 and errors.endswith("drained\n")
+
+
+def _move_to_another_map(tmp_path: Path, server: RunningServer) -> None:
+    """Apply a map in which the second node has another replica; the first is not touched, and no request is lost."""
+    other = json.loads(json.dumps(two_nodes()))  # each node with replicas of its own
+    other["nodes"][1]["gpus"][0]["partitions"][0]["replicas"][0]["batch"] = 2
+    workers = _workers()
+    with Askers(server, "m", 2) as askers:
+        assert apply(server, tmp_path / "other.json", other) == 0
+    assert askers.wrong == askers.lost == []
+    assert set(askers.statuses) == {200}
+    assert figure(server, "gpuprof_workers_ready") == 4
+    assert len(_workers() & workers) == 3
+    assert len(_workers() - workers) == 1
+
+
+def _workers() -> set[int]:
+    """Return the workers of both nodes; those of other servers of this machine belong to other nodes."""
+    processes = list(psutil.process_iter(["cmdline"]))
+    return {one.pid for one in processes if _is_worker(one, "worker:one/") or _is_worker(one, "worker:two/")}
+
+
+@needs_ray
+@pytest.mark.slow
+def test_in_a_cluster_too_the_map_follows_the_load(
+    tmp_path: Path, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = local_cpu().name
+    rows = [
+        ModelRow(
+            run_id="r1", model="net", device=device, batch=1, sm_share_pct=share, model_path="null:4",
+            model_sha256="0" * 64, repeats=100, latency_mean_ms=1000.0 / share, latency_std_ms=0.0,
+            memory_peak_bytes=2**26,
+        )
+        for share in (25.0, 50.0, 75.0, 100.0)
+    ]  # fmt: skip
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), device, "test", "net")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,20,400\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    assert main(["place", "-o", "first.json", "--max-batch", "1"]) == 0
+    document = json.loads((tmp_path / "first.json").read_text())
+    document["nodes"][0]["name"] = "one"
+    where = ("--engine", "ray", "--ray-address", cluster.address, "--insecure", "--log", "json")
+    adapting = ("--adapt", "--adapt-period", "1", "--db", str(tmp_path / "gpuprof-db"))
+    with running(tmp_path, document, *where, *adapting, "--adapt-output", str(tmp_path / "new.json")) as server:
+        with Loaded(Target.parse(server.url), Stream("net", 60.0, 400.0)) as loaded:
+            assert eventually((tmp_path / "new.json").exists, limit_s=90.0)
+            assert eventually(lambda: figure(server, "gpuprof_replica_planned_rps") > 60.0)
+        _, errors = server.stop()
+    assert all(result.lost == result.failed == 0 for result in loaded.results)
+    moved = decisions(errors, "another map is served")[0]
+    assert moved["started"] and moved["planned_rps"]["net"] > 60.0
+    assert [node.name for node in read_map(tmp_path / "new.json").nodes] == ["one"]
 
 
 def _lose_touch_with_ray(server: RunningServer) -> None:
