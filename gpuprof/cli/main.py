@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
-from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError
+from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError, UnavailableError
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -80,7 +80,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
+            return _fail(f"{error.name} is not installed (pip install 'gpuprof[{extra}]')", UnavailableError.exit_code)
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)
+
+
+def _extra_with(module: str) -> str | None:
+    """Return the extra of gpuprof that brings a module, None where none does."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires
+
+    try:
+        needed = requires("gpuprof") or []
+    except PackageNotFoundError:
+        return None
+    wanted = module.partition(".")[0].replace("_", "-").lower()
+    extras = (re.fullmatch(rf"{re.escape(wanted)}\b[^a-z;]*;.*extra == .(\w+).", one.lower()) for one in needed)
+    return next((found[1] for found in extras if found), None)
 
 
 def _run(words: Sequence[str]) -> int:

@@ -89,3 +89,12 @@ def test_a_terminal_that_lacks_a_letter_gets_its_escape(form: list[str]) -> None
         [sys.executable, "-m", "gpuprof", "doctor", *form], env=ascii_only, capture_output=True, check=False
     )
     assert listed.returncode == 0 and listed.stdout.isascii() and b"bug" not in listed.stderr
+
+
+def test_a_library_of_an_extra_that_is_missing_is_named_with_its_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ModuleNotFoundError("No module named 'orjson'", name="orjson")
+    assert _run_failing(monkeypatch, missing) == 1
+    assert "orjson is not installed (pip install 'gpuprof[serve]')" in capsys.readouterr().err
+    assert _run_failing(monkeypatch, ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) == 99
