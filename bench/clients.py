@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gpuprof.serving.load_client import Connection
+from gpuprof.serving.load.client import Connection
 
 
 class AnswerError(Exception):

@@ -5,7 +5,7 @@
 Without options, prints how long estimates take in a warm process: from a synthetic database (measured and
 interpolated points), from the roofline, and the queueing model. With --db, also of the regressors trained on it.
 With --search, prints the error of each constituent over a grid of its hyper-parameters, architectures left out in
-groups; the values written into ``gpuprof/estimators/regressors.py`` are chosen from it once.
+groups; the values written into ``gpuprof/estimators/learned/regressors.py`` are chosen from it once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import numpy as np
 from gpuprof.catalogue import device as catalogue_device
 from gpuprof.device import Device
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.share import Share
@@ -121,7 +121,7 @@ def queueing_speed() -> None:
 
 def learned_speed(database: Path) -> None:
     """Print the speed of the stack on a graph in memory."""
-    from gpuprof.estimators.learned import fit
+    from gpuprof.estimators.learned.learned import fit
 
     data = _training(database)
     model = fit(data)
@@ -137,7 +137,7 @@ def search(database: Path) -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GroupKFold
 
-    from gpuprof.estimators.regressors import make_constituents
+    from gpuprof.estimators.learned.regressors import make_constituents
 
     data = _training(database)
     folds = list(GroupKFold(min(6, len(data.architectures))).split(data.ops.features, groups=data.ops.groups))

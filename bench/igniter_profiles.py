@@ -15,9 +15,9 @@ from gpuprof.demand import Demand, Slo
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.estimators.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
-from gpuprof.estimators.igniter_fit import WorkloadProfile, fit_hardware, fit_workload
-from gpuprof.estimators.igniter_profile import read_igniter_profile
+from gpuprof.estimators.igniter.fit import WorkloadProfile, fit_hardware, fit_workload
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
+from gpuprof.estimators.igniter.profile import read_igniter_profile
 from gpuprof.share import Share
 
 Array = NDArray[Any]
@@ -79,7 +79,7 @@ def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = 
     models : mapping of str to str
         Name of a demand → model of the profile.
     bounded : bool
-        Fit as `gpuprof.estimators.igniter_fit` does, whose coefficients stay positive, and not as the authors do.
+        Fit as `gpuprof.estimators.igniter.fit` does, whose coefficients stay positive, and not as the authors do.
     """
     measured, workloads = read_igniter_profile(profile)
     hardware = fit_hardware(measured)

@@ -13,10 +13,16 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from gpuprof.estimators.igniter import HardwareCoefficients, WorkloadCoefficients, appropriate_batch, lower_bound_share
-from gpuprof.estimators.igniter_fit import fit_all
-from gpuprof.estimators.igniter_profile import read_igniter_profile
-from gpuprof.estimators.interference import (
+from gpuprof.estimators.igniter.fit import fit_all
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    WorkloadCoefficients,
+    appropriate_batch,
+    lower_bound_share,
+)
+from gpuprof.estimators.igniter.profile import read_igniter_profile
+from gpuprof.estimators.interference.judgement import evaluate, read_pairs
+from gpuprof.estimators.interference.models import (
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
@@ -24,7 +30,6 @@ from gpuprof.estimators.interference import (
     LinearInterference,
     NoInterference,
 )
-from gpuprof.estimators.interference_eval import evaluate, read_pairs
 
 #: Section 2.3 of the paper: model, SLO in ms, requests/s.
 EXAMPLE = (("alexnet", 15.0, 500.0), ("resnet50", 40.0, 400.0), ("vgg19", 60.0, 200.0))

@@ -22,22 +22,22 @@ from bench import igniter_profiles, parvagpu_profiles, usher_scale
 from bench.published_profiles import PublishedEstimator, v100
 from gpuprof.catalogue import device
 from gpuprof.demand import Demand, Slo
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.ffd import FirstFitDecreasing
-from gpuprof.placement.gslice import Gslice
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.mig_serving import MigServing
-from gpuprof.placement.milp import Milp
-from gpuprof.placement.optimal import Optimal
-from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import ModelFile, Options, Problem
-from gpuprof.placement.usher import Usher
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.published.gslice import Gslice
+from gpuprof.placement.published.igniter import Igniter
+from gpuprof.placement.published.mig_serving import MigServing
+from gpuprof.placement.published.milp import Milp
+from gpuprof.placement.published.parvagpu import ParvaGpu
+from gpuprof.placement.published.usher import Usher
 
 _PARVAGPU_PAPER = (2, 3, 5, 7, 13, 16)
 _PARVAGPU_POLICIES: tuple[Policy, ...] = (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.brute_force import Truth, truth
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REQUESTS = 1_000_000

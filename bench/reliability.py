@@ -29,11 +29,11 @@ import numpy as np
 import psutil
 
 from bench.serving import closed_loop, deployment, server
-from gpuprof.serving.load import LoadSettings, Stream, run_load
-from gpuprof.serving.load_client import LoadClient, Schedule, Sent
-from gpuprof.serving.load_report import ModelResult
-from gpuprof.serving.load_target import Target, requests_for
-from gpuprof.serving.traffic import arrival_times
+from gpuprof.serving.load.client import LoadClient, Schedule, Sent
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.report import ModelResult
+from gpuprof.serving.load.target import Target, requests_for
+from gpuprof.serving.load.traffic import arrival_times
 
 #: Part of the measured peak that is sent while a worker dies.
 LOAD = 0.8
@@ -122,7 +122,7 @@ def killed_under_load(model: str, seconds: float, workers: int = 2, slo_ms: floa
 
 
 def _workers(process: psutil.Process) -> list[psutil.Process]:
-    return [child for child in process.children(recursive=True) if "gpuprof.serving.worker" in child.cmdline()]
+    return [child for child in process.children(recursive=True) if "gpuprof.serving.worker.worker" in child.cmdline()]
 
 
 def _answers(target: Target) -> int:

@@ -4,7 +4,7 @@
 
 REFERENCE holds igniter_v100/solo.csv (TensorRT on a V100) and parvagpu_a100/*.csv (PyTorch on an A100); the V100
 profiles of Elvinger's thesis ship with gpuprof. Networks are built by the zoo. Prints measured over roofline, which is
-what `gpuprof.estimators.calibration` takes for the interval of a figure that nothing on its device speaks for.
+what `gpuprof.estimators.measured.calibration` takes for the interval of a figure that nothing on its device speaks for.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gpuprof.catalogue import device, v100_profiles
-from gpuprof.estimators.op_work import WorkByBatch
-from gpuprof.estimators.roofline import roofline_ms
+from gpuprof.estimators.roofline.op_work import WorkByBatch
+from gpuprof.estimators.roofline.roofline import roofline_ms
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
 from gpuprof.zoo.architecture import find

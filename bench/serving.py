@@ -30,8 +30,8 @@ import psutil
 from bench.clients import AnswerError, Result, grpc_loop, http_loop, measured, triton_loops
 from bench.peers.environment import CACHE, PeerMissingError
 from bench.peers.peer import PEERS, Peer
-from gpuprof.serving.load import LoadSettings, Stream, run_load
-from gpuprof.serving.load_target import Target, requests_for
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.target import Target, requests_for
 
 #: Part of the closed loop's peak at which p99 is told.
 LOAD = 0.8
@@ -167,7 +167,9 @@ def memory(options: Options) -> None:
     print("resident memory, MB: router; idle worker; a process that does nothing but hold the same session")
     for case in {case.model: case for case in options.cases if case.workers == 1}.values():
         with server(case.model, 1) as (process, _):
-            (worker,) = (one for one in process.children(recursive=True) if "gpuprof.serving.worker" in one.cmdline())
+            (worker,) = (
+                one for one in process.children(recursive=True) if "gpuprof.serving.worker.worker" in one.cmdline()
+            )
             figures = [one.memory_info().rss / 1e6 for one in (process, worker)]
         print(f"  {case.name:12s} {figures[0]:6.0f} {figures[1]:6.0f} {_bare_mb(case.model):6.0f}", flush=True)
 
@@ -259,7 +261,7 @@ def closed_loop(process: psutil.Process, port: int, concurrency: int, seconds: f
 def _tensor(model: str) -> bytes:
     """Return a float32 tensor for the only input of a model, batch 1."""
     if model.startswith("null:"):
-        from gpuprof.serving.runtime import null_bytes
+        from gpuprof.serving.worker.runtime import null_bytes
 
         count = null_bytes(model) // 4
     else:

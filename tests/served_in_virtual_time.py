@@ -14,19 +14,19 @@ import pytest
 
 from gpuprof.deployment import Replica
 from gpuprof.routing import routing_rule
-from gpuprof.serving.arena import Arena
-from gpuprof.serving.inference import Inference, InputTensor, RefusedError
-from gpuprof.serving.launcher import WorkerOrder
-from gpuprof.serving.replica import Replica as ServedReplica
-from gpuprof.serving.replica import ReplicaPlan
-from gpuprof.serving.runtime import NULL_PREFIX
-from gpuprof.serving.seat import Seat
-from gpuprof.serving.served_model import ServedModel
-from gpuprof.serving.simulated_link import SimulatedLink
-from gpuprof.serving.statistics import ModelStatistics
-from gpuprof.serving.worker_link import LinkEvents
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.router.replica import Replica as ServedReplica
+from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.simulated_link import SimulatedLink
+from gpuprof.serving.router.worker_link import LinkEvents
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
+from gpuprof.serving.watch.statistics import ModelStatistics
+from gpuprof.serving.worker.runtime import NULL_PREFIX
 
-_MODULES = ("replica", "seat", "served_model")
+_MODULES = ("router.replica", "router.seat", "router.served_model")
 
 
 @dataclass(frozen=True)

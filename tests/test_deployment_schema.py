@@ -9,7 +9,7 @@ from gpuprof.catalogue import datasets
 from gpuprof.deployment import json_schema
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.ffd import FirstFitDecreasing
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 PUBLISHED = json.loads((datasets() / "deployment.schema.json").read_text(encoding="utf-8"))
 

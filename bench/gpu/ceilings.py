@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=2048, help="memory that a pass reads and writes")
     parser.add_argument("--db", type=Path)
     options = parser.parse_args()
-    from gpuprof.profiling.nvml import idle_figures
+    from gpuprof.profiling.gpu.nvml import idle_figures
 
     try:
         import torch

@@ -17,11 +17,11 @@ from bench.reproduce.igniter_runs import Blind, place, problem, seen, v100_estim
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.deployment import Replica
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.gpulet import Gpulet
-from gpuprof.placement.gslice import Gslice
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
+from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.gslice import Gslice
+from gpuprof.placement.published.igniter import Igniter
 from gpuprof.report.chart import Axis, Chart, side_by_side
 
 _POLICIES: Mapping[str, Policy] = {

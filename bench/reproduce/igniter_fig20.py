@@ -17,7 +17,7 @@ from bench.reproduce import command
 from bench.reproduce.igniter_runs import ByDevice, place, problem, scaled, seen, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.igniter import Igniter
+from gpuprof.placement.published.igniter import Igniter
 from gpuprof.report.chart import Axis, Chart, side_by_side
 
 #: GPUs and $ per hour on each kind (§5.3, Figure 20).

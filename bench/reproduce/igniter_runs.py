@@ -14,8 +14,8 @@ from gpuprof.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Estimator, Workload
-from gpuprof.estimators.igniter import WorkloadCoefficients
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy

@@ -10,18 +10,18 @@ from bench.reproduce.command import published
 from bench.reproduce.mps_stand_in import MpsStandIn
 from gpuprof.catalogue import device
 from gpuprof.deployment import Replica
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.ffd import FirstFitDecreasing
-from gpuprof.placement.gpulet import Gpulet
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.mig_serving import MigServing
 from gpuprof.placement.objective import measure
-from gpuprof.placement.optimal import Optimal
-from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.igniter import Igniter
+from gpuprof.placement.published.mig_serving import MigServing
+from gpuprof.placement.published.parvagpu import ParvaGpu
 
 SOURCE = "prof_data and SLO of https://github.com/MunQ-Lee/ParvaGPU_SC24"
 DEVICE = "a100-80"

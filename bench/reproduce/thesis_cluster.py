@@ -13,18 +13,18 @@ from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
 from gpuprof.demand import Demand, Slo
 from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.milp import Milp
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.usher import Usher
+from gpuprof.placement.published.igniter import Igniter
+from gpuprof.placement.published.milp import Milp
+from gpuprof.placement.published.usher import Usher
 from gpuprof.share import Share
 from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded, Times
 from gpuprof.simulator.cluster import Options

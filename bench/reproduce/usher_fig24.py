@@ -17,7 +17,7 @@ from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, schedulers
 from gpuprof.catalogue import device
 from gpuprof.deployment import DeploymentMap
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.problem import Options as PlanOptions

@@ -13,14 +13,14 @@ from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.estimate import Estimate, Estimator, Workload
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
-from gpuprof.placement.gpulet import Gpulet
-from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.placement.usher import Usher
+from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.usher import Usher
 from gpuprof.share import Share
 
 #: Load and GPUs are those of the paper over this, and what comes out is multiplied by it: one decision of USHER takes

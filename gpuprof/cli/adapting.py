@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap, Gpu
     from gpuprof.fleet import Fleet
     from gpuprof.placement.problem import ModelFile
-    from gpuprof.serving.adapt import Load
+    from gpuprof.serving.change.adapt import Load
 
 #: Parts of a load that are tried, one after another, until a map is found that bears them.
 _PARTS = (1.0, 0.9, 0.8, 0.7, 0.6)
@@ -50,7 +50,7 @@ class MapReplanner:
             When the database does not know a model or a device.
         """
         from gpuprof.cli.planning import map_policy, map_problem, plan
-        from gpuprof.estimators.corrected import CorrectedEstimator
+        from gpuprof.estimators.roofline.corrected import CorrectedEstimator
 
         problem = map_problem(deployment, self.db)
         fleet = problem.fleet if self.more_devices else _present(problem.fleet, self.first)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuprof.device import Device
-    from gpuprof.estimators.igniter import HardwareCoefficients, WorkloadCoefficients
-    from gpuprof.estimators.igniter_fit import HardwareProfile, WorkloadProfile
-    from gpuprof.estimators.interference_choice import Ranked
+    from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
+    from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+    from gpuprof.estimators.interference.choice import Ranked
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.campaign import Cell
-    from gpuprof.profiling.planning import NamedModel
+    from gpuprof.profiling.sweep.campaign import Cell
+    from gpuprof.profiling.sweep.planning import NamedModel
 
     Profile = tuple[HardwareProfile, dict[str, WorkloadProfile]]
 
@@ -100,7 +100,7 @@ def calibrate(
     target = _measure(models, device, collector, time_limit, path) if models else resolve_device(device, KernelDb(path))
     database = KernelDb(path)
     if target.kind == "gpu":
-        from gpuprof.estimators.igniter_rows import profile_of
+        from gpuprof.estimators.igniter.rows import profile_of
 
         _fit_igniter(database, target.name, profile_of(database, target), output, chosen)
         if chosen is Format.TABLE and database.read("colocations", ["device"], {"device": target.name}).num_rows:
@@ -114,10 +114,10 @@ def _measure(models: Sequence[str], name: str | None, collector: str, time_limit
     from gpuprof.cli.devices import resolve_device
     from gpuprof.cli.local import local_device
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling import planning
-    from gpuprof.profiling.campaign import Campaign
+    from gpuprof.profiling.child.job import limits_within
     from gpuprof.profiling.collector import choose
-    from gpuprof.profiling.job import limits_within
+    from gpuprof.profiling.sweep import planning
+    from gpuprof.profiling.sweep.campaign import Campaign
 
     here = local_device(name, collector)
     measuring, why = choose(collector, here.kind)
@@ -141,9 +141,9 @@ def _measure(models: Sequence[str], name: str | None, collector: str, time_limit
 
 
 def _cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
-    from gpuprof.profiling import planning
-    from gpuprof.profiling.colocation_cells import BATCHES, colocation_cells
-    from gpuprof.profiling.igniter_cells import CONFIGURATIONS, igniter_cells
+    from gpuprof.profiling.sweep import planning
+    from gpuprof.profiling.sweep.colocation_cells import BATCHES, colocation_cells
+    from gpuprof.profiling.sweep.igniter_cells import CONFIGURATIONS, igniter_cells
 
     batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else BATCHES
     named = [planning.freed(model, batches, copies) for model in models]
@@ -151,15 +151,15 @@ def _cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Ce
 
 
 def _profile_of_file(path: Path) -> Profile:
-    from gpuprof.estimators.igniter_profile import read_igniter_profile
+    from gpuprof.estimators.igniter.profile import read_igniter_profile
 
     return read_igniter_profile(path)
 
 
 def _fit_igniter(database: KernelDb, name: str, profile: Profile, output: Path | None, chosen: Format) -> None:
     """Fit iGniter's coefficients, keep them in the database and print them."""
-    from gpuprof.estimators.igniter_fit import fit_all
-    from gpuprof.estimators.igniter_profile import coefficients_path, write_coefficients
+    from gpuprof.estimators.igniter.fit import fit_all
+    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
 
     hardware, workloads = fit_all(*profile)
     kept = coefficients_path(database.path, name)

@@ -44,8 +44,8 @@ def sweep_cluster(
         When a model is not there, or something could not be measured or cannot be trusted.
     """
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.planning import parse_batches, parse_models
-    from gpuprof.profiling.ray_sweep import RaySweep, task_of
+    from gpuprof.profiling.sweep.planning import parse_batches, parse_models
+    from gpuprof.profiling.sweep.ray_sweep import RaySweep, task_of
     from gpuprof.share import Share
 
     database, device, address = where

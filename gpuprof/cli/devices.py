@@ -12,7 +12,7 @@ from gpuprof.errors import GpuprofError, unknown_name
 if TYPE_CHECKING:
     from gpuprof.device import Device
     from gpuprof.estimators.database import DatabaseEstimator
-    from gpuprof.estimators.learned import LearnedModel
+    from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
 
 _DEFAULT_DATABASE = "gpuprof-db"
@@ -34,7 +34,7 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
         When nobody knows a device of that name.
     """
     from gpuprof.catalogue import devices
-    from gpuprof.estimators.ceilings import profiled_devices, recorded_device, with_ceilings
+    from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
     from gpuprof.local_device import local_cpu, local_gpus
 
     profiled = profiled_devices(db) if db is not None else ()
@@ -92,7 +92,7 @@ def trained_for(device: Device, db: KernelDb | None) -> LearnedModel | None:
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
     from gpuprof.cli.output import say
-    from gpuprof.estimators.learned_store import load
+    from gpuprof.estimators.learned.store import load
 
     try:
         return load(db.path, device)

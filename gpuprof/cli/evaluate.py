@@ -12,7 +12,7 @@ from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, num
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.estimators.evaluation import Prediction
+    from gpuprof.estimators.learned.evaluation import Prediction
 
 _COLUMNS = (
     Column("setting", "left out", right=False),
@@ -42,7 +42,7 @@ def evaluate(
 ) -> None:
     """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured."""
     from gpuprof.cli.train import training_data
-    from gpuprof.estimators.evaluation import leave_one_architecture_out, new_batches, summarise
+    from gpuprof.estimators.learned.evaluation import leave_one_architecture_out, new_batches, summarise
 
     chosen = chosen_format(as_json, as_csv)
     data = training_data(db, device)
@@ -58,8 +58,8 @@ def evaluate(
 
 
 def _write_plot(path: Path, predictions: list[Prediction]) -> None:
-    from gpuprof.estimators.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
-    from gpuprof.estimators.evaluation_plot import svg
+    from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
+    from gpuprof.estimators.learned.evaluation_plot import svg
 
     panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
     panels.append((NEW_BATCH, "latency", INTERPOLATION))

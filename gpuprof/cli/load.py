@@ -24,8 +24,8 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
-    from gpuprof.serving.load import LoadOutcome, Stream
-    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.serving.load.load import LoadOutcome, Stream
+    from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.simulator.trace import Trace
 
 #: A trace ends with its last request, which is a part of it.
@@ -88,10 +88,10 @@ def load(
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
     from gpuprof.cli.load_output import check_output, write_results
     from gpuprof.cli.load_traffic import predictions, streams_at_rates, streams_of_trace
-    from gpuprof.serving.load import LoadSettings, run_load
-    from gpuprof.serving.load_target import Target
-    from gpuprof.serving.security import read_token
-    from gpuprof.serving.traffic import ARRIVALS
+    from gpuprof.serving.load.load import LoadSettings, run_load
+    from gpuprof.serving.load.target import Target
+    from gpuprof.serving.load.traffic import ARRIVALS
+    from gpuprof.serving.transport.security import read_token
 
     chosen = chosen_format(as_json, as_csv)
     map_path, address = _where(target, map_file)
@@ -145,7 +145,7 @@ def _read(path: Path | None) -> DeploymentMap | None:
 
 
 def _rows(outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]) -> list[dict[str, object]]:
-    from gpuprof.serving.load_report import report_row
+    from gpuprof.serving.load.report import report_row
 
     return [report_row(result, predicted.get(result.model)) for result in outcome.results]
 

@@ -11,8 +11,8 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
-    from gpuprof.serving.load import LoadOutcome, LoadSettings, Stream
-    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.serving.load.load import LoadOutcome, LoadSettings, Stream
+    from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.trace import Trace
 
@@ -29,7 +29,7 @@ def streams_at_rates(
     InputError
         When nothing says what to send, or a model is not in the map.
     """
-    from gpuprof.serving.load import Stream
+    from gpuprof.serving.load.load import Stream
 
     given = dict(_rate(text) for text in rates)
     if deployment is None:
@@ -58,7 +58,7 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
     InputError
         When it names a model that the map lacks, or none where the map has several or there is no map.
     """
-    from gpuprof.serving.load import Stream
+    from gpuprof.serving.load.load import Stream
 
     if deployment is None:
         if "" in trace.times:
@@ -97,8 +97,8 @@ def predictions(
     """Return by model what is predicted: of rates by the map or the queueing model, of a trace by the simulator."""
     if trace is not None:
         return _simulated(deployment, trace, settings)
-    from gpuprof.estimators.queueing import BatchQueue
-    from gpuprof.serving.load_prediction import predict
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.serving.load.prediction import predict
 
     scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
     queue = BatchQueue()
@@ -108,7 +108,7 @@ def predictions(
 
 def _simulated(deployment: DeploymentMap, trace: Trace, settings: LoadSettings) -> dict[str, LoadPrediction]:
     from gpuprof.host_work import recorded_overhead_ms, recorded_work
-    from gpuprof.serving.load_prediction import LoadPrediction
+    from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.engine import simulate
 

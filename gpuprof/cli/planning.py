@@ -44,7 +44,7 @@ def build_problem(
     """
     from gpuprof.cli.devices import estimator_of, open_database
     from gpuprof.demand import read_demands
-    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.placement.problem import Problem
 
     demands = read_demands(slo_file)
@@ -129,7 +129,7 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
     """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
     from gpuprof.cli.devices import estimator_of, open_database, resolve_device
     from gpuprof.demand import read_demands
-    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.host_work import recorded_work
     from gpuprof.merged_estimate import MergedEstimator, merged_works
     from gpuprof.placement.feasibility import Evidence
@@ -258,7 +258,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
     """
     from gpuprof.cli.devices import estimator_of, open_database, resolve_device
     from gpuprof.demand import Demand, Slo
-    from gpuprof.estimators.queueing import BatchQueue
+    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.fleet import parse_fleet
     from gpuprof.host_work import recorded_work
     from gpuprof.placement.problem import Options, Problem

@@ -27,9 +27,9 @@ from gpuprof.cli.serving_cost import measure_serving
 from gpuprof.errors import InputError, UnavailableError, UnstableError
 
 if TYPE_CHECKING:
-    from gpuprof.profiling.campaign import Campaign, Cell, Outcome
-    from gpuprof.profiling.per_op import OpOutcome, PerOp
-    from gpuprof.profiling.planning import NamedModel
+    from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
+    from gpuprof.profiling.sweep.campaign import Campaign, Cell, Outcome
+    from gpuprof.profiling.sweep.planning import NamedModel
 
 #: Below the database: copies of models with a fixed batch that take any.
 MODELS = ".models"
@@ -112,12 +112,12 @@ def profile(
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling import planning
-    from gpuprof.profiling.campaign import Campaign
+    from gpuprof.profiling.child.job import limits_within
     from gpuprof.profiling.collector import choose
-    from gpuprof.profiling.igniter_cells import igniter_cells
-    from gpuprof.profiling.job import limits_within
-    from gpuprof.profiling.per_op import PerOp
+    from gpuprof.profiling.per_op.per_op import PerOp
+    from gpuprof.profiling.sweep import planning
+    from gpuprof.profiling.sweep.campaign import Campaign
+    from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 
     chosen = chosen_format(as_json, as_csv)
     if from_report:

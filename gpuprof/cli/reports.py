@@ -46,8 +46,8 @@ def ingest_reports(
 
     from gpuprof.catalogue import device as catalogued
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling import planning
-    from gpuprof.profiling.replay import ReplayCollector, ingest, recorded_device, replayed_job
+    from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, recorded_device, replayed_job
+    from gpuprof.profiling.sweep import planning
     from gpuprof.share import Share
 
     batches = planning.parse_batches(batch)

@@ -15,9 +15,9 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.serving.adapt import AdaptSettings
-    from gpuprof.serving.planner import MapSource
-    from gpuprof.serving.security import Security
+    from gpuprof.serving.change.adapt import AdaptSettings
+    from gpuprof.serving.plan.planner import MapSource
+    from gpuprof.serving.transport.security import Security
 
 DEFAULT_PORT = 8000
 
@@ -93,7 +93,7 @@ class Following:
             When it could not be.
         """
         from gpuprof.cli.adapting import MapReplanner, check_adaptable
-        from gpuprof.serving.adapt import AdaptSettings
+        from gpuprof.serving.change.adapt import AdaptSettings
 
         if not self.adapt:
             return None
@@ -124,7 +124,7 @@ class Guarding:
         InputError
             When a file is not what it should be, or other machines could come in without.
         """
-        from gpuprof.serving.security import check_exposure, server_security
+        from gpuprof.serving.transport.security import check_exposure, server_security
 
         security = server_security(self.token_file, self.tls_cert, self.tls_key)
         check_exposure(host, security, self.insecure)
@@ -156,12 +156,12 @@ def serve(
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
     from gpuprof.routing import routing_rule
-    from gpuprof.serving.engines import RAY, chosen_engine
-    from gpuprof.serving.logs import configure
-    from gpuprof.serving.planner import MapSource, Planner
+    from gpuprof.serving.engines.choice import RAY, chosen_engine
+    from gpuprof.serving.plan.planner import MapSource, Planner
+    from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import ServerSettings, run_server
-    from gpuprof.serving.shadow_plan import SHADOW_PCT
-    from gpuprof.serving.tracing import otlp_tracer
+    from gpuprof.serving.watch.logs import configure
+    from gpuprof.serving.watch.tracing import otlp_tracer
 
     routing_rule(listening.routing)
     configure(telling.log)

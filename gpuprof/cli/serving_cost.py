@@ -25,14 +25,14 @@ def measure_serving(database: KernelDb, device: Device) -> None:
 
     from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import Run, new_run_id
-    from gpuprof.profiling.campaign import machine
+    from gpuprof.profiling.sweep.campaign import machine
 
     known = _known(database, device.name)
     if device.kind != "cpu" or (known is not None and known["handover_ms"] is not None):
         return
     started = datetime.now(UTC)
     try:
-        from gpuprof.serving.overhead import measure_overhead
+        from gpuprof.serving.load.overhead import measure_overhead
 
         found = measure_overhead(device.name)
     except (ImportError, UnavailableError) as error:

@@ -10,7 +10,7 @@ import typer
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say
 
 if TYPE_CHECKING:
-    from gpuprof.estimators.training_set import TrainingSet
+    from gpuprof.estimators.learned.training_set import TrainingSet
 
 _COLUMNS = (
     Column("device", "device", right=False),
@@ -33,9 +33,9 @@ def train(
 ) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
     from gpuprof.cli.devices import database_path
-    from gpuprof.estimators.conformal import interval_factor
-    from gpuprof.estimators.learned import fit_with_intervals
-    from gpuprof.estimators.learned_store import save
+    from gpuprof.estimators.learned.learned import fit_with_intervals
+    from gpuprof.estimators.learned.store import save
+    from gpuprof.estimators.measured.conformal import interval_factor
 
     chosen = chosen_format(as_json, as_csv)
     data = training_data(db, device)
@@ -58,7 +58,7 @@ def train(
 def training_data(db: Path | None, device: str | None) -> TrainingSet:
     """Return what was measured on ``device``, by default on the device with most measurements."""
     from gpuprof.cli.devices import open_database, resolve_device
-    from gpuprof.estimators.training_set import database_graphs, load_training_set
+    from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
 
     database = open_database(db)
     assert database is not None

@@ -9,7 +9,7 @@ from gpuprof.plugins import load_plugin
 
 BUILTIN = {
     "database": "gpuprof.estimators.database:DatabaseEstimator",
-    "gk": "gpuprof.estimators.gk_estimator:GkEstimator",
+    "gk": "gpuprof.estimators.gk.gk_estimator:GkEstimator",
 }
 
 

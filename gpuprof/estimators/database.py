@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from gpuprof.device import Device
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
-from gpuprof.estimators.calibration import Calibration
-from gpuprof.estimators.colocation import Colocations
-from gpuprof.estimators.curve import BatchCurve
-from gpuprof.estimators.interference import Running
-from gpuprof.estimators.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
-from gpuprof.estimators.op_work import WorkByBatch
-from gpuprof.estimators.roofline import roofline_ms, source_of, unknown_ms
-from gpuprof.estimators.surface import Reading, Surface
+from gpuprof.estimators.interference.colocation import Colocations
+from gpuprof.estimators.interference.models import Running
+from gpuprof.estimators.measured.calibration import Calibration
+from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.estimators.measured.surface import Reading, Surface
+from gpuprof.estimators.roofline.op_work import WorkByBatch
+from gpuprof.estimators.roofline.roofline import roofline_ms, source_of, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.model import ModelGraph
 from gpuprof.share import Share
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
-    from gpuprof.estimators.learned import LearnedModel
+    from gpuprof.estimators.learned.learned import LearnedModel
 
 _MOST_BATCH = 256
 #: Percent of a GPU: what MPS serving systems cut it into (ParvaGPU, iGniter: tenths).

@@ -14,15 +14,15 @@ from gpuprof.plugins import load_plugin, plugin_names
 
 #: name → "module:Class"; nothing is imported before it is asked for.
 BUILTIN: dict[str, str] = {
-    "ffd": "gpuprof.placement.ffd:FirstFitDecreasing",
-    "gpulet": "gpuprof.placement.gpulet:Gpulet",
-    "gslice": "gpuprof.placement.gslice:Gslice",
-    "igniter": "gpuprof.placement.igniter:Igniter",
-    "mig-serving": "gpuprof.placement.mig_serving:MigServing",
-    "milp": "gpuprof.placement.milp:Milp",
-    "optimal": "gpuprof.placement.optimal:Optimal",
-    "parvagpu": "gpuprof.placement.parvagpu:ParvaGpu",
-    "usher": "gpuprof.placement.usher:Usher",
+    "ffd": "gpuprof.placement.published.ffd:FirstFitDecreasing",
+    "gpulet": "gpuprof.placement.published.gpulet:Gpulet",
+    "gslice": "gpuprof.placement.published.gslice:Gslice",
+    "igniter": "gpuprof.placement.published.igniter:Igniter",
+    "mig-serving": "gpuprof.placement.published.mig_serving:MigServing",
+    "milp": "gpuprof.placement.published.milp:Milp",
+    "optimal": "gpuprof.placement.optimal.optimal:Optimal",
+    "parvagpu": "gpuprof.placement.published.parvagpu:ParvaGpu",
+    "usher": "gpuprof.placement.published.usher:Usher",
 }
 
 DEFAULT = "optimal"

@@ -10,19 +10,19 @@ from typing import Protocol
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.plugins import load_plugin
-from gpuprof.profiling.job import Request
+from gpuprof.profiling.child.job import Request
 
 #: Built-in collectors, in the order in which ``auto`` prefers them.
 COLLECTORS: Mapping[str, str] = MappingProxyType(
     {
-        "ort": "gpuprof.profiling.ort:OrtCollector",
-        "nsys+ncu": "gpuprof.profiling.gpu:NsysNcuCollector",
-        "cupti+ncu": "gpuprof.profiling.gpu:CuptiNcuCollector",
-        "nsys": "gpuprof.profiling.gpu:NsysCollector",
-        "cupti": "gpuprof.profiling.gpu:CuptiCollector",
-        "ncu": "gpuprof.profiling.gpu:NcuCollector",
-        "nvml": "gpuprof.profiling.gpu:GpuCollector",
-        "replay": "gpuprof.profiling.replay:ReplayCollector",
+        "ort": "gpuprof.profiling.cpu.ort:OrtCollector",
+        "nsys+ncu": "gpuprof.profiling.gpu.collectors:NsysNcuCollector",
+        "cupti+ncu": "gpuprof.profiling.gpu.collectors:CuptiNcuCollector",
+        "nsys": "gpuprof.profiling.gpu.collectors:NsysCollector",
+        "cupti": "gpuprof.profiling.gpu.collectors:CuptiCollector",
+        "ncu": "gpuprof.profiling.gpu.collectors:NcuCollector",
+        "nvml": "gpuprof.profiling.gpu.collectors:GpuCollector",
+        "replay": "gpuprof.profiling.gpu.replay:ReplayCollector",
     }
 )
 

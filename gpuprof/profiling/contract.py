@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpuprof.kernel_db.schema import KernelRow, ModelRow, OpRow, to_arrow
+from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected, Collector
-from gpuprof.profiling.job import Request
 
 _COLLECTED: dict[type, Collected] = {}
 

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, InputError
 from gpuprof.scheduling import answer_quickly
-from gpuprof.serving.adapt import Adapter, AdaptSettings
-from gpuprof.serving.arena import Arena
+from gpuprof.serving.change.adapt import Adapter, AdaptSettings
+from gpuprof.serving.change.shadow import Shadows
+from gpuprof.serving.change.workforce import Move, Workforce
 from gpuprof.serving.control import control_path, open_control
+from gpuprof.serving.engines.local_engine import Engine, LocalEngine
 from gpuprof.serving.front_door import close_door
-from gpuprof.serving.http_api import HttpApi
-from gpuprof.serving.http_connection import HttpConnection
-from gpuprof.serving.local_engine import Engine, LocalEngine
-from gpuprof.serving.logs import LOGGER
-from gpuprof.serving.planner import MapSource, Planner
-from gpuprof.serving.router import Router
-from gpuprof.serving.security import OPEN, Security
-from gpuprof.serving.shadow import Shadows
-from gpuprof.serving.tracing import SpanTracer
-from gpuprof.serving.workforce import Move, Workforce
+from gpuprof.serving.plan.planner import MapSource, Planner
+from gpuprof.serving.protocol.http_api import HttpApi
+from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.security import OPEN, Security
+from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.tracing import SpanTracer
 
 if TYPE_CHECKING:
-    from gpuprof.serving.grpc_api import GrpcApi
+    from gpuprof.serving.protocol.grpc_api import GrpcApi
 
 _WATCH_S = 0.5
 _GRACE_S = 0.15
@@ -181,7 +181,7 @@ class Server:
             raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
 
     async def _open_grpc(self) -> str:
-        from gpuprof.serving.grpc_api import GrpcApi
+        from gpuprof.serving.protocol.grpc_api import GrpcApi
 
         settings = self._settings
         assert settings.grpc_port is not None

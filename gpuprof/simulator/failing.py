@@ -1,4 +1,4 @@
-"""What becomes of the requests of replicas that fail, as the serving runtime does it (`gpuprof.serving.served_model`).
+"""What becomes of the requests of replicas that fail, as the server does it (`gpuprof.serving.router.served_model`).
 
 What a failed replica was running and what it held in its queue goes to the living replicas of its model, each request
 to the one that the routing rule chooses, before what waits there already and in the order it was accepted in. When none

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bench.gpu.rehearsal import kernels
-from gpuprof.profiling.kernel_join import join_kernels
-from gpuprof.profiling.kineto_trace import read_kineto
-from gpuprof.profiling.ncu_report import read_ncu_csv
+from gpuprof.profiling.gpu.kineto_trace import read_kineto
+from gpuprof.profiling.nsight.ncu_report import read_ncu_csv
+from gpuprof.profiling.timeline.kernel_join import join_kernels
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"

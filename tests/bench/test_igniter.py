@@ -11,9 +11,9 @@ from bench.reproduce import igniter_fig14, igniter_fig20
 from bench.reproduce.igniter_runs import Blind, ByDevice, place, problem, scaled, with_interference
 from gpuprof.catalogue import device
 from gpuprof.estimate import Workload
-from gpuprof.placement.igniter import Igniter
+from gpuprof.placement.published.igniter import Igniter
 from gpuprof.share import Share
-from tests.placement.test_igniter import HARDWARE, MODELS
+from tests.placement.published.test_igniter import HARDWARE, MODELS
 
 V100 = device("v100")
 NOWHERE = Path("nowhere")

@@ -13,7 +13,7 @@ from gpuprof.deployment import DeploymentMap, read_map
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.serving.adapt import Load
+from gpuprof.serving.change.adapt import Load
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from gpuprof.catalogue import device
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.job import Job, Request
 from tests.estimators.rows import CPU, database, measured, two_layers
 
 TRAFFIC = {"a": 20.0, "b": 50.0, "c": 80.0}

@@ -19,7 +19,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Device]:
     found = [V100, replace(V100, name="other")]
     monkeypatch.setattr(machine, "local_gpus", lambda: tuple(found))
     monkeypatch.setattr(machine, "local_cpu", lambda: CPU)
-    monkeypatch.setattr("gpuprof.profiling.gpu.GpuCollector.available", lambda self: None)
+    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.GpuCollector.available", lambda self: None)
     return found
 
 
@@ -33,7 +33,7 @@ def test_the_first_gpu_is_measured_where_one_can_be() -> None:
 def test_a_gpu_that_no_collector_can_measure_is_left_alone_and_the_reason_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpuprof.profiling.gpu.GpuCollector.available", lambda self: "no runtime for it")
+    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.GpuCollector.available", lambda self: "no runtime for it")
     assert local_device(None, "auto") is CPU
     assert "v100 is not measured" in capsys.readouterr().err
     assert local_device(None, "ort") is CPU

@@ -11,8 +11,8 @@ from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.local_device import local_cpu
-from gpuprof.serving import overhead
-from gpuprof.serving.overhead import RequestOverhead
+from gpuprof.serving.load import overhead
+from gpuprof.serving.load.overhead import RequestOverhead
 
 MIB = 1 << 20
 

@@ -9,16 +9,16 @@ import pytest
 
 from gpuprof.catalogue import device
 from gpuprof.errors import UnavailableError
+from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import COLLECTORS, Collector, choose
 from gpuprof.profiling.contract import CollectorContract
-from gpuprof.profiling.gpu import NsysNcuCollector
-from gpuprof.profiling.job import Request
-from gpuprof.profiling.replay import ReplayCollector
+from gpuprof.profiling.gpu.collectors import NsysNcuCollector
+from gpuprof.profiling.gpu.replay import ReplayCollector
+from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
 from tests.profiling.requests import a_request
-from tests.profiling.test_gpu import tools
 
 __all__ = ["tools"]
 
@@ -53,7 +53,7 @@ class TestNsysNcu(CollectorContract):
 
 
 def test_auto_says_why_it_did_not_take_each_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.profiling.gpu.nvml_missing", lambda: "no NVIDIA GPU: driver not loaded")
+    monkeypatch.setattr("gpuprof.profiling.gpu.collectors.nvml_missing", lambda: "no NVIDIA GPU: driver not loaded")
     with pytest.raises(UnavailableError) as caught:
         choose("auto", "gpu")
     message = str(caught.value)

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
 from gpuprof.placement.contract import PolicyContract, plain_device, sliced_device
-from gpuprof.placement.ffd import FirstFitDecreasing
-from gpuprof.placement.gpulet import Gpulet
-from gpuprof.placement.gslice import Gslice
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.mig_serving import MigServing
-from gpuprof.placement.milp import Milp
-from gpuprof.placement.optimal import Optimal
-from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options
-from gpuprof.placement.usher import Usher
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.gslice import Gslice
+from gpuprof.placement.published.igniter import Igniter
+from gpuprof.placement.published.mig_serving import MigServing
+from gpuprof.placement.published.milp import Milp
+from gpuprof.placement.published.parvagpu import ParvaGpu
+from gpuprof.placement.published.usher import Usher
 
 
 class TestFirstFitDecreasing(PolicyContract):

@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpuprof.estimators.arena import arena_footprint
-from gpuprof.estimators.features import facts_of_op, roofline_ns
+from gpuprof.estimators.learned.features import facts_of_op, roofline_ns
+from gpuprof.estimators.memory.arena import arena_footprint
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.model import ModelGraph, Op, Tensor

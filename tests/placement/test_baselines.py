@@ -7,10 +7,10 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
-from gpuprof.placement.gpulet import Gpulet
-from gpuprof.placement.mig_serving import MigServing
-from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
+from gpuprof.placement.published.gpulet import Gpulet
+from gpuprof.placement.published.mig_serving import MigServing
 from gpuprof.share import Share
 from tests.placement.table import Table
 

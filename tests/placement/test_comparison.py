@@ -2,13 +2,13 @@ from __future__ import annotations
 
 from gpuprof.placement.comparison import compare
 from gpuprof.placement.contract import demand, plain_device, problem
-from gpuprof.placement.ffd import FirstFitDecreasing
-from gpuprof.placement.igniter import Igniter
-from gpuprof.placement.optimal import Optimal
-from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.published.igniter import Igniter
+from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.share import Share
 
 

@@ -14,9 +14,9 @@ from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.export import export
-from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import ModelFile
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.share import Share
 
 yaml = pytest.importorskip("yaml")

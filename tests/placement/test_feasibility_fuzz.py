@@ -16,9 +16,9 @@ from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Violation, check
-from gpuprof.placement.ffd import FirstFitDecreasing
-from gpuprof.placement.parvagpu import ParvaGpu
 from gpuprof.placement.problem import Options
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.published.parvagpu import ParvaGpu
 
 MIG = problem(
     [demand(f"m{i}", 150.0 + 120.0 * i, 60.0 + 20.0 * i) for i in range(5)],

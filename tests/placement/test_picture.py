@@ -8,8 +8,8 @@ from gpuprof.placement import picture
 from gpuprof.placement.bitmap import to_png
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.ffd import FirstFitDecreasing
 from gpuprof.placement.picture import draw, to_svg
+from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 DEVICES = {"plain": plain_device(), "sliced": sliced_device()}
 GIVEN = problem([demand("a<b", 700.0), demand("c", 300.0)], [(sliced_device(), None), (plain_device(), None)])

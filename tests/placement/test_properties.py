@@ -11,7 +11,7 @@ from gpuprof.demand import Demand, Slo
 from gpuprof.errors import GpuprofError
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solved
-from gpuprof.placement.optimal import Optimal
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem

@@ -11,10 +11,10 @@ from gpuprof.deployment import DeploymentMap
 from gpuprof.device import Device
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.optimal import Optimal
-from gpuprof.placement.parvagpu import ParvaGpu
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.seating import seated
 from gpuprof.share import Share
 

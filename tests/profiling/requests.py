@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpuprof.device import Device
 from gpuprof.onnx_graph import load_graph
-from gpuprof.profiling.job import Job, Limits, Request
+from gpuprof.profiling.child.job import Job, Limits, Request
 from gpuprof.share import Share
 
 QUICK = Limits(min_time_s=0.05, want_repeats=20, want_time_s=0.2, max_time_s=0.4, hang_s=60.0)

@@ -91,7 +91,7 @@ class RunningServer:
 
 def _is_worker(process: psutil.Process) -> bool:
     try:
-        return "gpuprof.serving.worker" in process.cmdline()
+        return "gpuprof.serving.worker.worker" in process.cmdline()
     except psutil.Error:  # it is a zombie, or gone
         return False
 

@@ -12,10 +12,10 @@ import pytest
 
 from gpuprof.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.gpu_holder import GpuHolder
-from gpuprof.serving.gpu_places import LocalGpu, MigInstance
-from gpuprof.serving.machine_parts import MachineParts
-from gpuprof.serving.planner import MapSource, Planner
+from gpuprof.serving.machine.gpu_holder import GpuHolder
+from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.plan.planner import MapSource, Planner
 from tests.serving.running import map_of, replica, running
 from tests.test_mig_layout import Smi
 

@@ -16,12 +16,12 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import propose_merges
-from gpuprof.serving.load import LoadSettings, Stream, run_load
-from gpuprof.serving.load_target import Target
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.target import Target
 from tests.merging.models import Array, finetuned, residual, save, transformer
+from tests.serving.change.test_shadow import decisions
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_reliability import figure
-from tests.serving.test_shadow import decisions
 
 LENGTH = 6
 

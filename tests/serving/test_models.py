@@ -15,7 +15,7 @@ import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
 
-from gpuprof.serving.datatypes import FROM_ONNX, NUMPY_NAMES
+from gpuprof.serving.transport.datatypes import FROM_ONNX, NUMPY_NAMES
 from tests.serving.running import RunningServer, map_of, replica, running
 
 TYPES = {

@@ -19,15 +19,15 @@ from gpuprof.deployment import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.local_device import local_cpu
-from gpuprof.serving.load import Stream
-from gpuprof.serving.load_target import Target
-from gpuprof.serving.ray_machine import placement
+from gpuprof.serving.engines.ray_machine import placement
+from gpuprof.serving.load.load import Stream
+from gpuprof.serving.load.target import Target
+from tests.serving.change.test_adapt import Loaded
+from tests.serving.change.test_shadow import decisions
 from tests.serving.ray_cluster import RayCluster, ray_cluster
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
-from tests.serving.test_adapt import Loaded
 from tests.serving.test_apply import apply
 from tests.serving.test_reliability import Askers, figure
-from tests.serving.test_shadow import decisions
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.load import LoadSettings, Stream, run_load
-from gpuprof.serving.load_target import Target
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.target import Target
 from tests.serving.running import map_of, replica, running
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gpuprof.deployment import Replica
-from gpuprof.estimators.queueing import BatchQueue
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.host_work import HostWork, Running, disturbed
 from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
 from gpuprof.simulator.cluster import Options

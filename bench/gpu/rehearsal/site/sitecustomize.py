@@ -69,7 +69,7 @@ _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
     "gpuprof.torch_session": _torch_session,
     "torch.profiler.profiler": _profiler,
-    "gpuprof.profiling.runner": _runner,
+    "gpuprof.profiling.child.runner": _runner,
 }
 
 

@@ -1,0 +1,1 @@
+"""USHER's GK-Estimator: ops, the kernels they call, and which of them overlap."""

@@ -1,0 +1,141 @@
+"""USHER's GK-Estimator: what a model needs, from its kernels and which of them run at once (OSDI'24, section 3.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable
+from gpuprof.estimators.learned.features import facts_of_op
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.estimators.memory.memory_features import workspace_bytes
+from gpuprof.model import ModelGraph
+
+#: τ of the paper, 0.001 ms.
+TAU_NS = 1000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel of a model and when it starts.
+
+    Attributes
+    ----------
+    op : int
+        Position in the graph.
+    start_ns : float
+        Since the model's first kernel.
+    """
+
+    op: int
+    kernel: Kernel
+    start_ns: float
+
+    @property
+    def end_ns(self) -> float:
+        """When it ends."""
+        return self.start_ns + self.kernel.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """What a model needs.
+
+    Attributes
+    ----------
+    latency_ms : float
+        All kernels one after another, as runtimes launch them on one stream.
+    parallel_ms : float
+        The longest chain, where branches run at once.
+    max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
+        Creq by metric: the largest sum over a set of concurrent kernels, at most 100; its average over time; the
+        same of the SMs kept busy. None where the kernels' counters were not measured.
+    memory_bytes : int
+        Mreq: weights, the activations alive at once, and the largest workspace.
+    unknown_ops : tuple of str
+        Op types without any kernel in the table; they count as taking no time.
+    """
+
+    latency_ms: float
+    parallel_ms: float
+    max_occupancy_pct: float | None
+    wavg_occupancy_pct: float | None
+    wavg_sm_util_pct: float | None
+    memory_bytes: int
+    unknown_ops: tuple[str, ...]
+
+
+def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS) -> Requirement:
+    """Return what ``graph`` needs on the device of ``table``."""
+    launches, unknown = launch_times(graph, table)
+    sets = concurrent_sets(launches, tau_ns)
+    return Requirement(
+        latency_ms=sum(launch.kernel.duration_ns for launch in launches) / 1e6,
+        parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,
+        max_occupancy_pct=max((value for value, _ in _sums(sets, "occupancy_pct")), default=None),
+        wavg_occupancy_pct=_average(_sums(sets, "occupancy_pct")),
+        wavg_sm_util_pct=_average(_sums(sets, "sm_active_pct")),
+        memory_bytes=memory_bytes(graph),
+        unknown_ops=unknown,
+    )
+
+
+def launch_times(graph: ModelGraph, table: KernelTable) -> tuple[list[Launch], tuple[str, ...]]:
+    """Return every kernel with its start, and the op types that have none.
+
+    The kernels of an op run one after another; its first starts when the last of every op that it reads has ended.
+    """
+    before: dict[int, list[int]] = {}
+    for producer, consumer in graph.edges():
+        before.setdefault(consumer, []).append(producer)
+    end = [0.0] * len(graph.ops)
+    launches: list[Launch] = []
+    unknown: set[str] = set()
+    for position, op in enumerate(graph.ops):
+        now = max((end[producer] for producer in before.get(position, ())), default=0.0)
+        kernels = table.kernels_of(op.signature, facts_of_op(op, graph.batch))
+        if kernels is None:
+            unknown.add(op.op_type)
+        for kernel in kernels or ():
+            launches.append(Launch(position, kernel, now))
+            now += kernel.duration_ns
+        end[position] = now
+    return launches, tuple(sorted(unknown))
+
+
+def concurrent_sets(launches: Sequence[Launch], tau_ns: float = TAU_NS) -> list[tuple[Launch, ...]]:
+    """Return the sets of kernels that may run at once: those that start no more than τ after the first of their set.
+
+    Kernels of one op depend on one another and are never in one set.
+    """
+    sets: list[list[Launch]] = []
+    for launch in sorted(launches, key=lambda one: (one.start_ns, one.op)):
+        last = sets[-1] if sets else []
+        if last and launch.start_ns - last[0].start_ns <= tau_ns and all(one.op != launch.op for one in last):
+            last.append(launch)
+        else:
+            sets.append([launch])
+    return [tuple(members) for members in sets]
+
+
+def memory_bytes(graph: ModelGraph) -> int:
+    """Return Mreq: weights, the most activations alive at once and the largest unfolded convolution input."""
+    workspace = max((workspace_bytes(op) for op in graph.ops), default=0)
+    return graph.weight_bytes + peak_activation_bytes(graph) + workspace
+
+
+def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, float]]:
+    """Return for each set the sum of the metric, at most 100, and how long the set runs; nothing if any is unknown."""
+    sums = []
+    for members in sets:
+        values = [getattr(launch.kernel, metric) for launch in members]
+        if any(value is None for value in values):
+            return []
+        length = max(launch.end_ns for launch in members) - members[0].start_ns
+        sums.append((min(100.0, sum(values)), length))
+    return sums
+
+
+def _average(sums: Sequence[tuple[float, float]]) -> float | None:
+    total = sum(length for _, length in sums)
+    return sum(value * length for value, length in sums) / total if total > 0.0 else None

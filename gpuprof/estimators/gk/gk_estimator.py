@@ -1,0 +1,171 @@
+"""USHER's GK-Estimator as an estimator to choose: everything from the kernels in the database, nothing looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Estimate, Figure, Workload
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.gk.gk import Requirement, require
+from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
+from gpuprof.estimators.measured.curve import quantile
+from gpuprof.estimators.roofline.op_work import GraphWork, work_of
+from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknown_ms
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
+
+SOURCE = "GK-Estimator"
+_ENOUGH_MODELS = 4
+_LEVEL = 0.9
+
+
+class GkEstimator:
+    """Implements `gpuprof.estimate.Estimator` by the kernels of ops (`gpuprof.estimators.gk.gk`).
+
+    A model's latency is the sum of its kernels' times, its compute requirement that of the kernels that run at once,
+    its memory what is alive at once. Kernels are known of the whole device; a share takes longer by what the roofline
+    takes longer on it. The interval is by how far latencies of models measured on the device are from what this
+    estimator says of them, from four models on; an op type without kernels counts with its roofline and widens it.
+    Neighbours slow a model down as `DatabaseEstimator` says.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+    graphs : mapping of str to Path, optional
+        As for `DatabaseEstimator`.
+    """
+
+    def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
+        self._db = db
+        self._database = DatabaseEstimator(db, graphs)
+        self._tables: dict[str, KernelTable] = {}
+        self._spreads: dict[str, float | None] = {}
+        self._known: dict[tuple[str, str, int], _Known] = {}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in the database, sorted."""
+        return self._database.models
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Predict ``processes`` copies of ``model``, each in an equal part of ``share``, with ``beside`` running.
+
+        Raises
+        ------
+        InputError
+            When the database holds no kernels of the device, or the model's ONNX file is not there.
+        """
+        if batch < 1 or processes < 1:
+            raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
+        known = self._of(model, device, batch)
+        required, work = known.required, known.work
+        part = Share(share.sm_pct / processes, share.mig)
+        longer = roofline_ms(work, device, part) / roofline_ms(work, device, Share())
+        latency = self._figure(known, device).scaled(longer)
+        alone = Estimate(
+            workload=Workload(model, batch, share, processes),
+            device=device.name,
+            latency_ms=latency,
+            memory_bytes=Figure(required.memory_bytes, SOURCE),
+            weight_bytes=work.weight_bytes,
+            creq_pct=_creq(required),
+            unknown_ops=required.unknown_ops,
+        )
+        if not beside:
+            return alone
+        slowed = self._database.colocations.beside(latency, device, alone.workload, tuple(beside))
+        return replace(alone, latency_ms=slowed)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes worth considering, as `DatabaseEstimator` does."""
+        return self._database.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares worth considering, as `DatabaseEstimator` does."""
+        return self._database.shares(model, device)
+
+    def _of(self, model: str, device: Device, batch: int) -> _Known:
+        key = (model, device.name, batch)
+        if key not in self._known:
+            table = self._table(device)
+            graph = self._database.graph(model, batch)
+            required = require(graph, table)
+            work = replace(work_of(graph), unknown_ops=required.unknown_ops)
+            self._known[key] = _Known(required, work)
+        return self._known[key]
+
+    def _figure(self, known: _Known, device: Device) -> Figure:
+        """Return the latency on the whole device, ops without kernels by their roofline."""
+        unseen = np.array([op in known.work.unknown_ops for op in known.work.op_types], dtype=bool)
+        value = known.required.latency_ms + 1e3 * float(op_times_s(known.work, device, Share())[unseen].sum())
+        more = unknown_ms(known.work, device, Share())
+        spread = self._spread(device)
+        if spread is None and not more:
+            return Figure(value, SOURCE)
+        return Figure(value, SOURCE, value / (spread or 1.0), value * (spread or 1.0) + more)
+
+    def _spread(self, device: Device) -> float | None:
+        """Return how far measured latencies are from estimated ones, as a factor; None with too few models."""
+        if device.name not in self._spreads:
+            self._spreads[device.name] = None  # nothing is known while it is being found out
+            found = []
+            for model in self.models:
+                ratio = self._ratio(model, device)
+                if ratio:
+                    found.append(max(ratio, 1.0 / ratio))
+            self._spreads[device.name] = quantile(found, _LEVEL) if len(found) >= _ENOUGH_MODELS else None
+        return self._spreads[device.name]
+
+    def _ratio(self, model: str, device: Device) -> float | None:
+        if device.name not in self._database.devices_of(model):
+            return None
+        batch = self._database.batches(model, device, Share())[0]
+        try:
+            measured = self._database.estimate(model, device, batch, Share()).latency_ms.value
+            said = self._of(model, device, batch).required.latency_ms
+        except InputError:  # its file is gone
+            return None
+        return measured / said if said else None
+
+    def _table(self, device: Device) -> KernelTable:
+        """Return the kernels of ``device``.
+
+        Raises
+        ------
+        InputError
+            When there are none.
+        """
+        if device.name not in self._tables and self._db is not None:
+            self._tables[device.name] = read_kernel_table(self._db, device)
+        table = self._tables.get(device.name)
+        if not table:
+            raise InputError(
+                f"the database holds no kernels of {device.name}, which the GK-Estimator adds up",
+                "profile a model on it with nsys, or leave out --estimator gk",
+            )
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A model at a batch size: what it needs, and its work, ops without kernels as those of unknown cost."""
+
+    required: Requirement
+    work: GraphWork
+
+
+def _creq(required: Requirement) -> tuple[tuple[str, Figure], ...]:
+    values = {
+        "max_occupancy": required.max_occupancy_pct,
+        "wavg_occupancy": required.wavg_occupancy_pct,
+        "wavg_sm_util": required.wavg_sm_util_pct,
+    }
+    return tuple((name, Figure(value, SOURCE)) for name, value in values.items() if value is not None)

@@ -1,0 +1,126 @@
+"""Which kernels an op launches and what each takes, from the table ``kernels`` of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from gpuprof.device import Device
+from gpuprof.estimators.learned.features import OpFacts, facts_of_row, feature_matrix, roofline_ns
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
+
+_KERNEL_COLUMNS = (
+    "run_id", "repeat", "position", "op_signature", "op_name", "name", "duration_ns", "achieved_occupancy_pct",
+    "theoretical_occupancy_pct", "sm_active_pct",
+)  # fmt: skip
+_OP_COLUMNS = ("signature", "op_type", "batch", "shapes", "dtype", "attributes", "flops", "bytes_read",
+               "bytes_written", "weight_bytes")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel of an op.
+
+    Attributes
+    ----------
+    duration_ns : float
+        Median over its executions.
+    occupancy_pct : float or None
+        Achieved, or theoretical where that was not measured.
+    sm_active_pct : float or None
+        Part of the SMs that it keeps busy.
+    """
+
+    name: str
+    duration_ns: float
+    occupancy_pct: float | None = None
+    sm_active_pct: float | None = None
+
+
+class KernelTable:
+    """Kernels by op; for an op that was never seen, those of the nearest one of its type.
+
+    Parameters
+    ----------
+    kernels : mapping of str to sequence of Kernel
+        Op's signature → what it launches, in order.
+    facts : mapping of str to OpFacts
+        Op's signature → the op.
+    """
+
+    def __init__(self, device: Device, kernels: Mapping[str, Sequence[Kernel]], facts: Mapping[str, OpFacts]) -> None:
+        self._device = device
+        self._kernels = kernels
+        by_type: dict[str, list[str]] = {}
+        for signature in sorted(kernels):
+            if signature in facts:
+                by_type.setdefault(facts[signature].op_type, []).append(signature)
+        self._by_type = by_type
+        self._features = {
+            op_type: feature_matrix([facts[s] for s in known], device, Share()) for op_type, known in by_type.items()
+        }
+        self._least = {
+            s: float(roofline_ns([facts[s]], device, Share())[0]) for known in by_type.values() for s in known
+        }
+
+    def __len__(self) -> int:
+        """Return the number of ops whose kernels are known."""
+        return len(self._kernels)
+
+    def kernels_of(self, signature: str, op: OpFacts) -> tuple[Kernel, ...] | None:
+        """Return the kernels of an op; None where no op of its type was seen.
+
+        Those of the nearest op are scaled in time by what both ops must at least take.
+        """
+        if signature in self._kernels:
+            return tuple(self._kernels[signature])
+        known = self._by_type.get(op.op_type)
+        if not known:
+            return None
+        distance = np.abs(self._features[op.op_type] - feature_matrix([op], self._device, Share())).sum(axis=1)
+        nearest = known[int(distance.argmin())]
+        least = float(roofline_ns([op], self._device, Share())[0])
+        scale = (least + 1.0) / (self._least[nearest] + 1.0)
+        return tuple(
+            Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_active_pct)
+            for one in self._kernels[nearest]
+        )
+
+
+def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
+    """Return the kernels measured on the whole of ``device``."""
+    where = {"device": device.name, "sm_share_pct": 100.0, "mig_profile": None}
+    ops = db.read("ops", columns=list(_OP_COLUMNS), where=where).to_pylist()
+    facts = {row["signature"]: facts_of_row(row) for row in ops}
+    seen: dict[str, dict[tuple[str, int, str | None], list[dict[str, Any]]]] = {}
+    for row in db.read("kernels", columns=list(_KERNEL_COLUMNS), where=where).to_pylist():
+        if row["op_signature"] is not None and row["duration_ns"] is not None:
+            execution = (row["run_id"], row["repeat"], row["op_name"])
+            seen.setdefault(row["op_signature"], {}).setdefault(execution, []).append(row)
+    return KernelTable(device, {sig: _typical(list(found.values())) for sig, found in seen.items()}, facts)
+
+
+def _typical(executions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Kernel, ...]:
+    """Return the kernels of the executions that launch as many as most do, medians over them."""
+    ordered = [sorted(rows, key=lambda row: row["position"]) for rows in executions]
+    count = int(median(len(rows) for rows in ordered))
+    same = [rows for rows in ordered if len(rows) == count] or ordered[:1]
+    return tuple(
+        Kernel(
+            str(place[0]["name"]),
+            float(median(row["duration_ns"] for row in place)),
+            _median(place, "achieved_occupancy_pct") or _median(place, "theoretical_occupancy_pct"),
+            _median(place, "sm_active_pct"),
+        )
+        for place in zip(*same, strict=True)
+    )
+
+
+def _median(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
+    values = [row[column] for row in rows if row[column] is not None]
+    return float(median(values)) if values else None

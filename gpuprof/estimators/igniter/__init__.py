@@ -1,0 +1,1 @@
+"""iGniter's model: its equations, the fit of its coefficients, its profile."""

@@ -1,0 +1,195 @@
+"""Coefficients of iGniter's model from a profile of a GPU and its models (TPDS'22, section 3.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """A GPU with 1, 2, … copies of one workload.
+
+    Attributes
+    ----------
+    power_w, clock_mhz, launch_ms : tuple of float
+        By the number of copies, from one on: power drawn, frequency, scheduling delay of a kernel.
+    """
+
+    max_power_w: float
+    max_clock_mhz: float
+    idle_power_w: float
+    pcie_bytes_per_ms: float
+    power_w: tuple[float, ...]
+    clock_mhz: tuple[float, ...]
+    launch_ms: tuple[float, ...]
+    share_unit: float = 0.025
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One of the configurations that a model runs alone in.
+
+    Attributes
+    ----------
+    share : float
+        Fraction of the GPU.
+    gpu_ms : float
+        Execution on the GPU, transfers not included.
+    l2_pct : float or None
+        Where it was measured.
+    """
+
+    batch: int
+    share: float
+    gpu_ms: float
+    power_w: float
+    clock_mhz: float
+    l2_pct: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadProfile:
+    """A model alone in some configurations, and once beside a copy of itself.
+
+    Attributes
+    ----------
+    idle_ms : float
+        Scheduling delay of all kernels alone.
+    active_ms, active_beside_ms : float
+        GPU active time of one configuration alone and beside a copy of itself.
+    clock_beside_mhz : float
+        Frequency with both running.
+    l2_beside_pct : float
+        L2 utilisation of the copy.
+    """
+
+    load_bytes: float
+    feedback_bytes: float
+    kernels: int
+    idle_ms: float
+    active_ms: float
+    active_beside_ms: float
+    clock_beside_mhz: float
+    l2_beside_pct: float
+    configurations: tuple[Configuration, ...]
+
+
+def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
+    """Return the coefficients of the GPU.
+
+    A GPU whose frequency never fell was never at its limit, so that nothing is known of what happens beyond it:
+    alpha_f is then 0, and predictions hold below the limit. Else the frequency falls in proportion to the demand above
+    the limit. What is demanded beyond the limit cannot be measured: it is the last demand below it and, for each copy
+    more, what a copy added on average before. The scheduling delay is that at the highest frequency, which is what
+    equation 4 divides.
+
+    Raises
+    ------
+    InputError
+        When there are too few copies to fit a line, or all but one at a reduced frequency.
+    """
+    power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
+    delay = np.array(profile.launch_ms)
+    free = int((clock >= profile.max_clock_mhz * 0.999).sum())
+    if len(delay) < 3 or free < 2:
+        raise InputError("the hardware profile must have three co-locations, two of them at full frequency")
+    each = (power[free - 1] - power[0]) / (free - 1)
+    over = power[free - 1] + each * np.arange(1, len(clock) - free + 1) - profile.max_power_w
+    fall = clock[free:] - profile.max_clock_mhz
+    usable = over > 0.0
+    alpha_f = float(fall[usable] @ over[usable] / (over[usable] @ over[usable])) if usable.any() else 0.0
+    added = delay[1:] * clock[1 : len(delay)] / profile.max_clock_mhz - delay[0]
+    alpha_sch, beta_sch = np.polyfit(np.arange(2, len(delay) + 1), added, 1)
+    return HardwareCoefficients(
+        profile.max_power_w,
+        profile.max_clock_mhz,
+        profile.idle_power_w,
+        profile.pcie_bytes_per_ms,
+        alpha_f,
+        float(alpha_sch),
+        float(beta_sch),
+        profile.share_unit,
+    )
+
+
+def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:
+    """Return the coefficients of a model.
+
+    The active time is the execution time at the highest frequency less the scheduling delay; its five coefficients
+    minimise the relative error and are at least 0, so that time neither grows with the share nor falls with the batch.
+
+    Raises
+    ------
+    InputError
+        When there are fewer configurations than coefficients.
+    """
+    if len(profile.configurations) < 5:
+        raise InputError(f"five coefficients need as many configurations but got {len(profile.configurations)}")
+    batch = np.array([one.batch for one in profile.configurations], dtype=float)
+    share = np.array([one.share for one in profile.configurations])
+    speed = np.array([one.clock_mhz for one in profile.configurations]) / hardware.max_clock_mhz
+    total = np.array([one.gpu_ms for one in profile.configurations]) * speed
+    active = np.maximum(total - profile.idle_ms, 0.05 * total)
+    coefficients = _fit_active(batch, share, active)
+    ability = batch / active
+    above_idle = np.array([one.power_w for one in profile.configurations]) - hardware.idle_power_w
+    unthrottled = speed > 0.999
+    known = [(a, one.l2_pct) for a, one in zip(ability, profile.configurations, strict=True) if one.l2_pct is not None]
+    slower = profile.active_beside_ms * profile.clock_beside_mhz / hardware.max_clock_mhz / profile.active_ms
+    return WorkloadCoefficients(
+        load_bytes=profile.load_bytes,
+        feedback_bytes=profile.feedback_bytes,
+        kernels=profile.kernels,
+        launch_ms=profile.idle_ms / max(profile.kernels, 1),
+        active=coefficients,
+        cache=max(0.0, (slower - 1.0) / profile.l2_beside_pct) if profile.l2_beside_pct > 0 else 0.0,
+        power=_line(ability[unthrottled], above_idle[unthrottled]),
+        l2=_line(np.array([a for a, _ in known]), np.array([c for _, c in known])),
+    )
+
+
+def fit_all(
+    hardware: HardwareProfile, workloads: Mapping[str, WorkloadProfile]
+) -> tuple[HardwareCoefficients, dict[str, WorkloadCoefficients]]:
+    """Return the coefficients of the GPU and of each model."""
+    fitted = fit_hardware(hardware)
+    return fitted, {name: fit_workload(profile, fitted) for name, profile in workloads.items()}
+
+
+def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float, float, float, float]:
+    """Fit equation 11. In k_1, k_2, k_3 and k_5 it is linear, so the start is a few values of k_4 solved for them."""
+
+    def residual(k: Array) -> Array:
+        time = (k[0] * batch**2 + k[1] * batch + k[2]) / (share + k[3]) + k[4]
+        return np.asarray(time / active - 1.0)
+
+    best = None
+    for k4 in (0.0, 0.02, 0.1, 0.4):
+        each = float(np.median(active * (share + k4) / batch))
+        start = np.array([1e-4 * each, each, 0.1 * each, k4, 0.01 * float(active.min())])
+        found = least_squares(residual, start, bounds=(0.0, np.inf), x_scale=np.maximum(start, 1e-6))
+        if best is None or found.cost < best.cost:
+            best = found
+    assert best is not None
+    k1, k2, k3, k4, k5 = (float(value) for value in best.x)
+    return k1, k2, k3, k4, k5
+
+
+def _line(x: Array, y: Sequence[float] | Array) -> tuple[float, float]:
+    """Fit a line that does not fall; the mean where there are not two points."""
+    y = np.asarray(y)
+    if len(x) < 2 or float(np.ptp(x)) == 0.0:
+        return 0.0, float(y.mean()) if len(y) else 0.0
+    slope, start = np.polyfit(x, y, 1)
+    return (float(slope), float(start)) if slope >= 0.0 else (0.0, float(y.mean()))

@@ -1,0 +1,164 @@
+"""Reads profiles that iGniter's tools wrote, and keeps fitted coefficients in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+
+SCHEMA = "gpuprof.igniter/1"
+_FOLDER = ".calibrated"  # hidden, so that the database does not take it for a run
+_MAX_BYTES = 16 * 2**20
+#: Configurations of iGniter's published profiles: rows of its matrices are batches, columns shares.
+_BATCHES = (1, 16, 32)
+_SHARES = (0.1, 0.5, 1.0)
+#: Their third line of L2 utilisation was measured at this batch over the shares.
+_L2_BATCH = 16
+
+
+def read_igniter_profile(path: Path) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Read a file of lines ``{"model or hardware": {"key": value}}`` as iGniter publishes.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read, is no such file or lacks a key; the message names it.
+    """
+    tables: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            for name, content in json.loads(line).items():
+                tables.setdefault(name, {}).update(content)
+        except (ValueError, AttributeError, TypeError):
+            raise InputError(f"{path}:{number}: not a line of an iGniter profile") from None
+    return profile_of_tables(tables, str(path))
+
+
+def profile_of_tables(
+    tables: Mapping[str, Mapping[str, Any]], where: str
+) -> tuple[HardwareProfile, dict[str, WorkloadProfile]]:
+    """Return the profile in the tables of the hardware and of each model, as iGniter publishes them.
+
+    Raises
+    ------
+    InputError
+        When a key is missing or garbled; the message names it and ``where`` it was looked for.
+    """
+    try:
+        hardware = _hardware(tables["hardware"])
+        return hardware, {name: _workload(table) for name, table in tables.items() if name != "hardware"}
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise InputError(f"{where}: the profile lacks or garbles {error}") from None
+
+
+def coefficients_path(database: Path, device: str) -> Path:
+    """Return where the coefficients of a device are kept beside a kernel database."""
+    return database / _FOLDER / f"{device}.json"
+
+
+def write_coefficients(
+    path: Path, device: str, hardware: HardwareCoefficients, workloads: Mapping[str, WorkloadCoefficients]
+) -> None:
+    """Write fitted coefficients as JSON.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be written.
+    """
+    content = {
+        "schema": SCHEMA,
+        "device": device,
+        "hardware": asdict(hardware),
+        "workloads": {name: asdict(one) for name, one in sorted(workloads.items())},
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, WorkloadCoefficients]]:
+    """Read what `write_coefficients` wrote: the device's name, its coefficients and the models'.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read or is of another schema.
+    """
+    try:
+        content = json.loads(_text(path))
+        if content.get("schema") != SCHEMA:
+            raise InputError(
+                f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
+            )
+        workloads = {
+            name: WorkloadCoefficients(**{key: _fixed(value) for key, value in one.items()})
+            for name, one in content["workloads"].items()
+        }
+        return content["device"], HardwareCoefficients(**content["hardware"]), workloads
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path} holds no coefficients: {error}", "calibrate again") from None
+
+
+def _fixed(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no profile is")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not text") from None
+
+
+def _hardware(table: Mapping[str, Any]) -> HardwareProfile:
+    return HardwareProfile(
+        max_power_w=float(table["maxGPUpower"]),
+        max_clock_mhz=float(table["maxGPUfrequency"]),
+        idle_power_w=float(table["idlepower"]),
+        pcie_bytes_per_ms=float(table["bandwidth"]),
+        power_w=tuple(table["power"]),
+        clock_mhz=tuple(table["frequency"]),
+        launch_ms=tuple(table["idletime"]),
+        share_unit=float(table["unit"]) / 100.0,
+    )
+
+
+def _workload(table: Mapping[str, Any]) -> WorkloadProfile:
+    configurations = tuple(
+        Configuration(
+            batch,
+            share,
+            float(table["gpulatency"][row][column]),
+            float(table["power"][row][column]),
+            float(table["frequency"][row][column]),
+            float(table["l2caches"][column]) if batch == _L2_BATCH else None,
+        )
+        for row, batch in enumerate(_BATCHES)
+        for column, share in enumerate(_SHARES)
+    )
+    return WorkloadProfile(
+        load_bytes=float(table["inputdata"]),
+        feedback_bytes=float(table["outputdata"]),
+        kernels=int(table["kernel"]),
+        idle_ms=float(table["idletime_1"]),
+        active_ms=float(table["activetime_1"]),
+        active_beside_ms=float(table["activetime_2"]),
+        clock_beside_mhz=float(table["frequency_2"]),
+        l2_beside_pct=float(table["l2cache"]),
+        configurations=configurations,
+    )

@@ -1,0 +1,1 @@
+"""What neighbours cost one another."""

@@ -1,0 +1,120 @@
+"""Which interference model speaks for a device: the one that predicts best what was co-located on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.interference.judgement import by_pair, by_victim, ratios
+from gpuprof.estimators.interference.models import (
+    Colocated,
+    ConstantInterference,
+    ContentionModel,
+    IgniterInterference,
+    InterferenceModel,
+    LinearInterference,
+    NoInterference,
+    TrafficInterference,
+)
+from gpuprof.estimators.measured.curve import quantile
+
+Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
+
+#: Co-locations below which nothing is fitted.
+_ENOUGH_ROWS = 8
+#: What a slowdown may be off where nothing was co-located on the device: iGniter's predictions of the published pairs
+#: of a V100 are within this in nine of ten.
+_UNTESTED = 1.12
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """A model fitted to everything, and how far off it was for what it had not seen.
+
+    Attributes
+    ----------
+    left_out : str
+        ``"victim"`` or ``"pair"``: what was left out of the fit and then predicted; ``"everything"``: nothing was
+        measured, the coefficients come from profiles of models alone.
+    rows : int
+    mean_pct, p95_pct : float or None
+        Absolute relative error of the latency.
+    low, high : float
+        Nine of ten measured latencies were between these multiples of the predicted one.
+    """
+
+    name: str
+    model: InterferenceModel
+    left_out: str
+    rows: int
+    mean_pct: float | None
+    p95_pct: float | None
+    low: float
+    high: float
+
+
+def rank(measured: Sequence[Colocated], coefficients: Coefficients | None) -> tuple[Ranked, ...]:
+    """Return the models that can be judged on a device, the one with the least error first.
+
+    Parameters
+    ----------
+    measured : sequence of Colocated
+        Of one device.
+    coefficients : (HardwareCoefficients, workloads), optional
+        Of the same device; without them, iGniter's model and ours for GPUs are not asked.
+    """
+    makes = _candidates(coefficients)
+    left_out = _left_out(measured)
+    if left_out is None:
+        if coefficients is None:
+            return ()
+        return (Ranked("igniter", makes["igniter"](), "everything", 0, None, None, 1.0 / _UNTESTED, _UNTESTED),)
+    judged = []
+    for name, make in makes.items():
+        try:
+            judged.append(_judged(name, make, measured, left_out))
+        except KeyError:  # a model that was never calibrated
+            continue
+    return tuple(sorted(judged, key=lambda one: one.mean_pct or 0.0))
+
+
+def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], InterferenceModel]]:
+    makes: dict[str, Callable[[], InterferenceModel]] = {
+        "none": NoInterference,
+        "constant": ConstantInterference,
+        "linear": LinearInterference,
+        "traffic": TrafficInterference,
+    }
+    if coefficients is not None:
+        hardware, workloads = coefficients
+        makes["igniter"] = lambda: IgniterInterference(hardware, workloads)
+        makes["contention"] = lambda: ContentionModel(hardware)
+    return makes
+
+
+def _left_out(measured: Sequence[Colocated]) -> str | None:
+    if len(measured) < _ENOUGH_ROWS:
+        return None
+    if len({by_victim(row) for row in measured}) > 1:
+        return "victim"
+    return "pair" if len({by_pair(row) for row in measured}) > 1 else None
+
+
+def _judged(name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> Ranked:
+    found = ratios(make, measured, left_out)
+    error = 100.0 * np.abs(1.0 / np.array(found) - 1.0)
+    high = quantile(found, 0.95) or 1.0
+    low = 1.0 / (quantile((1.0 / ratio for ratio in found), 0.95) or 1.0)
+    return Ranked(
+        name,
+        make().fit(measured),
+        left_out,
+        len(found),
+        float(error.mean()),
+        float(np.percentile(error, 95)),
+        min(low, 1.0),
+        max(high, 1.0),
+    )

@@ -1,0 +1,195 @@
+"""Latency beside others: measured where exactly that was co-located, else by the model that speaks for the device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Figure, Workload
+from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
+from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
+from gpuprof.estimators.interference.models import Colocated, Running
+from gpuprof.kernel_db.schema import workload_label
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
+
+#: Device and workload → how it behaves alone; None where nothing is known.
+Behaviour = Callable[[Device, Workload], Running | None]
+
+#: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
+_WORST_ASSUMED = 1.35
+_COLUMNS = ("device", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "latency_mean_ms",
+            "solo_latency_mean_ms", "l2_pct", "dram_pct", "error")  # fmt: skip
+_LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A measured co-location; l2 and dram are the workload's own, None where not measured."""
+
+    label: str
+    others: tuple[str, ...]
+    latency_ms: float
+    solo_ms: float
+    l2_pct: float | None
+    dram_pct: float | None
+
+
+class Colocations:
+    """What ran beside what in the database, and the interference models fitted to it.
+
+    A workload that was measured beside exactly these others has that slowdown. Any other has the one that the best
+    model of its device predicts: best at the rows of the table ``colocations`` by leaving out a victim
+    (`interference_choice`), or iGniter's with the coefficients that ``gpuprof calibrate`` keeps. Where neither is
+    there, the latency stays and its interval widens.
+    """
+
+    def __init__(self, db: KernelDb | None, behaviour: Behaviour) -> None:
+        self._db = db
+        self._behaviour = behaviour
+        self._by_device: dict[str, list[_Row]] = {}
+        for row in db.read("colocations", columns=list(_COLUMNS)).to_pylist() if db is not None else ():
+            if row["error"] is None and row["latency_mean_ms"] and row["solo_latency_mean_ms"]:
+                self._by_device.setdefault(row["device"], []).append(_row(row))
+        self._names = {
+            device: {label.rsplit(":", 2)[0] for row in rows for label in (row.label, *row.others)}
+            for device, rows in self._by_device.items()
+        }
+        self._ranked: dict[str, tuple[Ranked, ...]] = {}
+        self._coefficients: dict[str, Coefficients | None] = {}
+
+    def beside(self, alone: Figure, device: Device, workload: Workload, beside: Sequence[Workload]) -> Figure:
+        """Return the latency of ``workload`` beside others from its latency alone."""
+        wanted = (_label(workload), sorted(map(_label, beside)))
+        same = [
+            row.latency_ms / row.solo_ms
+            for row in self._by_device.get(device.name, ())
+            if (row.label, sorted(row.others)) == wanted
+        ]
+        if same:
+            return _slowed(alone, sum(same) / len(same), alone.source)
+        victim, others = self._running(device, workload), [self._running(device, one) for one in beside]
+        running = [one for one in others if one is not None]
+        if victim is not None and len(running) == len(others):
+            for model in self.ranked(device):
+                try:
+                    factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
+                except KeyError:  # a model that was never calibrated
+                    continue
+                return _slowed(alone, factor, f"{alone.source} × {model.name}", model.low, model.high)
+        low = alone.value if alone.low is None else alone.low
+        return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
+
+    def has_seen(self, device: Device, model: str) -> bool:
+        """Return whether ``model`` took part in a co-location on ``device``."""
+        return model in self._names.get(device.name, ())
+
+    def ranked(self, device: Device) -> tuple[Ranked, ...]:
+        """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
+        if device.name not in self._ranked:
+            self._ranked[device.name] = rank(self.measured(device), self.coefficients(device))
+        return self._ranked[device.name]
+
+    def measured(self, device: Device) -> list[Colocated]:
+        """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
+        rows = self._by_device.get(device.name, [])
+        alone = {row.label: row for row in rows}
+        found = []
+        for row in rows:
+            try:
+                victim = self._seen(device, parse_label(row.label), row)
+                others = [self._seen(device, parse_label(one), alone.get(one)) for one in row.others]
+            except InputError:  # written by others, in words that are not ours
+                continue
+            known = tuple(one for one in others if one is not None)
+            if victim is not None and len(known) == len(others):
+                found.append(Colocated(victim, known, row.latency_ms))
+        return found
+
+    def coefficients(self, device: Device) -> Coefficients | None:
+        """Return iGniter's coefficients that are kept for ``device``, None where it was not calibrated.
+
+        Raises
+        ------
+        InputError
+            When the file is damaged.
+        """
+        if device.name not in self._coefficients:
+            path = None if self._db is None else coefficients_path(self._db.path, device.name)
+            kept = read_coefficients(path)[1:] if path is not None and path.is_file() else None
+            self._coefficients[device.name] = kept
+        return self._coefficients[device.name]
+
+    def _seen(self, device: Device, workload: Workload, row: _Row | None) -> Running | None:
+        """Return a workload's behaviour alone as it was when the co-location was measured."""
+        running = self._running(device, workload)
+        if row is None:
+            return running
+        if running is None:
+            share = device.fraction(workload.share)
+            running = self._calibrated(device, Running(workload.model, workload.batch, share, row.solo_ms))
+        running = replace(running, solo_ms=row.solo_ms)
+        if row.l2_pct is not None:
+            running = replace(running, l2_pct=row.l2_pct)
+        return running if row.dram_pct is None else replace(running, dram_pct=row.dram_pct)
+
+    def _running(self, device: Device, workload: Workload) -> Running | None:
+        running = self._behaviour(device, workload)
+        return None if running is None else self._calibrated(device, running)
+
+    def _calibrated(self, device: Device, running: Running) -> Running:
+        """Fill in what the coefficients of a calibrated model say: transfers, kernels and power."""
+        known = self.coefficients(device)
+        if known is None or running.model not in known[1]:
+            return running
+        hardware, workload = known[0], known[1][running.model]
+        moved = (workload.load_bytes + workload.feedback_bytes) * running.batch
+        return replace(
+            running,
+            kernels=workload.kernels,
+            transfer_ms=moved / hardware.pcie_bytes_per_ms,
+            power_w=max(0.0, workload.power[0] * running.batch / running.solo_ms + workload.power[1]),
+            l2_pct=running.l2_pct or workload.l2_pct(running.batch, running.share),
+        )
+
+
+def parse_label(label: str) -> Workload:
+    """Read what `workload_label` writes.
+
+    Raises
+    ------
+    InputError
+        When it is no label.
+    """
+    match = _LABEL.fullmatch(label)
+    if match is None:
+        raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")
+    share = Share(float(match["share"]), match["mig"])
+    return Workload(match["model"], int(match["batch"]), share, int(match["processes"] or 1))
+
+
+def _slowed(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:
+    if alone.low is None and low == high:
+        return Figure(alone.value * factor, source)
+    least = (alone.value if alone.low is None else alone.low) * factor * low
+    return Figure(alone.value * factor, source, least, alone.upper() * max(1.0, factor * high))
+
+
+def _label(workload: Workload) -> str:
+    share = workload.share
+    return workload_label(workload.model, workload.batch, share.sm_pct, share.mig, workload.processes)
+
+
+def _row(row: Mapping[str, Any]) -> _Row:
+    return _Row(
+        workload_label(row["model"], row["batch"], row["sm_share_pct"], row["mig_profile"], row["processes"]),
+        tuple(row["beside"].split(" + ")),
+        row["latency_mean_ms"],
+        row["solo_latency_mean_ms"],
+        row["l2_pct"],
+        row["dram_pct"],
+    )

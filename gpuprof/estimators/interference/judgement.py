@@ -1,0 +1,140 @@
+"""Errors of interference models on measured co-locations, by leaving out what is to be predicted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.interference.models import Colocated, InterferenceModel, Running
+
+
+@dataclass(frozen=True, slots=True)
+class InterferenceError:
+    """Error of a model.
+
+    Attributes
+    ----------
+    left_out : str
+        ``"pair"`` of models, ``"victim"`` model, or ``"nothing"``: fitted and tested on the same rows.
+    mean_pct, p95_pct, worst_pct : float
+        Of the absolute relative error of the latency.
+    """
+
+    model: str
+    left_out: str
+    rows: int
+    mean_pct: float
+    p95_pct: float
+    worst_pct: float
+
+
+def by_pair(row: Colocated) -> str:
+    """Return the models of a co-location as one name."""
+    return "+".join(sorted([row.victim.model, *(one.model for one in row.beside)]))
+
+
+def by_victim(row: Colocated) -> str:
+    """Return the model that was slowed down."""
+    return row.victim.model
+
+
+_GROUPS: dict[str, Callable[[Colocated], str]] = {
+    "pair": by_pair,
+    "victim": by_victim,
+    "nothing": lambda row: "all",
+}
+
+
+def evaluate(
+    name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
+) -> InterferenceError:
+    """Fit a fresh model without each group in turn and predict the group.
+
+    Parameters
+    ----------
+    left_out : {"pair", "victim", "nothing"}
+    """
+    errors = np.abs(1.0 / np.array(ratios(make, measured, left_out)) - 1.0)
+    percent = 100.0 * errors
+    return InterferenceError(
+        name, left_out, len(errors), float(percent.mean()), float(np.percentile(percent, 95)), float(percent.max())
+    )
+
+
+def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> list[float]:
+    """Return measured over predicted latency of each row, predicted by a fit without its group."""
+    group = _GROUPS[left_out]
+    found = []
+    for held in sorted({group(row) for row in measured}):
+        training = [row for row in measured if group(row) != held] or list(measured)
+        model = make().fit(training)
+        found += [
+            row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
+            for row in measured
+            if group(row) == held
+        ]
+    return found
+
+
+def read_pairs(
+    path: Path, hardware: HardwareCoefficients, workloads: Mapping[str, WorkloadCoefficients]
+) -> list[Colocated]:
+    """Read a CSV of pairs with the columns of the published V100 measurement.
+
+    Parameters
+    ----------
+    hardware, workloads
+        For transfers, kernels and power, which the file does not have.
+
+    Raises
+    ------
+    InputError
+        When a column is missing, a number is none or a model has no coefficients.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file))
+        solo = {(r["model"], r["batch"], r["mps_share_pct"]): float(r["solo_latency_ms"]) for r in rows}
+        pairs = [_pair(row, solo, hardware, workloads) for row in rows]
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{path}: the co-locations lack or garble {error}") from None
+    if not pairs:
+        raise InputError(f"{path} holds no co-locations")
+    return pairs
+
+
+def _pair(
+    row: Mapping[str, str],
+    solo: Mapping[tuple[str, str, str], float],
+    hardware: HardwareCoefficients,
+    workloads: Mapping[str, WorkloadCoefficients],
+) -> Colocated:
+    def running(prefix: str, model: str, solo_ms: float) -> Running:
+        workload = workloads[model]
+        batch = int(row[f"{prefix}batch"])
+        moved = (workload.load_bytes + workload.feedback_bytes) * batch
+        # The processing ability as it was measured, rather than by equation 11, from one step less of modelling.
+        power = max(0.0, workload.power[0] * batch / solo_ms + workload.power[1])
+        return Running(
+            model=model,
+            batch=batch,
+            share=float(row[f"{prefix}mps_share_pct"]) / 100.0,
+            solo_ms=solo_ms,
+            l2_pct=float(row[f"{prefix}l2_utilization_pct"]),
+            dram_pct=float(row[f"{prefix}dram_utilization_pct"]),
+            kernels=workload.kernels,
+            transfer_ms=moved / hardware.pcie_bytes_per_ms,
+            power_w=power,
+        )
+
+    other = solo[row["beside"], row["beside_batch"], row["beside_mps_share_pct"]]
+    victim = running("", row["model"], float(row["solo_latency_ms"]))
+    return Colocated(victim, (running("beside_", row["beside"], other),), float(row["latency_ms"]))

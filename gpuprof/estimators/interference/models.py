@@ -1,0 +1,221 @@
+"""Models of the slowdown of a workload by its neighbours on a device, behind one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from gpuprof.estimators.igniter.igniter import (
+    HardwareCoefficients,
+    Placed,
+    WorkloadCoefficients,
+    added_launch_ms,
+    predict,
+)
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A workload as it behaves alone under its share; what was not measured is 0.
+
+    Attributes
+    ----------
+    share : float
+        Fraction of the device.
+    solo_ms : float
+        Latency alone, transfers included.
+    l2_pct, dram_pct : float
+        Mean use of the L2 cache's and the DRAM's bandwidth.
+    kernels : int
+        Launched for one batch.
+    transfer_ms : float
+        Time that one batch's transfers between host and device take alone.
+    power_w : float
+        Above idle.
+    """
+
+    model: str
+    batch: int
+    share: float
+    solo_ms: float
+    l2_pct: float = 0.0
+    dram_pct: float = 0.0
+    kernels: int = 0
+    transfer_ms: float = 0.0
+    power_w: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Colocated:
+    """A measurement: ``victim`` took ``latency_ms`` while ``beside`` ran."""
+
+    victim: Running
+    beside: tuple[Running, ...]
+    latency_ms: float
+
+    @property
+    def slowdown(self) -> float:
+        """Latency over latency alone."""
+        return self.latency_ms / self.victim.solo_ms
+
+
+class InterferenceModel(Protocol):
+    """Predicts slowdowns."""
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Learn from measurements; return self."""
+        ...
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return latency beside others over latency alone, at least 1."""
+        ...
+
+
+class NoInterference:
+    """Neighbours cost nothing."""
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Learn nothing."""
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return 1."""
+        return 1.0
+
+
+class ConstantInterference:
+    """Any neighbour costs the same: the mean slowdown of the measurements."""
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Take the mean."""
+        self.factor_ = float(np.mean([one.slowdown for one in measured]))
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return the mean slowdown if there is a neighbour."""
+        return max(1.0, self.factor_) if beside else 1.0
+
+
+class LinearInterference:
+    """gpulet's model (ATC'22): a linear function of both sides' L2 and DRAM utilisation, by least squares."""
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Fit the five coefficients."""
+        features = np.array([self._features(one.victim, one.beside) for one in measured])
+        wanted = np.array([one.slowdown for one in measured])
+        self.weights_ = np.linalg.lstsq(features, wanted, rcond=None)[0]
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return the linear function."""
+        return max(1.0, float(self._features(victim, beside) @ self.weights_)) if beside else 1.0
+
+    @staticmethod
+    def _features(victim: Running, beside: Sequence[Running]) -> Array:
+        return np.array(
+            [
+                1.0,
+                victim.l2_pct,
+                sum(one.l2_pct for one in beside),
+                victim.dram_pct,
+                sum(one.dram_pct for one in beside),
+            ]
+        )
+
+
+class TrafficInterference:
+    """Ours where nothing but the memory traffic is known, as on a CPU: what others move slows down who moves much.
+
+    The slowdown above 1 is a sum with coefficients of at least 0, the same for all models: a part that any neighbour
+    costs (clock, last-level cache), one in proportion to the bandwidth that others draw, one to the product of theirs
+    and the victim's, and one to what all together ask beyond what there is. Bandwidths are what the workloads draw
+    alone, ``dram_pct``.
+    """
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Fit the coefficients by non-negative least squares on relative errors."""
+        features = np.array([self._features(one.victim, one.beside) for one in measured])
+        slow = np.array([one.slowdown for one in measured])
+        self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return 1 and the parts."""
+        return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
+
+    @staticmethod
+    def _features(victim: Running, beside: Sequence[Running]) -> Array:
+        own, others = victim.dram_pct / 100.0, sum(one.dram_pct for one in beside) / 100.0
+        return np.array([1.0, others, own * others, max(0.0, own + others - 1.0)])
+
+
+class IgniterInterference:
+    """iGniter's model: its prediction beside others over its prediction alone."""
+
+    def __init__(self, hardware: HardwareCoefficients, workloads: Mapping[str, WorkloadCoefficients]) -> None:
+        self._hardware = hardware
+        self._workloads = workloads
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Learn nothing: its coefficients come from profiles."""
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return the ratio of the two predictions."""
+        placed, others = self._placed(victim), [self._placed(one) for one in beside]
+        together, alone = predict(self._hardware, placed, others), predict(self._hardware, placed, ())
+        return max(1.0, together.latency_ms / alone.latency_ms)
+
+    def _placed(self, one: Running) -> Placed:
+        return Placed(self._workloads[one.model], one.batch, one.share)
+
+
+class ContentionModel:
+    """Ours: each shared resource adds its part, in proportion to what the victim needs of it and others take.
+
+    The slowdown above 1 is a sum with coefficients of at least 0, the same for all models:
+
+    - the clock lost to the power limit (iGniter's equations 9 and 10);
+    - launches: iGniter's delay of a kernel (equation 6) times the victim's kernels over its time;
+    - L2: what others use of it (equation 8);
+    - the link to the host, which iGniter leaves out: the fraction of its time that the victim transfers, and the
+      fraction of the time that others hold the link;
+    - the DRAM: the product of both sides' use.
+    """
+
+    def __init__(self, hardware: HardwareCoefficients) -> None:
+        self._hardware = hardware
+
+    def fit(self, measured: Sequence[Colocated]) -> Self:
+        """Fit the coefficients by non-negative least squares on relative errors."""
+        features = np.array([self._features(one.victim, one.beside) for one in measured])
+        slow = np.array([one.slowdown for one in measured])
+        self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
+        return self
+
+    def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
+        """Return 1 and the parts of the resources."""
+        return 1.0 + float(self._features(victim, beside) @ self.weights_) if beside else 1.0
+
+    def _features(self, victim: Running, beside: Sequence[Running]) -> Array:
+        hardware = self._hardware
+        demand = hardware.idle_power_w + victim.power_w + sum(one.power_w for one in beside)
+        over = max(0.0, demand - hardware.max_power_w)
+        delay = added_launch_ms(hardware, 1 + len(beside))
+        return np.array(
+            [
+                min(0.9, -hardware.alpha_f * over / hardware.max_clock_mhz),
+                delay * victim.kernels / victim.solo_ms,
+                sum(one.l2_pct for one in beside) / 100.0,
+                victim.transfer_ms / victim.solo_ms,
+                sum(one.transfer_ms / one.solo_ms for one in beside),
+                victim.dram_pct * sum(one.dram_pct for one in beside) / 1e4,
+            ]
+        )

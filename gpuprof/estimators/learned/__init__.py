@@ -1,0 +1,1 @@
+"""Regressors: features, training, storage, evaluation."""

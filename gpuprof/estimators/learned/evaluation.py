@@ -1,0 +1,225 @@
+"""How far off estimates are: for architectures left out, and for batch sizes left out of known models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from gpuprof.cpu_share import own_cores
+from gpuprof.errors import InputError
+from gpuprof.estimators.learned.features import roofline_ns
+from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
+from gpuprof.estimators.learned.regressors import STACKED
+from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, without
+from gpuprof.estimators.measured.conformal import common_factor, interval_factor
+from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.memory.memory_features import memory_features
+
+ROOFLINE = "roofline"
+#: What `estimate` says on a device that models were measured on and nothing was trained for.
+SCALED = "roofline, scaled"
+INTERPOLATION = "interpolation"
+UNSEEN = "unseen architecture"
+NEW_BATCH = "new batch of a known model"
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One figure, measured and predicted.
+
+    Attributes
+    ----------
+    setting : str
+        What had been left out.
+    quantity : str
+        ``"op time"``, ``"latency"`` or ``"memory"``.
+    predictor : str
+        ``"stack"``, a constituent, ``"roofline"``, the same scaled, or ``"interpolation"``.
+    """
+
+    setting: str
+    quantity: str
+    predictor: str
+    model: str
+    batch: int
+    measured: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Absolute relative error."""
+        return abs(self.predicted / self.measured - 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Errors of one predictor of one quantity in one setting.
+
+    Attributes
+    ----------
+    architecture : str
+        Empty for all together.
+    mean_pct, median_pct, p95_pct : float
+        Of the absolute relative error.
+    coverage_pct : float or None
+        Part of the measured figures inside the 90% interval; None where the predictor has none.
+    """
+
+    setting: str
+    quantity: str
+    predictor: str
+    architecture: str
+    count: int
+    mean_pct: float
+    median_pct: float
+    p95_pct: float
+    coverage_pct: float | None = None
+
+
+def leave_one_architecture_out(
+    data: TrainingSet, names: Sequence[str] = STACKED, progress: Callable[[str], None] = lambda _: None
+) -> list[Prediction]:
+    """Return predictions for every architecture by regressors that have not seen it; cores work side by side.
+
+    Raises
+    ------
+    InputError
+        With fewer than two architectures.
+    """
+    if len(data.architectures) < 2:
+        raise InputError(f"leaving one architecture out needs two but there is {len(data.architectures)}")
+    found: list[Prediction] = []
+    tasks = (delayed(_left_out)(_portable(data), architecture, tuple(names)) for architecture in data.architectures)
+    parts = Parallel(n_jobs=len(own_cores()), return_as="generator")(tasks)
+    for architecture, part in zip(data.architectures, parts, strict=True):
+        found += part
+        progress(architecture)
+    return found
+
+
+def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> list[Prediction]:
+    rest = without(data, architecture)
+    model = fit(rest, names)
+    found = _of_ops(data, model, architecture)
+    factor = _roofline_factor(rest.cases)
+    for case in (case for case in data.cases if case.graph.name == architecture):
+        found += _of_case(case, model)
+        said = factor * case.roofline_ms
+        found.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
+    return found
+
+
+def _roofline_factor(cases: Sequence[ModelCase]) -> float:
+    ratios: dict[str, list[float]] = {}
+    for case in cases:
+        ratios.setdefault(case.graph.name, []).append(case.latency_ms / case.roofline_ms)
+    return common_factor(ratios)
+
+
+def _portable(data: TrainingSet) -> TrainingSet:
+    """Return the data as it can go to another process: views of mappings cannot."""
+    device = data.device
+    return replace(data, device=replace(device, flops_per_s=dict(device.flops_per_s), sources=dict(device.sources)))
+
+
+def new_batches(data: TrainingSet) -> list[Prediction]:
+    """Return predictions of every inner batch size of every model from its other batch sizes."""
+    found: list[Prediction] = []
+    for case in data.cases:
+        others = [c for c in data.cases if (c.graph.name, c.share) == (case.graph.name, case.share) and c is not case]
+        latency = {other.graph.batch: other.latency_ms for other in others}
+        memory = {other.graph.batch: other.memory_bytes for other in others if other.memory_bytes}
+        curves: list[tuple[str, Mapping[int, float], float | None]] = [
+            ("latency", latency, case.latency_ms),
+            ("memory", memory, case.memory_bytes),
+        ]
+        for quantity, known, measured in curves:
+            between = BatchCurve(known).at(case.graph.batch) if known else None
+            if between is not None and measured:
+                found.append(_prediction(NEW_BATCH, quantity, INTERPOLATION, case, measured, between[0]))
+    return found
+
+
+def summarise(predictions: Iterable[Prediction], by_architecture: bool = False) -> list[Summary]:
+    """Return the errors by setting, quantity and predictor, with the coverage of the intervals of what estimates use.
+
+    The interval of an architecture comes from the residuals of the other architectures, each predicted without
+    itself.
+    """
+    groups: dict[tuple[str, str, str, str], list[Prediction]] = {}
+    for one in predictions:
+        which = one.model if by_architecture else ""
+        groups.setdefault((one.setting, one.quantity, one.predictor, which), []).append(one)
+    return [_summary(*key, members) for key, members in groups.items()]
+
+
+def coverage(predictions: Sequence[Prediction]) -> float | None:
+    """Return the fraction of measured figures inside intervals made from the other architectures' residuals."""
+    residuals: dict[str, list[float]] = {}
+    for one in predictions:
+        residuals.setdefault(one.model, []).append(math.log(one.measured / one.predicted))
+    if len(residuals) < 3:
+        return None
+    inside = 0
+    for model, own in residuals.items():
+        factor = interval_factor({name: values for name, values in residuals.items() if name != model})
+        inside += sum(abs(value) <= math.log(factor) + 1e-12 for value in own) if factor else 0
+    return inside / len(predictions)
+
+
+def _summary(setting: str, quantity: str, predictor: str, architecture: str, members: Sequence[Prediction]) -> Summary:
+    errors = 100.0 * np.array([one.error for one in members])
+    has_interval = (quantity, predictor) in (("latency", STACK), ("latency", SCALED), ("memory", ALLOCATION))
+    inside = coverage(members) if has_interval else None
+    return Summary(
+        setting,
+        quantity,
+        predictor,
+        architecture,
+        len(members),
+        float(errors.mean()),
+        float(np.median(errors)),
+        float(np.percentile(errors, 95)),
+        None if inside is None else 100.0 * inside,
+    )
+
+
+def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[Prediction]:
+    held = np.array([group == architecture for group in data.ops.groups])
+    least, measured = data.ops.least_ns[held], np.exp(data.ops.target[held]) * data.ops.least_ns[held]
+    predicted = {
+        name: np.exp(np.clip(regressor.predict(data.ops.features[held]), -5.0, 8.0)) * least
+        for name, regressor in model.times.items()
+    }
+    predicted[ROOFLINE] = least
+    return [
+        Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(said))
+        for name, values in predicted.items()
+        for true, said in zip(measured, values, strict=True)
+    ]
+
+
+def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
+    found = []
+    for name in model.times:
+        said = model.latency_ms(case.graph, case.share, name)
+        found.append(_prediction(UNSEEN, "latency", name, case, case.latency_ms, said))
+    for name in model.memory if case.memory_bytes else ():
+        said = model.memory_bytes(case.graph, name)
+        found.append(_prediction(UNSEEN, "memory", name, case, case.memory_bytes or 0.0, said))
+    least_ms = float(roofline_ns(graph_facts(case.graph), model.device, case.share).sum()) / 1e6
+    found.append(_prediction(UNSEEN, "latency", ROOFLINE, case, case.latency_ms, least_ms))
+    if case.memory_bytes:
+        least = math.expm1(memory_features(case.graph)[0])
+        found.append(_prediction(UNSEEN, "memory", ROOFLINE, case, case.memory_bytes, least))
+    return found
+
+
+def _prediction(
+    setting: str, quantity: str, predictor: str, case: ModelCase, measured: float, predicted: float
+) -> Prediction:
+    return Prediction(setting, quantity, predictor, case.graph.name, case.graph.batch, measured, predicted)

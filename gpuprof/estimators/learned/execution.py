@@ -1,0 +1,81 @@
+"""Which ops of a graph are executed together, and what an executed group of them costs in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.learned.features import KINDS, OpFacts, facts_of_op
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.executed_graph import dearest, tie
+from gpuprof.model import ModelGraph
+from gpuprof.optimizer import executed_nodes
+
+#: For each op that has a time of its own, by position, the positions of all that are executed with it, itself among.
+Groups = Mapping[int, tuple[int, ...]]
+
+_FUSED_INTO = "fused into "
+
+
+def optimized_groups(graph: ModelGraph) -> Groups | None:
+    """Return what ONNX Runtime's own optimizer makes of the graph's file on a CPU; None where it cannot tell."""
+    try:
+        nodes = executed_nodes(Path(graph.path)) if Path(graph.path).is_file() else None
+    except InputError:
+        return None
+    if nodes is None:
+        return None
+    groups = (tuple(sorted(group.ops)) for group in tie(graph, nodes).groups)
+    return {dearest(group, graph.ops): group for group in groups}
+
+
+def measured_groups(graph: ModelGraph, rows: Sequence[Mapping[str, Any]]) -> Groups | None:
+    """Return what was executed together when the rows of ``ops`` of this graph were measured.
+
+    Parameters
+    ----------
+    rows : sequence of mapping
+        In the order of the graph's ops, with ``name``, ``duration_p50_ns`` and ``note``; None if they are of another.
+    """
+    if [row["name"] for row in rows] != [op.name for op in graph.ops]:
+        return None
+    position = {op.name: place for place, op in enumerate(graph.ops)}
+    groups = {place: [place] for place, row in enumerate(rows) if row["duration_p50_ns"] is not None}
+    for place, row in enumerate(rows):
+        note = row["note"] or ""
+        anchor = position.get(note.removeprefix(_FUSED_INTO)) if note.startswith(_FUSED_INTO) else None
+        if anchor in groups:
+            groups[anchor].append(place)
+    return {anchor: tuple(sorted(group)) for anchor, group in groups.items()}
+
+
+def group_facts(graph: ModelGraph, groups: Groups) -> list[OpFacts]:
+    """Return the facts of each group: of the op that its time is said to be of, and of what is fused into it."""
+    maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
+    touched = working_set_bytes(graph)
+    return [replace(_facts(graph, anchor, group, maker), working_set=touched) for anchor, group in groups.items()]
+
+
+def working_set_bytes(graph: ModelGraph) -> float:
+    """Return what one execution of the model touches: its weights, and the most activations alive at once."""
+    return float(graph.weight_bytes + peak_activation_bytes(graph))
+
+
+def _facts(graph: ModelGraph, anchor: int, group: tuple[int, ...], maker: Mapping[str, int]) -> OpFacts:
+    others = [graph.ops[place] for place in group if place != anchor]
+    own = {tensor.name for tensor in graph.ops[anchor].inputs}
+    more = {
+        tensor.name
+        for op in others
+        for tensor in op.inputs
+        if tensor not in op.weights and tensor.name not in own and maker.get(tensor.name) not in group
+    }
+    return replace(
+        facts_of_op(graph.ops[anchor], graph.batch),
+        fused=len(group),
+        fused_functions=sum(op.op_type in KINDS["function"] for op in others),
+        fused_inputs=len(more),
+    )

@@ -1,0 +1,213 @@
+"""Times and memory of models by regression on their ops, with 90% intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.device import Device
+from gpuprof.estimate import Figure
+from gpuprof.estimators.learned.execution import group_facts, optimized_groups
+from gpuprof.estimators.learned.features import OpFacts, feature_matrix, roofline_ns
+from gpuprof.estimators.learned.fusion_rule import FusionRule, learn_fusion
+from gpuprof.estimators.learned.regressors import STACKED, fit_regressors
+from gpuprof.estimators.learned.training_set import NODE_NS, ModelCase, TrainingSet, graph_facts, memory_matrix, without
+from gpuprof.estimators.measured.conformal import interval_factor
+from gpuprof.estimators.memory.allocation import AllocationModel
+from gpuprof.estimators.memory.memory_features import memory_features
+from gpuprof.model import ModelGraph
+from gpuprof.share import Share
+
+Array = NDArray[Any]
+STACK = "stack"
+ALLOCATION = "allocation"
+_MOST_FOLDS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Errors of predictions for architectures that were left out, as logarithms of measured over predicted.
+
+    Attributes
+    ----------
+    latency, memory : mapping of str to tuple of float
+        Architecture → its residuals.
+    """
+
+    latency: Mapping[str, tuple[float, ...]]
+    memory: Mapping[str, tuple[float, ...]]
+
+
+class LearnedModel:
+    """Regressors of op times and of memory of one device.
+
+    Parameters
+    ----------
+    device : Device
+    times, memory : mapping of str to regressor
+        By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the roofline and
+        over the least memory.
+    fusion : FusionRule
+    residuals : Residuals or None
+        None: no intervals.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        times: Mapping[str, Any],
+        memory: Mapping[str, Any],
+        fusion: FusionRule,
+        residuals: Residuals | None = None,
+    ) -> None:
+        self.device, self.times, self.memory, self.fusion, self.residuals = device, times, memory, fusion, residuals
+
+    def op_times_ns(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> Array:
+        """Return the expected time of each op: 0 where it is executed as part of another, less where that is likely.
+
+        On a CPU ONNX Runtime's own optimizer says which are; elsewhere it is likely where it was with measured models.
+
+        Returns
+        -------
+        ndarray of shape (number of ops,)
+        """
+        return self._times([graph], share, regressor)[0]
+
+    def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
+        """Return the sum of the ops' times: runtimes execute them one after another."""
+        return self.latencies_ms([graph], share, regressor)[0]
+
+    def latencies_ms(self, graphs: Sequence[ModelGraph], share: Share, regressor: str = STACK) -> list[float]:
+        """Return the latencies of several graphs, or of one at several batch sizes, for little more than of one."""
+        return [float(times.sum()) / 1e6 for times in self._times(graphs, share, regressor)]
+
+    def _times(self, graphs: Sequence[ModelGraph], share: Share, regressor: str) -> list[Array]:
+        index: dict[Hashable, int] = {}
+        distinct: list[OpFacts] = []
+        executions = [_execution(graph, self.device.kind == "cpu") for graph in graphs]
+        places: list[list[int]] = []
+        for execution in executions:
+            for fact, kind in zip(execution.facts, execution.kinds, strict=True):
+                if index.setdefault(kind, len(index)) == len(distinct):  # equal ops are predicted once
+                    distinct.append(fact)
+            places.append([index[kind] for kind in execution.kinds])
+        if not distinct:
+            return [np.zeros(len(graph.ops)) for graph in graphs]
+        log_ratio = self.times[regressor].predict(feature_matrix(distinct, self.device, share))
+        predicted = np.exp(np.clip(log_ratio, -5.0, 8.0)) * (roofline_ns(distinct, self.device, share) + NODE_NS)
+        found = []
+        for graph, execution, place in zip(graphs, executions, places, strict=True):
+            times = np.zeros(len(graph.ops))
+            times[list(execution.positions)] = predicted[place]
+            found.append(times if execution.known else times * np.array(self.fusion.fractions(graph)))
+        return found
+
+    def memory_bytes(self, graph: ModelGraph, regressor: str = ALLOCATION) -> float:
+        """Return the peak memory, by default by `AllocationModel`: trees do not go on beyond what they saw."""
+        features = memory_features(graph)
+        log_ratio = float(self.memory[regressor].predict(np.array([features]))[0])
+        return math.expm1(features[0]) * math.exp(min(max(log_ratio, -2.0), 5.0))
+
+    def latency(self, graph: ModelGraph, share: Share) -> Figure:
+        """Return the latency and its 90% interval."""
+        residuals = self.residuals.latency if self.residuals else None
+        return _with_interval(STACK, self.latency_ms(graph, share), residuals)
+
+    def memory_figure(self, graph: ModelGraph) -> Figure:
+        """Return the peak memory and its 90% interval."""
+        residuals = self.residuals.memory if self.residuals else None
+        return _with_interval(ALLOCATION, self.memory_bytes(graph), residuals)
+
+
+def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
+    """Fit the regressors, without intervals."""
+    times = fit_regressors(data.ops.features, data.ops.target, data.ops.groups, names)
+    features, target, _, groups = memory_matrix(data.cases)
+    memory: dict[str, Any] = {}
+    if len(target):
+        memory = {
+            **fit_regressors(features, target, groups, names),
+            ALLOCATION: AllocationModel().fit(features, target),
+        }
+    fusion = learn_fusion((case.graph, case.executed) for case in data.cases if case.executed is not None)
+    return LearnedModel(data.device, times, memory, fusion)
+
+
+def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
+    """Fit the regressors on everything, and intervals on architectures left out in turn.
+
+    With more than six architectures they are left out in six groups.
+    """
+    model = fit(data, names)
+    architectures = data.architectures
+    latency: dict[str, tuple[float, ...]] = {}
+    memory: dict[str, tuple[float, ...]] = {}
+    folds = [architectures[i::_MOST_FOLDS] for i in range(min(_MOST_FOLDS, len(architectures)))]
+    for fold in folds if len(architectures) > 1 else ():
+        rest = data
+        for architecture in fold:
+            rest = without(rest, architecture)
+        if not rest.cases or not len(rest.ops.target):
+            continue
+        fitted = fit(rest, names)
+        for architecture in fold:
+            cases = [case for case in data.cases if case.graph.name == architecture]
+            latency[architecture], memory[architecture] = residuals_of(fitted, cases)
+    model.residuals = Residuals(latency, memory)
+    return model
+
+
+def residuals_of(
+    model: LearnedModel, cases: Sequence[ModelCase], time_by: str = STACK, memory_by: str = ALLOCATION
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return log(measured / predicted) of the latencies and of the memories of ``cases``."""
+    latency = tuple(math.log(case.latency_ms / model.latency_ms(case.graph, case.share, time_by)) for case in cases)
+    memory = tuple(
+        math.log(case.memory_bytes / model.memory_bytes(case.graph, memory_by)) for case in cases if case.memory_bytes
+    )
+    return latency, memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Execution:
+    """Ops that are executed by themselves, their facts, and what tells those apart.
+
+    Where nobody knows (``known`` is false), these are all ops.
+    """
+
+    positions: tuple[int, ...]
+    facts: tuple[OpFacts, ...]
+    kinds: tuple[Hashable, ...]
+    known: bool
+
+
+_EXECUTIONS: dict[tuple[str, int, str, bool], _Execution] = {}
+_MOST_EXECUTIONS = 512
+
+
+def _execution(graph: ModelGraph, by_optimizer: bool) -> _Execution:
+    """Return what is executed of a graph, remembered: asking and hashing take longer than predicting."""
+    key = (graph.sha256, graph.batch, graph.path, by_optimizer)
+    found = _EXECUTIONS.get(key)
+    if found is None:
+        if len(_EXECUTIONS) >= _MOST_EXECUTIONS:
+            _EXECUTIONS.clear()
+        groups = optimized_groups(graph) if by_optimizer else None
+        positions = tuple(range(len(graph.ops))) if groups is None else tuple(groups)
+        facts = graph_facts(graph) if groups is None else group_facts(graph, groups)
+        kinds = tuple(
+            (graph.ops[place].signature, fact.fused, fact.fused_functions, fact.fused_inputs, fact.working_set)
+            for place, fact in zip(positions, facts, strict=True)
+        )
+        found = _EXECUTIONS[key] = _Execution(positions, tuple(facts), kinds, groups is not None)
+    return found
+
+
+def _with_interval(source: str, value: float, residuals: Mapping[str, Sequence[float]] | None) -> Figure:
+    factor = interval_factor(residuals) if residuals else None
+    return Figure(value, source) if factor is None else Figure(value, source, value / factor, value * factor)

@@ -1,0 +1,182 @@
+"""Keeps fitted regressors beside the kernel database, without pickles, and refuses those that do not fit it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.estimators.learned.features import FEATURES
+from gpuprof.estimators.learned.fusion_rule import FusionRule
+from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, Residuals
+from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
+
+SCHEMA = "gpuprof.learned/1"
+_FOLDER = ".trained"  # hidden, so that the database does not take it for a run
+_MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
+_MAX_BYTES = 512 * 2**20
+#: What a file may make besides scikit-learn's own classes and arrays.
+_TRUSTED = frozenset(
+    {
+        "gpuprof.estimators.memory.allocation.AllocationModel",
+        "gpuprof.estimators.learned.regressors.SampledKernelRidge",
+        "xgboost.core.Booster",
+        "xgboost.sklearn.XGBRegressor",
+        "lightgbm.basic.Booster",
+        "lightgbm.sklearn.LGBMRegressor",
+        "sklearn.tree._tree.Tree",
+        "sklearn.utils._bunch.Bunch",
+        "collections.OrderedDict",
+        "collections.defaultdict",
+    }
+)
+
+
+def folder_of(database: Path, device: str) -> Path:
+    """Return where the regressors of a device are kept."""
+    return database / _FOLDER / device
+
+
+def is_trained(database: Path, device: str) -> bool:
+    """Return whether there are any for ``device``."""
+    return (folder_of(database, device) / _MANIFEST).is_file()
+
+
+def save(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
+    """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
+
+    Raises
+    ------
+    UnavailableError
+        When skops is not installed.
+    InputError
+        When the database cannot be written to.
+    """
+    asked = {"times": {STACK: model.times[STACK]}, "memory": {}}
+    if ALLOCATION in model.memory:
+        asked["memory"] = {ALLOCATION: model.memory[ALLOCATION]}
+    content = _skops().dumps(asked)
+    residuals = model.residuals or Residuals({}, {})
+    manifest = {
+        "schema": SCHEMA,
+        "device": model.device.name,
+        "features": list(FEATURES),
+        "memory_features": list(MEMORY_FEATURES),
+        "data_hash": data_hash,
+        "architectures": list(architectures),
+        "regressors_sha256": hashlib.sha256(content).hexdigest(),
+        "rates": _rates(model.device),
+        "fusion": [[*key, value] for key, value in sorted(model.fusion.executed.items())],
+        "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
+    }
+    folder = folder_of(database, model.device.name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _replace(folder / _REGRESSORS, content)
+        _replace(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
+    except OSError as error:
+        raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
+    return folder
+
+
+def load(database: Path, device: Device, data_hash: str | None = None) -> LearnedModel:
+    """Read the regressors of ``device``.
+
+    Parameters
+    ----------
+    data_hash : str, optional
+        Of the data that they must have been fitted to.
+
+    Raises
+    ------
+    InputError
+        When there are none, or their schema, features, device's rates, data or file are others than expected.
+    """
+    folder = folder_of(database, device.name)
+    manifest = _manifest(folder / _MANIFEST)
+    expected = {
+        "schema": SCHEMA,
+        "device": device.name,
+        "features": list(FEATURES),
+        "memory_features": list(MEMORY_FEATURES),
+        "rates": _rates(device),
+        **({} if data_hash is None else {"data_hash": data_hash}),
+    }
+    if differing := [name for name, value in expected.items() if manifest.get(name) != value]:
+        raise InputError(
+            f"what was trained for {device.name} has another {', '.join(differing)}", "gpuprof train again"
+        )
+    content = _read(folder / _REGRESSORS)
+    if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
+        raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
+    fitted = _regressors(content, folder)
+    fusion = FusionRule({(row[0], row[1], bool(row[2])): float(row[3]) for row in manifest["fusion"]})
+    residuals = Residuals(
+        *(
+            {name: tuple(values) for name, values in manifest["residuals"][kind].items()}
+            for kind in ("latency", "memory")
+        )
+    )
+    return LearnedModel(device, fitted["times"], fitted["memory"], fusion, residuals)
+
+
+def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
+    skops = _skops()
+    try:
+        unknown = sorted(set(skops.get_untrusted_types(data=content)) - _TRUSTED)
+        if unknown:
+            raise InputError(f"{folder / _REGRESSORS} would make {unknown[0]}, which no regressor of gpuprof has")
+        loaded: dict[str, Any] = skops.loads(content, trusted=sorted(_TRUSTED))
+    except InputError:
+        raise
+    except Exception as error:  # the reader of a damaged file fails in as many ways as there are libraries in it
+        raise InputError(f"{folder / _REGRESSORS} cannot be read: {error}", "gpuprof train again") from error
+    return loaded
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(_read(path))
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
+    if not isinstance(content, dict) or not {"fusion", "residuals"} <= set(content):
+        raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
+    return content
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no regressors are")
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "gpuprof train") from None
+
+
+def _replace(path: Path, content: bytes) -> None:
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    Path(temporary).replace(path)
+
+
+def _rates(device: Device) -> dict[str, float]:
+    """Return the device's numbers that the features rest on."""
+    return {
+        "flops_per_s": device.flops_per_s["float32"],
+        "dram_bytes_per_s": device.dram_bytes_per_s,
+        "l2_bytes": float(device.l2_bytes),
+    }
+
+
+def _skops() -> Any:
+    try:
+        import skops.io
+    except ImportError:
+        raise UnavailableError("skops is not installed", "pip install 'gpuprof[learn]'") from None
+    return skops.io

@@ -1,0 +1,284 @@
+"""What regressors learn from: measured ops and models of one device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimators.learned.execution import group_facts, measured_groups
+from gpuprof.estimators.learned.features import (
+    FEATURES,
+    OpFacts,
+    facts_of_op,
+    facts_of_row,
+    feature_matrix,
+    roofline_ns,
+)
+from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.model import ModelGraph
+from gpuprof.share import Share
+
+Array = NDArray[Any]
+Graphs = Callable[[str, int], ModelGraph | None]
+
+#: Added to the roofline of an op before its logarithm is compared: what a runtime spends on a node that does nothing.
+NODE_NS = 2000.0
+_OP_COLUMNS = (
+    "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
+    "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class OpTimes:
+    """Executed ops and their times.
+
+    Attributes
+    ----------
+    features : ndarray of shape (N, F)
+    target : ndarray of shape (N,)
+        log(time / (roofline + NODE_NS)).
+    least_ns : ndarray of shape (N,)
+        roofline + NODE_NS.
+    groups : tuple of str, length N
+        Architecture.
+    """
+
+    features: Array
+    target: Array
+    least_ns: Array
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCase:
+    """A model as it was measured at one batch and share.
+
+    Attributes
+    ----------
+    graph : ModelGraph
+        At that batch.
+    latency_ms : float
+    memory_bytes : float or None
+    roofline_ms : float
+    executed : tuple of bool or None
+        For each op whether it had a time of its own; None where its ops were not measured.
+    """
+
+    graph: ModelGraph
+    share: Share
+    latency_ms: float
+    memory_bytes: float | None
+    roofline_ms: float
+    executed: tuple[bool, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSet:
+    """All that was measured on one device.
+
+    Attributes
+    ----------
+    data_hash : str
+        Of the rows; the same rows give the same hash whatever order they were measured in.
+    """
+
+    device: Device
+    ops: OpTimes
+    cases: tuple[ModelCase, ...]
+    data_hash: str
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """Names of the models, sorted."""
+        return tuple(sorted({case.graph.name for case in self.cases}))
+
+
+def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingSet:
+    """Read what was measured on ``device``.
+
+    Parameters
+    ----------
+    graphs : callable
+        Name of a model in the database and batch size → its graph, None where its file is gone.
+
+    Raises
+    ------
+    InputError
+        When no op was measured on the device, or no model whose file is there.
+    """
+    rows = _last(db.read("ops", columns=list(_OP_COLUMNS), where={"device": device.name}).to_pylist())
+    models = _last(_model_rows(db, device))
+    if not rows or not models:
+        raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
+    by_case = _grouped(rows)
+    cases = tuple(
+        case for row in models if (case := _case(row, device, graphs, by_case.get(_key(row), ()))) is not None
+    )
+    if not cases:
+        raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
+    known = {(case.graph.name, case.graph.batch): case.graph for case in cases}
+    timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _timed(ops, known.get(key[:2]))]
+    return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
+
+
+def without(data: TrainingSet, architecture: str) -> TrainingSet:
+    """Return the data without one architecture."""
+    kept = np.array([group != architecture for group in data.ops.groups])
+    ops = OpTimes(
+        data.ops.features[kept],
+        data.ops.target[kept],
+        data.ops.least_ns[kept],
+        tuple(group for group in data.ops.groups if group != architecture),
+    )
+    cases = tuple(case for case in data.cases if case.graph.name != architecture)
+    return TrainingSet(data.device, ops, cases, data.data_hash)
+
+
+def memory_matrix(cases: Sequence[ModelCase]) -> tuple[Array, Array, Array, tuple[str, ...]]:
+    """Return features, target log(peak / least), least and groups of the cases whose memory was measured."""
+    known = [case for case in cases if case.memory_bytes]
+    features = np.array([memory_features(case.graph) for case in known]).reshape(len(known), len(MEMORY_FEATURES))
+    least = np.array([_least_bytes(case.graph) for case in known])
+    target = np.log(np.array([case.memory_bytes or 1.0 for case in known]) / least)
+    return features, target, least, tuple(case.graph.name for case in known)
+
+
+def _least_bytes(graph: ModelGraph) -> float:
+    return math.expm1(memory_features(graph)[0])
+
+
+def graph_facts(graph: ModelGraph) -> list[OpFacts]:
+    """Return the facts of every op of a graph."""
+    return [facts_of_op(op, graph.batch) for op in graph.ops]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A measured op, alone or with what is fused into it."""
+
+    model: str
+    share: Share
+    signature: str
+    facts: OpFacts
+    time_ns: float
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is the same for executions of one op: they are one example."""
+        fusion = self.facts.fused, self.facts.fused_functions, self.facts.fused_inputs
+        return self.model, str(self.share), self.signature, *fusion
+
+
+def _timed(rows: Sequence[Mapping[str, Any]], graph: ModelGraph | None) -> list[_Timed]:
+    """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
+    groups = measured_groups(graph, rows) if graph is not None else None
+    facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
+    return [
+        _Timed(
+            row["model"],
+            Share(row["sm_share_pct"], row["mig_profile"]),
+            row["signature"],
+            facts.get(place) or facts_of_row(row),
+            float(row["duration_p50_ns"]),
+        )
+        for place, row in enumerate(rows)
+        if row["duration_p50_ns"]
+    ]
+
+
+def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
+    """Return executed ops, those that are alike in an architecture once: the median of their times."""
+    same: dict[tuple[object, ...], list[_Timed]] = {}
+    for one in timed:
+        same.setdefault(one.kind, []).append(one)
+    if not same:
+        raise InputError(f"no op has a time on {device.name}")
+    features, least, times, groups = [], [], [], []
+    for share in sorted({one.share for one in timed}, key=str):
+        alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]
+        facts = [ones[0].facts for ones in alike]
+        features.append(feature_matrix(facts, device, share))
+        least.append(roofline_ns(facts, device, share) + NODE_NS)
+        times.append([float(np.median([one.time_ns for one in ones])) for ones in alike])
+        groups += [ones[0].model for ones in alike]
+    lowest = np.concatenate(least)
+    return OpTimes(np.vstack(features), np.log(np.concatenate(times) / lowest), lowest, tuple(groups))
+
+
+def _case(row: Mapping[str, Any], device: Device, graphs: Graphs, ops: Sequence[Mapping[str, Any]]) -> ModelCase | None:
+    graph = graphs(row["model"], row["batch"])
+    if graph is None:
+        return None
+    share = Share(row["sm_share_pct"], row["mig_profile"])
+    least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
+    executed = tuple(op["duration_p50_ns"] is not None for op in ops) if len(ops) == len(graph.ops) else None
+    return ModelCase(graph, share, float(row["latency"]), row["memory_peak_bytes"], least, executed)
+
+
+def _model_rows(db: KernelDb, device: Device) -> list[dict[str, Any]]:
+    rows = db.read("models", where={"device": device.name, "processes": 1}).to_pylist()
+    kept = []
+    for row in rows:
+        latency = row["latency_p50_ms"] if row["latency_p50_ms"] is not None else row["latency_mean_ms"]
+        if latency and row["error"] is None:
+            names = ("model", "batch", "sm_share_pct", "mig_profile", "memory_peak_bytes", "run_id")
+            kept.append({"latency": latency, **{name: row[name] for name in names}})
+    return kept
+
+
+def _last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Keep for each workload the rows of the last run."""
+    last: dict[tuple[Any, ...], str] = {}
+    for row in rows:
+        key = _key(row)
+        last[key] = max(last.get(key, ""), row["run_id"])
+    return [row for row in rows if row["run_id"] == last[_key(row)]]
+
+
+def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["model"], row["batch"], row["sm_share_pct"], row["mig_profile"]
+
+
+def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["position"]):
+        groups.setdefault(_key(row), []).append(row)
+    return groups
+
+
+def _hash(rows: Sequence[Mapping[str, Any]]) -> str:
+    lines = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
+    return hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
+
+
+def database_graphs(db: KernelDb) -> Graphs:
+    """Return a reader of the graphs of the database's models by their recorded paths."""
+    from gpuprof.onnx_graph import load_graph
+
+    table = db.read("models", columns=["model", "model_path", "run_id"]).to_pylist()
+    paths = {
+        row["model"]: row["model_path"] for row in sorted(table, key=lambda r: str(r["run_id"])) if row["model_path"]
+    }
+
+    def graph(model: str, batch: int) -> ModelGraph | None:
+        path = Path(paths.get(model, ""))
+        if not path.is_file():
+            return None
+        try:
+            return load_graph(path, batch, name=model)
+        except InputError:
+            return None
+
+    return graph

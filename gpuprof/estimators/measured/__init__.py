@@ -1,0 +1,1 @@
+"""What the database has: measured points, and what lies between them."""

@@ -1,0 +1,82 @@
+"""How far off interpolation, extrapolation and the roofline are on a device, from what was measured on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from gpuprof.estimate import INTERPOLATED, Figure
+from gpuprof.estimators.measured.conformal import common_factor, interval_factor, left_out_residuals
+from gpuprof.estimators.measured.curve import quantile
+from gpuprof.estimators.measured.surface import Reading, Shape, Surface
+
+_LEVEL = 0.9
+#: Where the database is too small to say, the errors that are assumed: of a line between two batches, per doubling
+#: beyond the last.
+_ASSUMED_BETWEEN = 0.05
+_ASSUMED_BEYOND = 0.25
+_LEAST = 0.01
+#: Measured over roofline, the least and the most, of published measurements of six networks under PyTorch and TensorRT
+#: on a V100 and an A100 (`bench.roofline`); and how far a model is from the middle one of its device at most.
+_PUBLISHED = (0.58, 9.8)
+_PUBLISHED_SPREAD = 4.8
+#: From this many models on, the spread of measured over roofline says something of the next model.
+_ENOUGH_MODELS = 4
+
+
+class Calibration:
+    """Errors of the ways to fill gaps, on one device.
+
+    Parameters
+    ----------
+    surfaces : mapping of str to Surface
+        Model's name → what was measured of it with one process.
+    shape_of : callable
+        Model's name → its roofline in ms by batch size and share, None where its graph is not there. Asked only when
+        a roofline is to be scaled, since it reads the file.
+    """
+
+    def __init__(self, surfaces: Mapping[str, Surface], shape_of: Callable[[str], Shape | None]) -> None:
+        self._surfaces = surfaces
+        self._shape_of = shape_of
+
+    def interval(self, reading: Reading, measured_error: float) -> float:
+        """Return half of the 90% interval over the value for a reading that was not measured."""
+        if reading.source == INTERPOLATED:
+            return max(self._between, _LEAST) + measured_error
+        return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
+
+    def applied(self, least_ms: float, source: str) -> Figure:
+        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs.
+
+        From four models on the interval is conformal: each model's measurements against what the others have in
+        common. With fewer it is the spread of published measurements on two GPUs, and without any their range, which
+        promises nothing of a device that is like neither.
+        """
+        if not self._ratios:
+            return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
+        value = least_ms * common_factor(self._ratios)
+        spread = _PUBLISHED_SPREAD
+        if len(self._ratios) >= _ENOUGH_MODELS:
+            spread = interval_factor(left_out_residuals(self._ratios)) or 1.0
+        return Figure(value, source, value / spread, value * spread)
+
+    @cached_property
+    def _between(self) -> float:
+        errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
+        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
+
+    @cached_property
+    def _beyond(self) -> float:
+        errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.end_errors()]
+        return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BEYOND  # type: ignore[return-value]
+
+    @cached_property
+    def _ratios(self) -> dict[str, list[float]]:
+        """Measured over roofline of each model's points."""
+        shapes = {name: self._shape_of(name) for name in self._surfaces}
+        return {
+            name: [p.latency_ms / shape(p.batch, p.share) for p in self._surfaces[name].points.values()]
+            for name, shape in shapes.items()
+            if shape is not None
+        }

@@ -1,0 +1,97 @@
+"""What was measured of one model on one device, over batch sizes and shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gpuprof.device import Device
+from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.measured.measured import Point, shares_of
+from gpuprof.share import Share
+
+#: Least time of one execution in ms by batch and share, up to a factor; what measured points are carried over with.
+Shape = Callable[[int, Share], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value of the surface.
+
+    Attributes
+    ----------
+    value : float
+    source : str
+    distance : float
+        Doublings of batch and share between it and the nearest measured point; 0 where it was measured.
+    """
+
+    value: float
+    source: str
+    distance: float = 0.0
+
+
+class Surface:
+    """Latency of a model with a given number of processes over batch size and share.
+
+    Parameters
+    ----------
+    points : sequence of Point
+        Of one model, device and number of processes; at least one.
+    device : Device
+    """
+
+    def __init__(self, points: Sequence[Point], device: Device) -> None:
+        self.points = {(point.batch, point.share): point for point in points}
+        self.curves = {
+            share: BatchCurve({p.batch: p.latency_ms for p in points if p.share == share})
+            for share in shares_of(points)
+        }
+        self._device = device
+
+    def read(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
+        """Return the latency: measured, on the line between measured batches or shares, else carried over.
+
+        ``shape`` is called only in the last case.
+        """
+        if share in self.curves and (known := self.curves[share].at(batch)):
+            return Reading(known[0], known[1], 0.0 if known[1] == MEASURED else 0.5)
+        between = self._between_shares(batch, share)
+        return between or self._carried(batch, share, shape())
+
+    def nearest(self, batch: int, share: Share) -> Point:
+        """Return the measured point nearest in doublings of batch and share; of equals the larger batch."""
+        return min(self.points.values(), key=lambda point: (self._distance(point, batch, share), -point.batch))
+
+    def _distance(self, point: Point, batch: int, share: Share) -> float:
+        other_kind = 0.0 if point.share.mig == share.mig else 1.0
+        parts = self._device.fraction(point.share) / self._device.fraction(share)
+        return abs(math.log2(point.batch / batch)) + abs(math.log2(parts)) + other_kind
+
+    def _between_shares(self, batch: int, share: Share) -> Reading | None:
+        """Interpolate between the measured shares around ``share``, both logarithms being nearly a line."""
+        known = [
+            (other.sm_pct, found[0])
+            for other, curve in self.curves.items()
+            if other.mig == share.mig and (found := curve.at(batch))
+        ]
+        below = max((one for one in known if one[0] < share.sm_pct), default=None)
+        above = min((one for one in known if one[0] > share.sm_pct), default=None)
+        if below is None or above is None:
+            return None
+        weight = math.log(share.sm_pct / below[0]) / math.log(above[0] / below[0])
+        return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED, 0.5)
+
+    def _carried(self, batch: int, share: Share, shape: Shape | None) -> Reading:
+        point = self.nearest(batch, share)
+        distance = self._distance(point, batch, share)
+        if shape is not None:
+            factor = shape(batch, share) / shape(point.batch, point.share)
+            return Reading(point.latency_ms * factor, EXTRAPOLATED, distance)
+        curve = self.curves[point.share]
+        found = curve.at(batch)
+        value = found[0] if found else curve.beyond(batch)
+        parts = self._device.fraction(point.share) / self._device.fraction(share)
+        return Reading(value * max(1.0, parts), EXTRAPOLATED, distance)

@@ -1,0 +1,116 @@
+"""What a runtime's arena holds for a model's activations: buffers used again in place and from a list of free ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprof.estimators.memory.liveness import VIEWS
+from gpuprof.model import ModelGraph, Op
+
+#: Ops that runtimes let write over an input that nobody reads after them, or fuse into what made it.
+_IN_PLACE = frozenset(
+    {"Relu", "Clip", "Sigmoid", "Tanh", "LeakyRelu", "HardSwish", "HardSigmoid", "Elu", "Erf", "Sqrt", "Exp", "Log",
+     "Add", "Mul", "Sub", "Div", "Pow", "Sum", "BatchNormalization", "Softmax", "Cast", "Neg", "Abs", "Where",
+     "LayerNormalization", "Gelu", "Reciprocal"}
+)  # fmt: skip
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of the tensors that ops make, the model's inputs and weights left out.
+
+    Attributes
+    ----------
+    peak : int
+        Most bytes in use at once.
+    reserved : int
+        What an arena has asked the system for in the end: a freed buffer serves again where it is large enough,
+        and is cut where it is twice as large.
+    """
+
+    peak: int
+    reserved: int
+
+
+def arena_footprint(graph: ModelGraph) -> Footprint:
+    """Return what the graph's own order of ops takes."""
+    arena = _Arena()
+    weights = {tensor.name for tensor in graph.weights}
+    readers = _readers(graph)
+    buffers: dict[str, int] = {}
+    for op in graph.ops:
+        for tensor in op.outputs:
+            if tensor.name in weights:
+                continue
+            shared = _written_over(op, tensor.bytes, readers, buffers)
+            owned = buffers.get(shared) if shared is not None else None
+            buffers[tensor.name] = arena.take(tensor.bytes) if owned is None else owned
+            arena.hold(buffers[tensor.name], readers.get(tensor.name, 0))
+        for tensor in op.inputs:
+            if tensor.name in buffers:
+                arena.release(buffers[tensor.name])
+    return Footprint(arena.peak, arena.reserved)
+
+
+def _written_over(op: Op, size: int, readers: dict[str, int], buffers: dict[str, int]) -> str | None:
+    """Return the input whose buffer the op's output takes over."""
+    if op.op_type in VIEWS:
+        return op.inputs[0].name if op.inputs else None
+    if op.op_type not in _IN_PLACE:
+        return None
+    found = (x.name for x in op.inputs if readers.get(x.name) == 1 and x.bytes == size and x.name in buffers)
+    return next(found, None)
+
+
+def _readers(graph: ModelGraph) -> dict[str, int]:
+    """Return how often each tensor is read; an output of the model once more, and never let go."""
+    counts: dict[str, int] = {}
+    for tensor in (*(tensor for op in graph.ops for tensor in op.inputs), *graph.outputs):
+        counts[tensor.name] = counts.get(tensor.name, 0) + 1
+    return counts
+
+
+class _Arena:
+    """Buffers with the number of reads that each still waits for."""
+
+    def __init__(self) -> None:
+        self.peak = self.reserved = self._in_use = 0
+        self._free: list[int] = []
+        self._sizes: list[int] = []
+        self._waiting: list[int] = []
+
+    def take(self, size: int) -> int:
+        """Return a buffer of at least ``size``: the smallest free one that is large enough, or a new one."""
+        wanted = -(-size // _ALIGNMENT) * _ALIGNMENT
+        fitting = [free for free in self._free if free >= wanted]
+        if fitting:
+            given = min(fitting)
+            self._free.remove(given)
+            if given >= 2 * wanted:
+                self._free.append(given - wanted)
+                given = wanted
+        else:
+            given = wanted
+            self.reserved += wanted
+        self._sizes.append(given)
+        self._waiting.append(0)
+        self._in_use += given
+        self.peak = max(self.peak, self._in_use)
+        return len(self._sizes) - 1
+
+    def hold(self, buffer: int, reads: int) -> None:
+        """Keep a buffer until so many more reads; what nobody reads is free at once."""
+        self._waiting[buffer] += reads
+        if self._waiting[buffer] == 0:
+            self._let_go(buffer)
+
+    def release(self, buffer: int) -> None:
+        """Count a read."""
+        self._waiting[buffer] -= 1
+        if self._waiting[buffer] == 0:
+            self._let_go(buffer)
+
+    def _let_go(self, buffer: int) -> None:
+        self._in_use -= self._sizes[buffer]
+        self._free.append(self._sizes[buffer])

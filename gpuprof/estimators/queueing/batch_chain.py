@@ -1,0 +1,226 @@
+"""One process that serves Poisson requests in batches: its stationary law, by an embedded Markov chain.
+
+The batching rule of `gpuprof.batching` has a property that makes it tractable. Let R be the arrival of the last
+request of a full batch, or the dispatch of a batch that was not full. What arrives after R is independent of all
+before it, so ``y``, the time from R until the process is free again, is a Markov chain from batch to batch:
+
+- the next batch is full and dispatched when the process comes free, at ``y``: then ``y' = z + S``, with
+  ``z = y - t`` and t the arrival of the batch's last request after R, an Erlang variable;
+- or the batch is dispatched by the process coming free or by the timer with n < B requests, or by its B-th
+  arrival while the process idles: then ``y' = S`` of n requests, and z is 0.
+
+The chain is solved on a lattice for z > 0, closed by its exponential tail (the root of the Cramér-Lundberg
+equation), with the states z = 0 kept apart for each batch size and evaluated off the lattice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaincc, gammaincinv, gammaln, xlogy
+
+from gpuprof.estimators.queueing.batch_backlog import decay_rate, lattice_law, toeplitz, with_tail
+
+Array = NDArray[Any]
+
+_CELLS_PER_SERVICE = 32
+_LATTICE_SERVICES = 4
+_TAIL_MASS = 1e-7
+_MAX_TAIL_CELLS = 40_000
+#: Edges, in probability, of the intervals that a service time is divided into.
+_SERVICE_EDGES = (0.0, 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Service times of a batch of 1..B requests: mean, and the shape that all have in common.
+
+    Attributes
+    ----------
+    means : ndarray of shape (B,)
+        In any unit of time.
+    edges, weights, nodes : ndarray of shape (Q + 1,), (Q,), (Q,)
+        The distribution divided by its mean (a gamma of the given coefficient of variation): edges of Q
+        intervals, their probabilities and their conditional means. A constant has one node and no width.
+    cv : float
+    fresh_means : ndarray of shape (2 B,)
+        Means of the states without backlog: of batches that follow another at once, then of those that find the
+        process at rest, which may take longer.
+    """
+
+    means: Array
+    edges: Array
+    weights: Array
+    nodes: Array
+    cv: float
+    fresh_means: Array
+
+
+def service_of(means: Array, cv: float, pause: float = 1.0) -> Service:
+    """Return the service times with these means and this coefficient of variation.
+
+    ``pause`` is the time of a batch that finds the process at rest over that of one that follows another.
+    """
+    fresh = np.concatenate([means, pause * means])
+    if cv < 1e-3:
+        return Service(means, np.ones(2), np.ones(1), np.ones(1), 0.0, fresh)
+    shape = 1.0 / cv**2
+    probabilities = np.array(_SERVICE_EDGES)
+    edges = np.append(gammaincinv(shape, probabilities) / shape, 0.0)
+    edges[-1] = gammaincinv(shape, 1.0 - 1e-6) / shape
+    weights = np.diff(np.append(probabilities, 1.0))
+    # The conditional mean of a gamma needs only the distribution of the gamma with one more degree of shape.
+    above = gammaincc(shape + 1.0, edges * shape)
+    above[-1] = 0.0
+    nodes = -np.diff(above) / weights
+    return Service(means, edges, weights, nodes, cv, fresh)
+
+
+@dataclass(frozen=True, slots=True)
+class Stationary:
+    """Law of ``y`` just after a batch has been dispatched.
+
+    Attributes
+    ----------
+    fresh : ndarray of shape (2 B,)
+        Probability of the states without backlog, by the batch's size, of batches that followed another and of those
+        that found the process at rest: there ``y`` is the service time.
+    lattice_y, lattice_mass : ndarray of shape (L,)
+        The states with backlog.
+    backlog_z, backlog_mass : ndarray of shape (Z,)
+        The same by z, how long the batch's last request had to wait.
+    """
+
+    fresh: Array
+    lattice_y: Array
+    lattice_mass: Array
+    backlog_z: Array
+    backlog_mass: Array
+
+
+def solve(rate: float, max_wait: float, service: Service) -> Stationary:
+    """Return the stationary law for a Poisson stream of ``rate`` below the capacity B / means[-1]."""
+    batch = len(service.means)
+    step = float(service.means[-1]) / _CELLS_PER_SERVICE
+    cells = _LATTICE_SERVICES * _CELLS_PER_SERVICE
+    on_lattice = _on_lattice(service)
+    midpoints = (np.arange(cells + len(on_lattice)) + 0.5) * step
+    ratio = math.exp(-decay_rate(rate, 1.0, batch, float(service.means[-1]), service.cv) * step)
+
+    arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
+    moved = _backlog_kernel(arrival, on_lattice, cells, ratio)
+    entering = _entering(rate, step, cells, service)
+    backlog = np.linalg.solve(np.eye(cells) - moved, entering)
+
+    landing = _landing(on_lattice, cells, ratio)
+    into_fresh = fresh_probabilities(rate, max_wait, batch, midpoints) @ (landing @ backlog)
+    into_fresh += _fresh_from_service(rate, max_wait, service)
+    fresh = _fixed_vector(into_fresh)
+    return _normalised(fresh, backlog @ fresh, ratio, step, on_lattice)
+
+
+def poisson_cdf(count: int, mean: Array) -> Array:
+    """Return P(N <= count) of a Poisson variable, 0 for a negative count."""
+    if count < 0:
+        return np.zeros_like(mean)
+    return np.asarray(gammaincc(count + 1.0, np.maximum(mean, 0.0)), dtype=np.float64)
+
+
+def poisson_pmf(counts: Array, mean: Array) -> Array:
+    """Return P(N = count), broadcast."""
+    return np.asarray(np.exp(xlogy(counts, mean) - mean - gammaln(counts + 1.0)), dtype=np.float64)
+
+
+def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> Array:
+    """Return, for each n = 1..B, the probability that the next batch has n requests and leaves no backlog.
+
+    Parameters
+    ----------
+    y : ndarray of shape (K,)
+
+    Returns
+    -------
+    ndarray of shape (2 B, K)
+        First of batches that the process takes when it comes free, then of those that find it at rest.
+    """
+    sizes = np.arange(1, batch)[:, None]
+    idle = np.exp(-rate * np.maximum(y - max_wait, 0.0))  # the first request is younger than the timer at y
+    by_timer = idle * poisson_pmf(sizes - 1.0, np.full((1, 1), rate * max_wait))
+    late = np.maximum(y, max_wait)
+    ratio = max_wait / np.maximum(late, 1e-300)
+    by_process = poisson_pmf(sizes, rate * late) * (1.0 - ratio**sizes)
+    filled = np.maximum(poisson_cdf(batch - 1, rate * y) - by_timer.sum(axis=0) - by_process.sum(axis=0), 0.0)
+    return np.asarray(np.vstack([by_process, np.zeros_like(filled), by_timer, filled]))
+
+
+def _on_lattice(service: Service) -> Array:
+    """Return the law of a full batch's service time on multiples of the cell, its mean kept."""
+    return lattice_law(1.0, service.cv**2, 1.0 / _CELLS_PER_SERVICE)
+
+
+def _arrival_law(rate: float, batch: int, step: float, cells: int) -> Array:
+    """Return the law of the arrival of a batch's last request, t, in cells around multiples of ``step``."""
+    within = 1.0 - poisson_cdf(batch - 1, rate * (np.arange(cells) + 0.5) * step)
+    return np.asarray(np.diff(within, prepend=0.0))
+
+
+def _backlog_kernel(arrival: Array, on_lattice: Array, cells: int, ratio: float) -> Array:
+    """Return K[i, j]: probability of going from backlog cell j to backlog cell i, as z' = z + S - t."""
+    shifts = np.convolve(on_lattice, arrival[::-1])
+    whole = toeplitz(shifts, cells, 4 * cells, len(arrival) - 1)
+    return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
+
+
+def _landing(on_lattice: Array, cells: int, ratio: float) -> Array:
+    """Return P[i, j]: probability that backlog cell j becomes ``y`` in lattice cell i."""
+    rows = cells + len(on_lattice)
+    whole = toeplitz(on_lattice, rows, rows, 0)
+    return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
+
+
+def _entering(rate: float, step: float, cells: int, service: Service) -> Array:
+    """Return E[i, k]: probability of going from fresh state k to backlog cell i."""
+    batch = len(service.means)
+    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
+    edges = np.arange(cells + 1) * step
+    reach = starts[None, :] - edges[:, None]
+    fine = np.linspace(0.0, max(float(starts.max()), 1e-300), 1024)
+    within = np.interp(reach.ravel(), fine, 1.0 - poisson_cdf(batch - 1, rate * fine), left=0.0)
+    mass = -np.diff(within.reshape(reach.shape), axis=0).reshape(cells, 2 * batch, len(service.nodes))
+    return np.asarray(mass @ service.weights, dtype=np.float64)
+
+
+def _fresh_from_service(rate: float, max_wait: float, service: Service) -> Array:
+    """Return F[m, k]: probability of going from fresh state k to fresh state m."""
+    batch = len(service.means)
+    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
+    probabilities = fresh_probabilities(rate, max_wait, batch, starts).reshape(2 * batch, 2 * batch, len(service.nodes))
+    return np.asarray(probabilities @ service.weights, dtype=np.float64)
+
+
+def _fixed_vector(matrix: Array) -> Array:
+    """Return the vector v with matrix @ v = v and sum 1, for a matrix whose columns sum to one."""
+    size = len(matrix)
+    matrix = matrix / matrix.sum(axis=0)
+    system = matrix - np.eye(size)
+    system[-1] = 1.0
+    wanted = np.zeros(size)
+    wanted[-1] = 1.0
+    return np.asarray(np.maximum(np.linalg.solve(system, wanted), 0.0))
+
+
+def _normalised(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> Stationary:
+    backlog = np.maximum(backlog, 0.0)
+    more = 0
+    if backlog[-1] > _TAIL_MASS * 1e-2 and ratio < 1.0:
+        more = min(_MAX_TAIL_CELLS, math.ceil(math.log(_TAIL_MASS * 1e-2 / backlog[-1]) / math.log(ratio)))
+    backlog = np.append(backlog, backlog[-1] * ratio ** np.arange(1, more + 1))
+    landed = np.convolve(backlog, on_lattice)
+    total = fresh.sum() + landed.sum()
+    y = (np.arange(len(landed)) + 0.5) * step
+    z = (np.arange(len(backlog)) + 0.5) * step
+    return Stationary(fresh / total, y, landed / total, z, backlog / total)

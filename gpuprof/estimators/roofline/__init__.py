@@ -1,0 +1,1 @@
+"""What FLOPs and bytes say of ops that nobody measured."""

@@ -1,0 +1,153 @@
+"""Work of a model's ops as functions of the batch size, so that a graph is read twice and not for every batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.model import ModelGraph
+
+Array = NDArray[Any]
+
+#: Op types that run on matrix units where a device has them.
+MATRIX_OPS = frozenset(
+    {"Conv", "ConvTranspose", "Gemm", "MatMul", "FusedConv", "FusedMatMul", "FusedGemm", "Attention"}
+)
+
+
+#: Op types that go through a sequence step by step.
+RECURRENT_OPS = frozenset({"LSTM", "GRU", "RNN"})
+
+_PER_ITEM = ("flops", "bytes_moved")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphWork:
+    """FLOPs and bytes of every op at one batch size.
+
+    Attributes
+    ----------
+    op_types : tuple of str, length N
+    dtypes : tuple of str, length N
+        Type of each op's arithmetic: that of its first floating-point tensor.
+    flops, bytes_moved : ndarray of shape (N,)
+        Operations (0 where unknown), bytes read and written.
+    unknown_ops : tuple of str
+        Op types without a formula.
+    activation_bytes : float
+        Most bytes of activations alive at once.
+    weight_bytes : int
+    steps : tuple of int, length N, or empty
+        Into how many steps, one after another, each op falls: those of a recurrent op's sequence. Empty: one each.
+    """
+
+    op_types: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    flops: Array
+    bytes_moved: Array
+    unknown_ops: tuple[str, ...]
+    activation_bytes: float
+    weight_bytes: int
+    steps: tuple[int, ...] = ()
+
+
+class WorkByBatch:
+    """Work of a model at any batch size, from its graph at two of them.
+
+    Every quantity of an op is a fixed part (weights) and a part in proportion to the batch; where the graph at a
+    third size contradicts that (ops that mix the items of a batch), the graph is read at each size asked for.
+
+    Parameters
+    ----------
+    graph_at : callable
+        Batch size → `ModelGraph`.
+    """
+
+    def __init__(self, graph_at: Callable[[int], ModelGraph]) -> None:
+        self._graph_at = graph_at
+        self._one = work_of(graph_at(1))
+        self._two: GraphWork | None = None
+        self._linear = True
+        self._by_batch: dict[int, GraphWork] = {}  # a placement asks for each batch under dozens of shares
+
+    @property
+    def graph(self) -> ModelGraph:
+        """The graph at batch 1."""
+        return self._graph_at(1)
+
+    def at(self, batch: int) -> GraphWork:
+        """Return the work at ``batch``.
+
+        Raises
+        ------
+        InputError
+            When the model's batch is fixed at another size.
+        """
+        if batch == 1:
+            return self._one
+        if batch not in self._by_batch:
+            self._by_batch[batch] = self._at(batch)
+        return self._by_batch[batch]
+
+    def _at(self, batch: int) -> GraphWork:
+        if self._two is None:
+            self._graph_at(batch)  # where it cannot be, the error names the batch that was asked for
+            self._two = work_of(self._graph_at(2))
+            four = work_of(self._graph_at(4))
+            self._linear = len(four.flops) == len(self._two.flops) == len(self._one.flops) and all(
+                np.allclose(getattr(four, name), getattr(self._one, name) + 3 * self._slope(name), rtol=1e-6)
+                for name in _PER_ITEM
+            )
+        if not self._linear:
+            return work_of(self._graph_at(batch))
+        return replace(
+            self._one,
+            **{name: getattr(self._one, name) + (batch - 1) * self._slope(name) for name in _PER_ITEM},
+            activation_bytes=self._one.activation_bytes + (batch - 1) * float(self._slope("activation_bytes")),
+        )
+
+    def _slope(self, name: str) -> Array:
+        return np.asarray(getattr(self._two, name) - getattr(self._one, name))
+
+
+def work_of(graph: ModelGraph) -> GraphWork:
+    """Return the work of every op of ``graph``."""
+    return GraphWork(
+        tuple(op.op_type for op in graph.ops),
+        tuple(_dtype(op.outputs or op.inputs) for op in graph.ops),
+        np.array([float(op.flops or 0) for op in graph.ops]),
+        np.array([float(op.bytes_read + op.bytes_written) for op in graph.ops]),
+        graph.uncounted_ops,
+        float(peak_activation_bytes(graph)),
+        graph.weight_bytes,
+        tuple(
+            steps_of(op.op_type, op.inputs[0].shape if op.inputs else (), op.attributes.get("layout"))
+            for op in graph.ops
+        ),
+    )
+
+
+def steps_of(op_type: str, sequence: Sequence[int], layout: object = None) -> int:
+    """Return the steps of an op, each of which waits for the one before: the length of a recurrent op's sequence.
+
+    Parameters
+    ----------
+    sequence : sequence of int
+        Shape of the op's first input.
+    layout : object
+        ONNX's attribute: 0 or absent puts the sequence first, 1 the batch.
+    """
+    axis = 1 if layout == 1 else 0
+    return max(1, sequence[axis]) if op_type in RECURRENT_OPS and len(sequence) > axis else 1
+
+
+def _dtype(tensors: Any) -> str:
+    for tensor in tensors:
+        if "float" in tensor.dtype:
+            return str(tensor.dtype)
+    return str(tensors[0].dtype) if tensors else "float32"

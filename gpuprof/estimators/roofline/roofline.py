@@ -1,0 +1,95 @@
+"""Time of a model from its operations and bytes and the peak rates of a device (Williams et al., 2009), op by op."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpuprof.device import Device
+from gpuprof.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.estimators.roofline.op_work import MATRIX_OPS, Array, GraphWork
+from gpuprof.share import Share
+
+#: Key of `Device.sources` that says that the device's rates were measured on it.
+CEILINGS = "ceilings"
+
+#: Work that is not worth dividing further between SMs: one step of a 64 x 64 x 64 tile, and what the 2048 threads
+#: of an SM fetch with 16 bytes each.
+_TILE_FLOPS = 2.0 * 64**3
+_FETCH_BYTES = 2048 * 16.0
+#: Half of a GPU's SMs draw all of its bandwidth: an SM's outstanding requests cover about twice its fair part.
+_BANDWIDTH_REACH = 2.0
+_FALLBACK_TYPE = "float32"
+#: What launching a kernel costs at least where nobody measured it: 1.37 us, the scheduling delay of a kernel alone on
+#: a V100 in the profile that iGniter's authors publish with their code (`idletime` of the hardware).
+LAUNCH_US = 1.37
+#: An op without a formula takes at most so many times its traffic, or as long as the dearest op that has one: local
+#: response normalisation, the dearest op measured that multiplies no matrices, takes a hundred times its traffic.
+_DEAREST = 100.0
+
+
+def roofline_ms(work: GraphWork, device: Device, share: Share) -> float:
+    """Return the least time in milliseconds that one execution takes on ``share`` of ``device``."""
+    return float(op_times_s(work, device, share).sum() * 1e3)
+
+
+def op_times_s(work: GraphWork, device: Device, share: Share) -> Array:
+    """Return the least time of each op in seconds: of its arithmetic or its traffic, and its launches.
+
+    A recurrent op on a GPU is a product for the inputs of all steps and then a kernel a step, as in cuDNN's standard
+    algorithm, which ONNX Runtime asks for; a step has its part of the work to fill the SMs with. Persistent kernels,
+    which stay for all steps and synchronise the whole GPU between them, are not assumed.
+
+    Returns
+    -------
+    ndarray of shape (N,)
+    """
+    fraction = device.fraction(share)
+    matrix = np.array([op in MATRIX_OPS for op in work.op_types])
+    peak = np.array([_peak(device, dtype, is_matrix) for dtype, is_matrix in zip(work.dtypes, matrix, strict=True)])
+    busy = loaded = launches = np.ones(len(peak))
+    if device.kind == "gpu":  # an op too small for all SMs leaves some of them idle
+        units = max(1.0, device.compute_units * fraction)
+        steps = np.array(work.steps) if work.steps else np.ones(len(peak))
+        busy = np.clip(np.ceil(work.flops / steps / _TILE_FLOPS) / units, 1.0 / units, 1.0)
+        fetches = np.ceil(work.bytes_moved / steps / _FETCH_BYTES)
+        loaded = np.clip(_BANDWIDTH_REACH * fetches / units, 1.0 / units, 1.0)
+        launches = np.where(steps > 1, steps + 1, 1)
+    arithmetic = work.flops / (peak * fraction * busy)
+    traffic = work.bytes_moved / (bandwidth(device, share) * loaded)
+    launched = launches * ((work.flops > 0) | (work.bytes_moved > 0))
+    return np.asarray(np.maximum(arithmetic, traffic) + launched * _launch_us(device) * 1e-6)
+
+
+def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
+    """Return what the ops without a formula may take more, in milliseconds, than `roofline_ms` counts for them."""
+    unknown = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
+    if not unknown.any():
+        return 0.0
+    times = op_times_s(work, device, share)
+    dearest = float(times[~unknown].max(initial=0.0))
+    return float(np.maximum(_DEAREST * times[unknown], dearest).sum() * 1e3)
+
+
+def bandwidth(device: Device, share: Share) -> float:
+    """Return the bytes per second that ``share`` can draw: a MIG instance's slices, else what its units can ask for."""
+    if share.mig is not None and device.mig_slices:
+        slices = device.mig_profile(share.mig).memory_slices / device.mig_slices
+        return device.dram_bytes_per_s * min(slices, 1.0) * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
+    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))
+
+
+def source_of(device: Device) -> str:
+    """Return what a roofline figure on ``device`` is called: uncalibrated unless its rates were measured."""
+    return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED
+
+
+def _launch_us(device: Device) -> float:
+    return device.launch_overhead_us or (LAUNCH_US if device.kind == "gpu" else 0.0)
+
+
+def _peak(device: Device, dtype: str, matrix: bool) -> float:
+    rates = device.flops_per_s
+    # ONNX Runtime's CUDA provider multiplies float32 matrices in TF32 unless told otherwise.
+    if matrix and dtype == "float32" and "tfloat32" in rates:
+        return rates["tfloat32"]
+    return rates.get(dtype) or rates[_FALLBACK_TYPE]

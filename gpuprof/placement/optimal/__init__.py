@@ -1,0 +1,1 @@
+"""The policy of our own: integer programs over patterns, with a bound."""

@@ -1,0 +1,187 @@
+"""The cheapest way to serve all demands, and a bound below which no way costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.demand import Demand
+from gpuprof.fleet import FleetEntry
+from gpuprof.placement.optimal.generation import relaxed
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.optimal.master import Choice, DemandClass, Master, classes_of
+from gpuprof.placement.optimal.offers import Choices, Offers
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import EXACT, Solution
+from gpuprof.share import Share
+
+#: Of a fleet of so many devices, a part is placed without searching for the last device.
+_MANY_DEVICES = 1_000
+#: How often guesses on which the bound rests are worked out.
+_MOST_ROUNDS = 3
+_MANY_DEMANDS = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Cheapest:
+    """What was found.
+
+    Attributes
+    ----------
+    choice : Choice or None
+        None when the fleet is too small, or nothing was found in time.
+    choices : mapping of str to tuple of Segment
+        What ``choice`` counts.
+    gpus, cost_per_hour : int or None, float or None
+        No way to serve everything takes fewer devices, or costs less; None where it is not known whether there is
+        a way.
+    """
+
+    choice: Choice | None
+    choices: Choices
+    gpus: int | None
+    cost_per_hour: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A bound on the cost, whether the fleet can do it at all, and the (device, share) that it rests on, by model."""
+
+    cost: float
+    feasible: bool
+    used: Mapping[str, Sequence[tuple[str, Share]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Solved:
+    """A master's solution and the bound on its objective; ``is_large``: one device is next to nothing."""
+
+    choice: Choice | None
+    cost: float
+    bound: float
+    feasible: bool
+    is_large: bool = False
+
+
+def cheapest(problem: Problem, demands: Sequence[Demand], offers: Offers, limit: Limit) -> Cheapest:
+    """Return the cheapest choice of segments for ``demands``, with bounds over everything that could be offered."""
+    if not demands:
+        return Cheapest(None, offers.sure(), 0, 0.0)
+    choices = counted = offers.sure()
+    found = _solve(problem, classes_of(demands, choices), limit)
+    bound = _bounded(problem, demands, choices, offers, found, limit)
+    for _ in range(_rounds(problem)):
+        if _is_proven(found, bound) or found.is_large or limit.is_over or not _worked_out(problem, offers, bound):
+            break
+        choices = offers.sure()
+        again = _solve(problem, classes_of(demands, choices), limit)
+        if again.cost < found.cost:
+            found, counted = again, choices
+        bound = _bounded(problem, demands, choices, offers, found, limit)
+    if not bound.feasible:
+        return Cheapest(found.choice, counted, None, None)
+    hoped = offers.hoped(demands, guessing=not found.is_large)
+    fewest = _fewest(problem, classes_of(demands, hoped), bound.cost, limit)
+    return Cheapest(found.choice, counted, fewest, bound.cost)
+
+
+def _rounds(problem: Problem) -> int:
+    """Return how often to work out what the bound rests on: of many demands it takes many queues to be solved."""
+    by_queues = problem.options.latency_budget is None
+    return 1 if by_queues and len(problem.demands) > _MANY_DEMANDS else _MOST_ROUNDS
+
+
+def _worked_out(problem: Problem, offers: Offers, bound: _Bound) -> bool:
+    """Work out what the bound rests on; without queues that is so quick that everything is."""
+    return offers.work_out(bound.used) if problem.options.latency_budget is None else offers.work_out_all()
+
+
+def _solve(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _Solved:
+    """Return the cheapest choice of segments of ``classes``, with a bound that holds for them."""
+    master, prices = Master(problem.fleet.entries, classes), _prices(problem.fleet.entries)
+    first, bound = relaxed(master, prices, limit, problem.options.seed)
+    if first is None:
+        return _Solved(None, math.inf, bound, feasible=False)
+    many = first.objective > _MANY_DEVICES * max(prices.values())
+    solution = master.program.solve(
+        time_limit_s=limit.left_s,
+        seed=problem.options.seed,
+        gap=1.0 / _MANY_DEVICES if many else EXACT,
+        least_step=_step(prices),
+    )
+    if solution is None:
+        return _Solved(None, math.inf, bound, True, many)
+    if not master.generated:
+        bound = max(bound, solution.bound)
+    bound = _stepped(bound, prices)
+    return _Solved(master.read(solution), solution.objective, min(bound, solution.objective), True, many)
+
+
+def _bounded(
+    problem: Problem, demands: Sequence[Demand], choices: Choices, offers: Offers, found: _Solved, limit: Limit
+) -> _Bound:
+    """Return a bound over everything that could be offered, and what it rests on."""
+    hoped = offers.hoped(demands, guessing=not found.is_large)
+    entries = problem.fleet.entries
+    if _same(hoped, choices) and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
+        return _Bound(found.bound, found.feasible, {})
+    classes, prices = classes_of(demands, hoped), _prices(entries)
+    master = Master(entries, classes)
+    first, bound = relaxed(master, prices, limit, problem.options.seed)
+    if first is None:
+        return _Bound(bound, False, {})
+    bound = max(_stepped(bound, prices), found.bound if _same(hoped, choices) else 0.0)
+    if bound < found.cost * (1.0 - EXACT) and not found.is_large:
+        bound = max(bound, _whole(problem, master, classes, limit))
+    return _Bound(min(_stepped(bound, prices), found.cost), True, _used(master, first, hoped))
+
+
+def _whole(problem: Problem, master: Master, classes: Sequence[DemandClass], limit: Limit) -> float:
+    """Return a bound that knows that devices are whole; where contents were generated, not how shares fit into them."""
+    entries = problem.fleet.entries
+    program = Master(entries, classes, summed=True).program if master.generated else master.program
+    step = _step(_prices(entries))
+    solution = program.solve(time_limit_s=limit.left_s, seed=problem.options.seed, least_step=step)
+    return 0.0 if solution is None else solution.bound
+
+
+def _is_proven(found: _Solved, bound: _Bound) -> bool:
+    near = 1.0 / _MANY_DEVICES if found.is_large else EXACT
+    return bound.cost >= found.cost * (1.0 - near) or not bound.feasible
+
+
+def _prices(entries: Sequence[FleetEntry]) -> dict[str, float]:
+    return {entry.device.name: entry.price_per_hour for entry in entries}
+
+
+def _step(prices: Mapping[str, float]) -> float:
+    """Return what costs are multiples of, 0.0 where devices have different prices."""
+    return min(prices.values()) if len(set(prices.values())) == 1 else 0.0
+
+
+def _stepped(bound: float, prices: Mapping[str, float]) -> float:
+    step = _step(prices)
+    return step * math.ceil(bound / step - 1e-6) if step else bound
+
+
+def _same(hoped: Choices, choices: Choices) -> bool:
+    return all(found == choices[model] for model, found in hoped.items())
+
+
+def _used(master: Master, solution: Solution, choices: Choices) -> dict[str, list[tuple[str, Share]]]:
+    """Return the devices and shares that a relaxed solution takes, by model."""
+    return {
+        model: [(choices[model][index].device, choices[model][index].share) for index in sorted(indices)]
+        for model, indices in master.taken(solution).items()
+    }
+
+
+def _fewest(problem: Problem, classes: Sequence[DemandClass], cost: float, limit: Limit) -> int | None:
+    """Return a bound on the number of devices: from the cost where all cost the same, else by counting them."""
+    entries, seed = problem.fleet.entries, problem.options.seed
+    if step := _step(_prices(entries)):
+        return math.ceil(cost / step - 1e-6)
+    counted = [replace(entry, device=replace(entry.device, price_per_hour=1.0)) for entry in entries]
+    first, bound = relaxed(Master(counted, classes), _prices(counted), limit, seed)
+    return None if first is None else math.ceil(bound - 1e-6)

@@ -1,0 +1,85 @@
+"""Column generation: the contents of rooms that are too many to be listed, found by what they would be worth.
+
+The relaxation's duals price a slot of every share; the content worth most is a knapsack, and enters the program when
+it is worth more than its room costs. When none does, the relaxation is solved over all contents. Before that, and
+after a time limit, its duals still give a bound (Farley 1990, "A note on bounding a class of linear programming
+problems": dual prices scaled down until no column beats its cost are feasible in the dual).
+"""
+
+from __future__ import annotations
+
+import math
+
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.optimal.master import Master
+from gpuprof.placement.optimal.pattern import Room
+from gpuprof.placement.program import Solution
+
+_MOST_ROUNDS = 200
+_EPSILON = 1e-7
+
+
+def relaxed(master: Master, prices: dict[str, float], limit: Limit, seed: int = 0) -> tuple[Solution | None, float]:
+    """Solve the relaxation, adding contents to ``master`` until none improves it or the time is up.
+
+    Parameters
+    ----------
+    master : Master
+        Its objective is the price of the devices.
+    prices : mapping of str to float
+        By device.
+    limit : Limit
+    seed : int
+
+    Returns
+    -------
+    (Solution or None, float)
+        None where the program has no solution with the contents that are there; and a bound below which no solution
+        lies, whatever contents there are.
+    """
+    best, solution = 0.0, None
+    for rounds in range(_MOST_ROUNDS):
+        # The first is not stopped: without it there is no bound at all, and it is short beside what follows.
+        left = limit.left_s if rounds else None
+        found = master.program.solve(relaxed=True, time_limit_s=left, seed=seed)
+        if found is None or not found.proven:
+            return solution, best
+        solution = found
+        values = {room: _value(master, room, found) for room in master.rooms}
+        best = max(best, farley(master, prices, found, values))
+        if limit.is_over or not _extended(master, found, values):
+            break
+    return solution, best
+
+
+def farley(master: Master, prices: dict[str, float], solution: Solution, values: dict[Room, float]) -> float:
+    """Return the bound on the cost that a relaxed solution's duals give.
+
+    Each room is priced at what its best content is worth; all duals are then scaled down by the one factor that
+    leaves no way to cut a device dearer than the device. Columns of covers cost nothing and stay feasible.
+    """
+    scale = 1.0
+    for cut, dual in master.cut_duals(solution.duals):
+        worth = sum(n * max(values[room], solution.duals[master.rooms[room]]) for room, n in cut.rooms().items()) + dual
+        if worth > prices[cut.device]:
+            scale = min(scale, prices[cut.device] / worth)
+    return max(0.0, scale * solution.objective)
+
+
+def _value(master: Master, room: Room, solution: Solution) -> float:
+    """Return what the best content of a room is worth; where all are listed, the room's own dual says it."""
+    if room not in master.generated:
+        return 0.0
+    slots, memory = master.worth(room, solution.duals)
+    return master.packers[room].best(slots)[1] + memory
+
+
+def _extended(master: Master, solution: Solution, values: dict[Room, float]) -> bool:
+    """Add the contents that are worth more than their room costs; whether there were any."""
+    added = False
+    for room in sorted(master.generated, key=str):
+        cost = solution.duals[master.rooms[room]]
+        if values[room] > cost + _EPSILON * max(1.0, math.fabs(cost)):
+            content, _ = master.packers[room].best(master.worth(room, solution.duals)[0])
+            added = master.add_content(content) or added
+    return added

@@ -1,0 +1,130 @@
+"""Serves as much as possible where not everything can be served, and says how much any map could."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpuprof.demand import Demand
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.optimal.master import Choice, DemandClass, Master
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import Solution
+
+#: What a later goal may take away from an earlier one, of the rates.
+_GIVE = 1e-6
+#: A demand counts as served better than the worst when it gets this much more of its rate.
+_BETTER = 1e-3
+#: Levels of fairness that are told apart; what is left then is maximised together.
+_MOST_LEVELS = 8
+
+_Served = Sequence[tuple[Demand, int]]
+
+
+def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
+    """Return the choice that serves most: of the highest priority first; then the cheapest of those.
+
+    With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
+    """
+    master = Master(problem.fleet.entries, classes, partial=True)
+    served = master.served_columns()
+    if fair:
+        _level(problem, master, served, limit)
+    solution = None
+    for level in sorted({demand.priority for demand, _ in served}, reverse=True):
+        own = [(demand, column) for demand, column in served if demand.priority == level]
+        row = master.program.row(low=0.0)
+        for _, column in own:
+            master.program.add(column, row, 1.0)
+        master.program.recost({column: -1.0 for _, column in own})
+        found = _solve(problem, master, limit)
+        if found is None:
+            break
+        solution = found
+        total = sum(demand.rate_rps for demand, _ in own)
+        master.program.bound_row(row, low=max(0.0, -found.objective - _GIVE * total))
+    if solution is None:
+        return None
+    master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))
+    return master.read(_solve(problem, master, limit) or solution)
+
+
+def most_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
+    """Return a rate (requests/s) that no map on the fleet serves within the SLOs, whatever is fair or has priority.
+
+    Where contents are too many to be listed, shares are bounded by their sum only, which can but raise the bound.
+
+    Parameters
+    ----------
+    problem : Problem
+    demands : sequence of Demand
+        Those that something can serve.
+    classes : sequence of DemandClass
+        Of the same demands, with what their segments could do at best.
+    limit : Limit
+    """
+    total = math.fsum(demand.rate_rps for demand in demands)
+    if not demands:
+        return 0.0
+    master = Master(problem.fleet.entries, classes, partial=True, summed=True, floors=False)
+    master.program.recost({column: -1.0 for _, column in master.served_columns()})
+    first = master.program.solve(relaxed=True, seed=problem.options.seed)
+    if first is None or not first.proven:
+        return total
+    found = _solve(problem, master, limit)
+    least = first.objective if found is None else max(first.objective, found.bound)
+    return min(total, -least * (1.0 + 1e-9))
+
+
+def _level(problem: Problem, master: Master, served: _Served, limit: Limit) -> None:
+    """Maximise the smallest served fraction, then the next, and keep each from then on (leximin)."""
+    rising: _Served = list(served)
+    for _ in range(_MOST_LEVELS):
+        least = _serve_the_least(problem, master, rising, limit)
+        if least is None or least >= 1.0 - _BETTER:
+            return
+        rising = _served_better(problem, master, rising, least, limit)
+        if not rising or limit.is_over:
+            return
+
+
+def _serve_the_least(problem: Problem, master: Master, served: _Served, limit: Limit) -> float | None:
+    """Maximise the fraction t with served >= t · rate for these demands, keep it, and return it."""
+    program = master.program
+    least = program.column(0.0, {}, 1.0, integer=False)
+    for demand, column in served:
+        row = program.row(low=0.0)
+        program.add(column, row, 1.0)
+        program.add(least, row, -demand.rate_rps)
+    program.recost({least: -1.0})
+    solution = _solve(problem, master, limit)
+    if solution is None:
+        return None
+    kept = program.row(low=max(0.0, -solution.objective - _GIVE))
+    program.add(least, kept, 1.0)
+    return -solution.objective
+
+
+def _served_better(problem: Problem, master: Master, served: _Served, least: float, limit: Limit) -> _Served:
+    """Return the largest set of these demands that can all be served better than the worst, and keep them so."""
+    program = master.program
+    flags = []
+    for demand, column in served:
+        row = program.row(low=0.0)
+        program.add(column, row, 1.0)
+        more = min(1.0, least + _BETTER) * demand.rate_rps
+        flags.append(program.column(0.0, {row: -more}, 1.0))
+    program.recost(dict.fromkeys(flags, -1.0))
+    solution = _solve(problem, master, limit)
+    if solution is None:
+        return []
+    better = [one for one, flag in zip(served, flags, strict=True) if solution.values[flag] > 0.5]
+    for (demand, column), flag in zip(served, flags, strict=True):
+        if solution.values[flag] > 0.5:
+            row = program.row(low=(least + _BETTER / 2.0) * demand.rate_rps * (1.0 - _GIVE))
+            program.add(column, row, 1.0)
+    return better
+
+
+def _solve(problem: Problem, master: Master, limit: Limit) -> Solution | None:
+    return master.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)

@@ -1,0 +1,42 @@
+"""The maps of the quick policies, for `optimal` to start from and never to fall behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpuprof.errors import GpuprofError
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import BUILTIN, make_policy
+from gpuprof.placement.problem import Problem
+
+#: Policies that take time in proportion to the demands.
+_QUICK = ("ffd", "igniter", "gpulet", "parvagpu", "gslice", "mig-serving")
+#: Policies that search; they are asked about so many demands at most.
+_SEARCHING = {"usher": 30, "milp": 12}
+#: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
+_ASKING = {"igniter": 100, "gslice": 100}
+#: `milp` is a program over single devices.
+_MOST_DEVICES = 12
+
+
+def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
+    """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
+    for name in (*_QUICK, *_SEARCHING):
+        if limit.is_over and name != _QUICK[0]:
+            return  # the first is asked whatever the time: there is to be a map
+        if name in BUILTIN and _is_meant_for(name, problem):
+            try:
+                yield make_policy(name).place(problem)
+            except GpuprofError:
+                continue  # not made for such a fleet, or for what is known of the models
+
+
+def _is_meant_for(name: str, problem: Problem) -> bool:
+    many = len(problem.demands)
+    if many > _SEARCHING.get(name, many):
+        return False
+    if problem.options.latency_budget is None and many > _ASKING.get(name, many):
+        return False
+    counts = [entry.count for entry in problem.fleet.entries]
+    return name != "milp" or (None not in counts and sum(count or 0 for count in counts) <= _MOST_DEVICES)

@@ -1,0 +1,180 @@
+"""Gives what a plan leaves over to the replicas whose estimates are least sure.
+
+A replica's doubt is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
+leaves: at 1 the upper end just keeps the SLO. Shares and MIG instances grow, step by step, always that of the
+replica in most doubt, as long as nobody on the device breaks an SLO. The devices and what stands on them stay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.mig import MigPlacement, legal_starts, placement
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+from gpuprof.share import Share
+
+#: Below this doubt an estimate counts as sure.
+SURE = 0.01
+#: Different devices that are looked at; equal ones are worked out once.
+_MOST_DEVICES = 300
+_INTERVAL = 0.9
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Slack:
+    """Spreads the slack of a placement.
+
+    Parameters
+    ----------
+    problem : Problem
+    segments : Segments
+        Of the same problem.
+    limit : Limit
+        When to stop.
+    """
+
+    problem: Problem
+    segments: Segments
+    limit: Limit
+    _mean: Segments = field(init=False)
+    _upper: Segments = field(init=False)
+
+    def __post_init__(self) -> None:
+        options = self.problem.options
+        self._mean = Segments(replace(self.problem, options=replace(options, confidence=None)))
+        self._upper = Segments(replace(self.problem, options=replace(options, confidence=_INTERVAL)))
+
+    def spread(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+        """Return the devices with their slack spread.
+
+        On a CPU nothing is spread: the cores that are left over are those that the server itself runs on.
+        """
+        done: dict[PlacedGpu, PlacedGpu] = {}
+        for gpu in gpus:
+            if gpu not in done and len(done) < _MOST_DEVICES and not self.limit.is_over:
+                device = self.problem.device(gpu.device)
+                done[gpu] = gpu if device.kind == "cpu" else self._spread_on(device, gpu)
+        return tuple(done.get(gpu, gpu) for gpu in gpus)
+
+    def worst_doubt(self, gpus: Sequence[PlacedGpu]) -> float:
+        """Return the largest doubt of any replica, 0.0 where all are sure."""
+        different = list(dict.fromkeys(gpus))[:_MOST_DEVICES]
+        doubts = (
+            self.doubt(self.problem.device(gpu.device), partition, replica)
+            for gpu in different
+            for partition in gpu.partitions
+            for replica in partition.replicas
+        )
+        return max(doubts, default=0.0)
+
+    def doubt(self, device: Device, partition: PlacedPartition, replica: PlacedReplica) -> float:
+        """Return (time at the upper end − time) / (SLO − time), at least 0; infinite where the queue would grow."""
+        budget = self.problem.options.latency_budget
+        demand = self.problem.demand(replica.model)
+        limit = demand.slo.latency_ms * (1.0 if budget is None else budget)
+        beside = partition.beside(replica)
+        estimate = self._mean.estimate(device, replica.workload, beside)
+        if estimate.latency_ms.high is None:
+            return 0.0
+        mean = self._mean.tail_ms(demand, device, replica.workload, replica.rate_rps, beside)
+        high = self._upper.tail_ms(demand, device, replica.workload, replica.rate_rps, beside)
+        if high <= mean:
+            return 0.0
+        return (high - mean) / (limit - mean) if mean < limit else math.inf
+
+    def _spread_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
+        """Grow what is in most doubt until nothing grows any more."""
+        refused: set[tuple[int, int]] = set()
+        while not self.limit.is_over:
+            doubts = {
+                (p, r): self.doubt(device, partition, replica)
+                for p, partition in enumerate(gpu.partitions)
+                for r, replica in enumerate(partition.replicas)
+                if (p, r) not in refused
+            }
+            place = max(doubts, key=lambda one: doubts[one], default=None)
+            if place is None or doubts[place] < SURE:
+                return gpu
+            grown = self._grown(device, gpu, place, doubts[place])
+            if grown is None:
+                refused.add(place)
+            else:
+                gpu = grown
+        return gpu
+
+    def _grown(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], doubt: float) -> PlacedGpu | None:
+        """Return the device with more for one replica: of its partition's rest, else a larger instance."""
+        p, r = place
+        partition = gpu.partitions[p]
+        for candidate in (*self._larger_shares(device, partition, r), *self._larger_instances(device, gpu, p)):
+            if self._sound(device, candidate) and self.doubt(device, candidate, candidate.replicas[r]) < doubt:
+                return PlacedGpu(gpu.device, (*gpu.partitions[:p], candidate, *gpu.partitions[p + 1 :]))
+        return None
+
+    def _larger_shares(self, device: Device, partition: PlacedPartition, r: int) -> Iterator[PlacedPartition]:
+        """Yield the partition with the next share that is known for the replica, or all that is left."""
+        replica = partition.replicas[r]
+        left = 100.0 - math.fsum(one.share.sm_pct for one in partition.replicas)
+        if left <= _EPSILON:
+            return
+        most = min(100.0, replica.share.sm_pct + left)
+        known = self.problem.estimator.shares(replica.model, device)
+        sizes = {one.sm_pct for one in known if one.mig == partition.mig and replica.share.sm_pct < one.sm_pct <= most}
+        for size in (*sorted(sizes)[:1], most):
+            grown = self._under(device, replica, Share(size, partition.mig))
+            if grown is not None:
+                replicas = (*partition.replicas[:r], grown, *partition.replicas[r + 1 :])
+                yield replace(partition, replicas=replicas)
+
+    def _larger_instances(self, device: Device, gpu: PlacedGpu, p: int) -> Iterator[PlacedPartition]:
+        """Yield the partition in larger instances that fit beside the others where they are, smallest first."""
+        partition = gpu.partitions[p]
+        if partition.mig is None:
+            return
+        others = [placement(device, str(o.mig), o.start or 0) for o in gpu.partitions if o is not partition]
+        own = device.mig_profile(partition.mig)
+        larger = sorted((one for one in device.mig_profiles if one.sms > own.sms), key=lambda one: one.sms)
+        for profile in larger:
+            starts = legal_starts(device, profile, others)
+            if not starts:
+                continue
+            start = min(starts, key=lambda slot: not _covers(MigPlacement(profile, slot), own.memory_slices, partition))
+            moved = [self._under(device, one, Share(one.share.sm_pct, profile.name)) for one in partition.replicas]
+            whole = tuple(one for one in moved if one is not None)
+            if len(whole) == len(moved):
+                yield PlacedPartition(whole, profile.name, start)
+
+    def _under(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
+        """Return the replica under another share, None where nothing is known of it there."""
+        try:
+            estimate = self.segments.estimate(device, Workload(replica.model, replica.batch, share, replica.processes))
+            self.segments.server(device, estimate.workload)
+        except InputError:
+            return None
+        return replace(replica, share=share, memory_bytes=self.segments.memory_bytes(estimate))
+
+    def _sound(self, device: Device, partition: PlacedPartition) -> bool:
+        room = device.memory_bytes(partition.replicas[0].share)
+        if sum(one.memory_bytes or 0 for one in partition.replicas) > room:
+            return False
+        return all(
+            self.segments.meets(
+                self.problem.demand(one.model), device, one.workload, one.rate_rps, partition.beside(one)
+            )
+            for one in partition.replicas
+        )
+
+
+def _covers(instance: MigPlacement, slices: int, partition: PlacedPartition) -> bool:
+    """Whether an instance stands where the smaller one stood."""
+    start = partition.start or 0
+    return set(range(start, start + slices)) <= set(instance.memory_slices)

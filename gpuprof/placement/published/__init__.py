@@ -1,0 +1,1 @@
+"""The policies that others published."""

@@ -1,0 +1,185 @@
+"""GSLICE+: every workload tunes its own share and batch by what is seen of it (Dhakal et al., SoCC'20)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.estimate import Workload
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.igniter import Igniter, first_of
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.whynot import with_unplaced
+from gpuprof.share import Share
+
+#: Nobody's share grows by more than this factor in one adjustment, however far its latency is off.
+_MOST_GROWTH = 2.0
+
+_State = tuple[PlacedReplica, ...]  # of one device
+
+
+@dataclass(frozen=True, slots=True)
+class Gslice:
+    """GSLICE with iGniter's placement of the workloads, the baseline of iGniter (TPDS'22 §5.1, §5.3) and ParvaGPU.
+
+    The workloads stand together as iGniter has them. Each starts with the least share that keeps its SLO alone, and
+    always takes the largest batch that does (adaptive batching). Then, up to five times, each of them, without
+    regard to the others, raises its share when the latency or the throughput that is seen of it beside them misses
+    its objective, and lowers it when both are better by more than the threshold.
+
+    The descriptions leave open, and here is decided: what is seen is what the estimator says; shares change in
+    proportion to how far the objective is off, in whole units, and grow no further than what is free on the device
+    (GSLICE itself gives out more than the whole, iGniter's Table 1); what is kept is the last state in which every
+    SLO holds; where there is none, whoever is furthest off gets a further device, or is named as not served.
+
+    Attributes
+    ----------
+    threshold : float
+        Part of the objective; iGniter's figures are with one tenth.
+    adjustments : int
+        iGniter's figures are after five.
+    unit_pct : float
+        Step of a share.
+    """
+
+    threshold: float = 0.1
+    adjustments: int = 5
+    unit_pct: float = 2.5
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement on the kind of device on which iGniter's costs least.
+
+        Raises
+        ------
+        InputError
+            When ``threshold`` is not below 1, ``adjustments`` is negative or ``unit_pct`` no part of 100%.
+        """
+        if not 0.0 < self.threshold < 1.0:
+            raise InputError(f"threshold must be above 0 and below 1 but got {self.threshold:g}")
+        if self.adjustments < 0:
+            raise InputError(f"adjustments must be at least 0 but got {self.adjustments}")
+        segments = Segments(problem, capped=False)
+        placed: list[PlacedGpu] = []
+        apart: list[tuple[str, PlacedReplica]] = []
+        for gpu in Igniter(unit_pct=self.unit_pct).place(problem).gpus:
+            tuning = _Tuning(segments, problem.device(gpu.device), self)
+            kept, evicted = tuning.settled(tuple(map(tuning.alone, gpu.replicas())))
+            placed.append(PlacedGpu(gpu.device, (PlacedPartition(kept),)))
+            apart += [(gpu.device, replica) for replica in evicted]
+        for name, replica in apart:
+            count = problem.entry(name).count
+            if count is None or sum(gpu.device == name for gpu in placed) < count:
+                placed.append(PlacedGpu(name, (PlacedPartition((replica,)),)))
+        return with_unplaced(problem, segments, Placement("gslice", tuple(placed)))
+
+
+@dataclass(slots=True)
+class _Tuning:
+    """The adjustments on one device."""
+
+    segments: Segments
+    device: Device
+    policy: Gslice
+    _batches: dict[tuple[str, Share], tuple[int, ...]] = field(default_factory=dict)
+
+    def alone(self, replica: PlacedReplica) -> PlacedReplica:
+        """Return the replica with the least share that keeps its SLO with nobody beside it."""
+        most = int(100.0 / self.policy.unit_pct + 1e-9)
+        units = first_of(range(1, most + 1), partial(self._lonely, replica))
+        return replica if units is None else self._batched(self._shared(replica, units), ())
+
+    def settled(self, state: _State) -> tuple[_State, list[PlacedReplica]]:
+        """Return the last state in which all SLOs hold, and who had to leave so that there is one."""
+        evicted: list[PlacedReplica] = []
+        while True:
+            current, sound = state, None
+            for _ in range(self.policy.adjustments + 1):
+                sound = current if self._holds(current) else sound
+                adjusted = self._adjusted(current)
+                if adjusted == current:
+                    break
+                current = adjusted
+            if sound is not None:
+                return sound, evicted
+            worst = max(range(len(current)), key=lambda index: self._pressure(current, index))
+            evicted.append(self.alone(current[worst]))
+            state = (*state[:worst], *state[worst + 1 :])
+
+    def _lonely(self, replica: PlacedReplica, units: int) -> bool:
+        shared = self._shared(replica, units)
+        return any(self._meets(replace(shared, batch=batch), ()) for batch in self._sizes(shared))
+
+    def _adjusted(self, state: _State) -> _State:
+        """Return the state after every workload has adjusted itself to what is seen of it in ``state``."""
+        after = list(state)
+        for index, replica in enumerate(state):
+            pressure = self._pressure(state, index)
+            units = round(replica.share.sm_pct / self.policy.unit_pct)
+            if pressure > 1.0:
+                free = 100.0 - sum(one.share.sm_pct for one in after) + replica.share.sm_pct
+                wanted = max(units + 1, math.ceil(units * min(pressure, _MOST_GROWTH) - 1e-9))
+                units = max(units, min(wanted, int(free / self.policy.unit_pct + 1e-9)))
+            elif pressure < 1.0 - self.policy.threshold:
+                units = max(1, math.floor(units * pressure))
+            adjusted = self._batched(self._shared(replica, units), self._beside(state, index))
+            after[index] = adjusted if self._is_known(adjusted) else replica
+        return tuple(after)
+
+    def _is_known(self, replica: PlacedReplica) -> bool:
+        try:
+            self.segments.estimate(self.device, replica.workload)
+        except InputError:
+            return False
+        return True
+
+    def _pressure(self, state: _State, index: int) -> float:
+        """Return latency or throughput over what is asked for, whichever is further off; above 1 the SLO is missed."""
+        replica, beside = state[index], self._beside(state, index)
+        demand = self.segments.problem.demand(replica.model)
+        allowed = demand.slo.latency_ms * (self.segments.problem.options.latency_budget or 1.0)
+        late = self.segments.tail_ms(demand, self.device, replica.workload, replica.rate_rps, beside) / allowed
+        return max(late, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
+
+    def _batched(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
+        """Return the replica with the largest batch that keeps its SLO beside the others; as it is where none does."""
+        for batch in reversed(self._sizes(replica)):
+            larger = replace(replica, batch=batch)
+            if self._meets(larger, beside):
+                held = self.segments.memory_bytes(self.segments.estimate(self.device, larger.workload))
+                return replace(larger, memory_bytes=held)
+        return replica
+
+    def _sizes(self, replica: PlacedReplica) -> tuple[int, ...]:
+        key = (replica.model, replica.share)
+        if key not in self._batches:
+            listed = self.segments.menu.listed(replica.model, self.device, replica.share)
+            self._batches[key] = tuple(sorted({*listed, replica.batch}))
+        return self._batches[key]
+
+    def _meets(self, replica: PlacedReplica, beside: Sequence[Workload]) -> bool:
+        demand = self.segments.problem.demand(replica.model)
+        try:
+            held = self.segments.memory_bytes(self.segments.estimate(self.device, replica.workload))
+            fits = (held or 0) <= self.device.dram_bytes
+            return fits and self.segments.meets(demand, self.device, replica.workload, replica.rate_rps, beside)
+        except InputError:
+            return False  # nothing is known of this batch under this share
+
+    def _holds(self, state: _State) -> bool:
+        if sum(one.memory_bytes or 0 for one in state) > self.device.dram_bytes:
+            return False
+        if sum(one.share.sm_pct for one in state) > 100.0 + 1e-9:
+            return False
+        return all(self._meets(one, self._beside(state, index)) for index, one in enumerate(state))
+
+    def _shared(self, replica: PlacedReplica, units: int) -> PlacedReplica:
+        return replace(replica, share=Share(min(100.0, units * self.policy.unit_pct)))
+
+    @staticmethod
+    def _beside(state: _State, index: int) -> tuple[Workload, ...]:
+        return tuple(other.workload for position, other in enumerate(state) if position != index)

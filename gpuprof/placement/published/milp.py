@@ -1,0 +1,131 @@
+"""The mixed integer program of Elvinger's thesis (ETH 2024, §5.4.3) and its heterogeneous extension."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.demand import Demand
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import Bin
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import Program, Solution
+from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.whynot import with_unplaced
+
+#: What the second objective may take away from the goodput, of the whole.
+_GIVE = 1e-7
+
+_Known = Mapping[str, Mapping[str, Mapping[int, Requirement]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Milp:
+    """Maximises Σ min(rate, goodput) over binary placements of (model, batch) on the GPUs of a fixed fleet.
+
+    One batch size a model, at most one replica of a model on a GPU, ΣCreq and ΣMreq at most 100% on each GPU, at most
+    ``max_replicas`` replicas. With several kinds of device goodput, Creq and Mreq have the device as a third index.
+    The thesis leaves open which of equally good solutions is taken: here the one of least ΣCreq + ΣMreq. Decided here
+    too: as for `usher`, goodput is the largest rate within the problem's latency rule, and a device
+    on which somebody's SLO would break beside the others is not used.
+
+    Attributes
+    ----------
+    creq : {"max-occupancy", "wao", "wsm"}
+        Metric behind Creq (thesis §5.3).
+    """
+
+    creq: CreqMetric = "max-occupancy"
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement.
+
+        Raises
+        ------
+        InputError
+            When the fleet is elastic, or no model has a compute requirement by the metric.
+        """
+        if any(entry.count is None for entry in problem.fleet.entries):
+            raise InputError("milp maximises the goodput of a fixed fleet", "say how many, as in --gpus v100:4")
+        segments = Segments(problem, capped=False)
+        known: dict[str, dict[str, Mapping[int, Requirement]]] = {}
+        seen = False
+        for demand in problem.by_priority():
+            for entry in problem.fleet.entries:
+                found, mean = requirements(segments, demand, entry.device, self.creq)
+                known.setdefault(demand.model, {})[entry.device.name] = found
+                seen = seen or mean is not None
+        require_metric(seen, self.creq)
+        program = _ThesisProgram(problem, known)
+        return with_unplaced(problem, segments, _put(problem, segments, program.solve(), program))
+
+
+@dataclass(slots=True)
+class _ThesisProgram:
+    """Builds the program: x[m,b,g] binary, y[m,b] binary, w[m] real."""
+
+    problem: Problem
+    known: _Known
+    program: Program = field(default_factory=Program)
+    gpus: list[str] = field(default_factory=list)
+    placed: list[tuple[Demand, Requirement, int, int]] = field(default_factory=list)  # demand, what, GPU, column of x
+    _served: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gpus = [e.device.name for e in self.problem.fleet.entries for _ in range(e.count or 0)]
+        compute = [self.program.row(high=100.0) for _ in self.gpus]
+        memory = [self.program.row(high=100.0) for _ in self.gpus]
+        for demand in self.problem.by_priority():
+            self._add_model(demand, compute, memory)
+
+    def _add_model(self, demand: Demand, compute: Sequence[int], memory: Sequence[int]) -> None:
+        program = self.program
+        goodput = program.row(low=0.0)  # w_m <= Σ goodput · x
+        self._served.append(program.column(-1.0, {goodput: -1.0}, demand.rate_rps, integer=False))
+        one_batch = program.row(high=1.0)
+        once = [program.row(high=1.0) for _ in self.gpus]
+        replicas = program.row(high=demand.max_replicas or len(self.gpus))
+        by_device = self.known[demand.model]
+        for batch in sorted({batch for found in by_device.values() for batch in found}):
+            chosen = program.column(0.0, {one_batch: 1.0}, 1.0)
+            for gpu, device in enumerate(self.gpus):
+                requirement = by_device[device].get(batch)
+                if requirement is None:
+                    continue
+                active = program.row(high=0.0)  # x <= y
+                program.add(chosen, active, -1.0)
+                entries = {
+                    goodput: requirement.segment.capacity_rps,
+                    active: 1.0,
+                    compute[gpu]: requirement.creq_pct,
+                    memory[gpu]: requirement.mreq_pct,
+                    once[gpu]: 1.0,
+                    replicas: 1.0,
+                }
+                self.placed.append((demand, requirement, gpu, program.column(0.0, entries, 1.0)))
+
+    def solve(self) -> Solution | None:
+        """Return the solution of most goodput, and of those the one of least requirements."""
+        options = self.problem.options
+        best = self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed)
+        if best is None:
+            return None
+        kept = self.program.row(low=-best.objective * (1.0 - _GIVE))
+        for column in self._served:
+            self.program.add(column, kept, 1.0)
+        self.program.recost({column: requirement.total_pct for _, requirement, _, column in self.placed})
+        return self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed) or best
+
+
+def _put(problem: Problem, segments: Segments, solution: Solution | None, program: _ThesisProgram) -> Placement:
+    chosen = [] if solution is None else [one for one in program.placed if solution.values[one[3]] > 0.5]
+    capacity: dict[str, float] = {}
+    for demand, requirement, _, _ in chosen:
+        capacity[demand.model] = capacity.get(demand.model, 0.0) + requirement.segment.capacity_rps
+    bins = [Bin(problem.device(name)) for name in program.gpus]
+    for demand, requirement, gpu, _ in chosen:
+        load = min(1.0, demand.rate_rps / capacity[demand.model])
+        bins[gpu].add(requirement.segment.replica(requirement.segment.capacity_rps * load), segments)
+    return Placement("milp", tuple(one.placed() for one in bins if not one.is_empty))

@@ -1,0 +1,213 @@
+"""USHER: groups of balanced models, replicas of each decided together (Shubha et al., OSDI'24, §3.3)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from gpuprof.demand import Demand
+from gpuprof.placement.bin import Bin
+from gpuprof.placement.placement import PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
+from gpuprof.placement.published.usher_groups import balanced_groups
+from gpuprof.placement.published.usher_placement import Ablation, Ground, Option, Space, Trial, ordered
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.whynot import with_unplaced
+
+#: Replication degrees tried are 1 … 6 times the least that serves the rate (§3.3.2).
+_MULTIPLES = 6
+#: Above this many configurations of a group, those that another one is better than in everything are left out.
+_MOST_CONFIGURATIONS = 10_000
+_EPSILON = 1e-9
+#: More than goodputs differ by where they are added up in another order.
+_ROUNDING = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Usher:
+    """Algorithms 1 and 2, for elastic fleets (least cost) and fixed ones (most goodput).
+
+    `balanced_groups` makes the groups (§3.3.1); `_options` lists the configurations of a group (Algorithm 1, line 2)
+    and `_best` tries them and keeps one (lines 3 to 5); `Trial` and `ordered` in `usher_placement`
+    are Algorithm 2. Where USHER is silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by
+    matchings, placed in the order of their first demand; of configurations that are equally good the first, batches
+    and replication degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed
+    fleet is not served. Decided here: the batch sizes are those that the estimator knows; with several kinds of
+    device a model's Creq and Mreq are the means over those that can host it; goodput is the largest rate that a
+    replica serves by the problem's latency rule; of configurations of equal goodput the cheapest, on fixed fleets
+    too; a replica whose SLO, or whose neighbours', would break where USHER puts it, which USHER does not look at,
+    gets a further device if there is one.
+
+    Attributes
+    ----------
+    creq : {"max-occupancy", "wao", "wsm"}
+        Metric behind Creq (thesis §5.3).
+    group_size : int
+        Models in a group at most.
+    without : {"", "CM", "WD", "S"}
+        The paper's ablations: no compute- and memory-heavy classes, no workload division, no sorting.
+    """
+
+    creq: CreqMetric = "max-occupancy"
+    group_size: int = 4
+    without: Ablation = ""
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement.
+
+        Raises
+        ------
+        InputError
+            When no model has a compute requirement by the metric.
+        """
+        segments = Segments(problem, capped=False)
+        known, means = self._known(problem, segments)
+        require_metric(bool(means), self.creq)
+        demands = {demand.model: demand for demand in problem.by_priority() if known.get(demand.model)}
+        entries = sorted(problem.fleet.entries, key=lambda entry: entry.price_per_hour)
+        spaces: list[Space] = []
+        hosts: list[tuple[Option, int]] = []
+        for group in balanced_groups({model: means[model] for model in demands}, self.group_size):
+            options = [self._options(problem, demands[model], known[model]) for model in group]
+            trial = self._best(Ground(entries, spaces), [choice for choice in options if choice])
+            if trial is not None:
+                spaces = trial.spaces()
+                hosts += trial.hosts
+        return self._placement(problem, segments, spaces, hosts)
+
+    def _known(
+        self, problem: Problem, segments: Segments
+    ) -> tuple[dict[str, dict[int, dict[str, Requirement]]], dict[str, tuple[float, float]]]:
+        """Return for each model its requirements by batch and device, and its mean (Creq, Mreq)."""
+        known: dict[str, dict[int, dict[str, Requirement]]] = {}
+        means = {}
+        for demand in problem.by_priority():
+            found: dict[int, dict[str, Requirement]] = {}
+            averages = []
+            for entry in problem.fleet.entries:
+                by_batch, mean = requirements(segments, demand, entry.device, self.creq)
+                averages += [] if mean is None else [mean]
+                for batch, requirement in by_batch.items():
+                    found.setdefault(batch, {})[entry.device.name] = requirement
+            known[demand.model] = found
+            if averages:
+                count = len(averages)
+                means[demand.model] = (sum(c for c, _ in averages) / count, sum(m for _, m in averages) / count)
+        return known, means
+
+    def _options(
+        self, problem: Problem, demand: Demand, known: Mapping[int, Mapping[str, Requirement]]
+    ) -> list[Option]:
+        """Return every {BS, RD} of a model (§3.3.2): RD in multiples of what the largest batch needs."""
+        largest = known[max(known)]
+        highest = max(requirement.segment.capacity_rps for requirement in largest.values())
+        least = math.ceil(demand.rate_rps / highest * (1 - _EPSILON))
+        fixed = not problem.fleet.is_elastic
+        most = sum(entry.count or 0 for entry in problem.fleet.entries) if fixed else math.inf
+        most = min(most, demand.max_replicas or math.inf)
+        options = []
+        for batch in sorted(known):
+            for multiple in range(1, 2 if self.without == "WD" else _MULTIPLES + 1):
+                option = Option(demand, batch, least * multiple, known[batch])
+                serves = option.replicas * option.goodput_rps >= demand.rate_rps * (1 - _EPSILON)
+                if option.replicas <= most and (fixed or serves):
+                    options.append(option)
+        return options
+
+    def _best(self, ground: Ground, options: Sequence[Sequence[Option]]) -> Trial | None:
+        """Algorithm 1: keep the configuration of most goodput, of these the cheapest, of equally good ones the first.
+
+        Configurations that cannot be better than the best so far, because too few devices can host their replicas,
+        are passed over.
+        """
+        best: Trial | None = None
+        choices = _manageable(options)
+        whole = round(sum(choice[0].demand.rate_rps for choice in choices if choice), 6)
+        most = {option: ground.most_goodput_rps(option) for choice in choices for option in choice}
+        least = {option: ground.least_cost(option) for choice in choices for option in choice}
+        for configuration in product(*choices):
+            if best is not None:
+                goodput, negated = best.rank()
+                if goodput == whole and max(least[option] for option in configuration) >= -negated:
+                    continue
+                reachable = sum(most[option] for option in configuration)
+                if not reachable or reachable < goodput - _ROUNDING:
+                    continue
+            trial = Trial(ground)
+            for option in ordered(configuration, self.without):
+                trial.place(option)
+            if best is None or trial.rank() > best.rank():
+                best = trial
+        return best
+
+    def _placement(
+        self, problem: Problem, segments: Segments, spaces: Sequence[Space], hosts: Sequence[tuple[Option, int]]
+    ) -> Placement:
+        """Put the replicas on real devices, which may refuse for interference, and name what is missing."""
+        bins = [Bin(problem.device(space.device)) for space in spaces]
+        refused = []
+        for model, own in _by_model(hosts).items():
+            demand = problem.demand(model)
+            chosen = [(option.by_device[spaces[index].device], index) for option, index in own]
+            capacity = sum(requirement.segment.capacity_rps for requirement, _ in chosen)
+            load = min(1.0, demand.rate_rps / capacity)
+            for requirement, index in chosen:
+                replica = requirement.segment.replica(requirement.segment.capacity_rps * load)
+                if not bins[index].add(replica, segments):
+                    refused.append((bins[index].device.name, replica))
+        bins += self._apart(problem, segments, bins, refused)
+        gpus = tuple(one.placed() for one in bins if not one.is_empty)
+        name = f"usher{'/' + self.without if self.without else ''}"
+        return with_unplaced(problem, segments, Placement(name, gpus))
+
+    def _apart(
+        self, problem: Problem, segments: Segments, bins: Sequence[Bin], refused: Sequence[tuple[str, PlacedReplica]]
+    ) -> list[Bin]:
+        """Return further devices for the replicas that would not bear their neighbours, first fit."""
+        used = Counter(one.device.name for one in bins)
+        fresh: list[Bin] = []
+        for device, replica in refused:
+            if any(one.device.name == device and one.add(replica, segments) for one in fresh):
+                continue
+            entry = problem.entry(device)
+            if entry.count is None or used[device] < entry.count:
+                fresh.append(Bin(entry.device))
+                fresh[-1].add(replica, segments)
+                used[device] += 1
+        return fresh
+
+
+def _manageable(options: Sequence[Sequence[Option]]) -> list[list[Option]]:
+    """Return the options, without those that another is better than in everything where there are too many."""
+    if math.prod(len(choice) for choice in options) <= _MOST_CONFIGURATIONS:
+        return [list(choice) for choice in options]
+    kept = [[one for one in choice if not any(_dominates(other, one) for other in choice)] for choice in options]
+    if math.prod(len(choice) for choice in kept) <= _MOST_CONFIGURATIONS:
+        return kept
+    most = max(2, int(_MOST_CONFIGURATIONS ** (1.0 / len(options)) / 2))
+    return [_fewer(sorted(choice, key=lambda one: one.replicas * one.total_pct), most) for choice in kept]
+
+
+def _fewer(options: Sequence[Option], most: int) -> list[Option]:
+    """Return at most so many of the options: the first that serve everything, and some of those that serve less."""
+    whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
+    partial = [one for one in options if one not in whole]
+    room = max(most - len(whole), min(len(partial), most // 2))
+    return whole[: most - room] + partial[:: max(1, math.ceil(len(partial) / max(1, room)))][:room]
+
+
+def _dominates(better: Option, worse: Option) -> bool:
+    ours = (better.replicas, better.creq_pct, better.mreq_pct, -better.served_rps)
+    theirs = (worse.replicas, worse.creq_pct, worse.mreq_pct, -worse.served_rps)
+    return ours != theirs and all(a <= b for a, b in zip(ours, theirs, strict=True))
+
+
+def _by_model(hosts: Sequence[tuple[Option, int]]) -> dict[str, list[tuple[Option, int]]]:
+    grouped: dict[str, list[tuple[Option, int]]] = {}
+    for option, index in hosts:
+        grouped.setdefault(option.demand.model, []).append((option, index))
+    return grouped

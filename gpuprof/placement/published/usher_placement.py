@@ -1,0 +1,259 @@
+"""USHER's Algorithm 2: where the replicas of one group of models go in one configuration."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpuprof.demand import Demand
+from gpuprof.fleet import FleetEntry
+from gpuprof.placement.published.requirement import Requirement
+
+#: A model is heavy in one resource when it needs this many times as much of it as of the other (§3.3.2).
+HEAVY = 1.2
+_EPSILON = 1e-9
+
+Ablation = Literal["", "CM", "WD", "S"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """A batch size and a replication degree of one model ({BS, RD} of Algorithm 1, line 2).
+
+    Attributes
+    ----------
+    demand : Demand
+    batch, replicas : int
+    by_device : mapping of str to Requirement
+        The kinds of device that can host it.
+    creq_pct, mreq_pct : float
+        The mean over them.
+    goodput_rps : float
+        Of one replica on the kind of device where it is least.
+    """
+
+    demand: Demand
+    batch: int
+    replicas: int
+    by_device: Mapping[str, Requirement]
+    creq_pct: float = field(init=False)
+    mreq_pct: float = field(init=False)
+    goodput_rps: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        known = list(self.by_device.values())
+        object.__setattr__(self, "creq_pct", sum(one.creq_pct for one in known) / len(known))
+        object.__setattr__(self, "mreq_pct", sum(one.mreq_pct for one in known) / len(known))
+        object.__setattr__(self, "goodput_rps", min(one.segment.capacity_rps for one in known))
+
+    @property
+    def total_pct(self) -> float:
+        """Creq + Mreq, by which models are sorted."""
+        return self.creq_pct + self.mreq_pct
+
+    @property
+    def leaning(self) -> Literal["compute", "memory", ""]:
+        """Whether it is compute-heavy, memory-heavy or neither (line 7)."""
+        if self.creq_pct >= HEAVY * self.mreq_pct:
+            return "compute"
+        return "memory" if self.mreq_pct >= HEAVY * self.creq_pct else ""
+
+    @property
+    def served_rps(self) -> float:
+        """Of all replicas, as far as it is asked for."""
+        return min(self.demand.rate_rps, self.goodput_rps * self.replicas)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What is free on a device, in percent, and which models of the group at hand stand there."""
+
+    device: str
+    compute_pct: float = 100.0
+    memory_pct: float = 100.0
+    models: frozenset[str] = frozenset()
+
+    @property
+    def free_pct(self) -> float:
+        """C-space + M-space."""
+        return self.compute_pct + self.memory_pct
+
+    def after(self, model: str, requirement: Requirement) -> Space | None:
+        """Return the device with one replica more, None when it does not fit. A device holds one replica of a model."""
+        compute, memory = self.compute_pct - requirement.creq_pct, self.memory_pct - requirement.mreq_pct
+        if compute < -_EPSILON or memory < -_EPSILON or model in self.models:
+            return None
+        return Space(self.device, compute, memory, self.models | {model})
+
+
+@dataclass(slots=True)
+class Ground:
+    """The devices that the groups before have opened, as the configurations of a group find them.
+
+    Attributes
+    ----------
+    entries : sequence of FleetEntry
+        Cheapest first.
+    spaces : sequence of Space
+    """
+
+    entries: Sequence[FleetEntry]
+    spaces: Sequence[Space]
+    used: Counter[str] = field(init=False)
+    _fits: dict[Option, list[tuple[float, int]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.used = Counter(space.device for space in self.spaces)
+        self._fits = {}
+
+    def fits(self, option: Option) -> list[tuple[float, int]]:
+        """Return (what stays free, index) of the devices that could host a replica, fullest first.
+
+        No model of the group stands on them yet, since a model is in one group.
+        """
+        if option not in self._fits:
+            needs = {name: (one.creq_pct, one.mreq_pct) for name, one in option.by_device.items()}
+            found = []
+            for index, space in enumerate(self.spaces):
+                if space.device in needs:
+                    creq, mreq = needs[space.device]
+                    compute, memory = space.compute_pct - creq, space.memory_pct - mreq
+                    if compute >= -_EPSILON and memory >= -_EPSILON:
+                        found.append((compute + memory, index))
+            self._fits[option] = sorted(found)
+        return self._fits[option]
+
+    def unopened(self, option: Option) -> float:
+        """Return how many devices that could host it are still to be opened; infinity on an elastic fleet."""
+        able = [entry for entry in self.entries if entry.device.name in option.by_device]
+        return sum(math.inf if e.count is None else e.count - self.used[e.device.name] for e in able)
+
+    def most_goodput_rps(self, option: Option) -> float:
+        """Return what no placement of the option exceeds."""
+        hosts = min(option.replicas, len(self.fits(option)) + self.unopened(option))
+        most = max(one.segment.capacity_rps for one in option.by_device.values())
+        return min(option.demand.rate_rps, hosts * most)
+
+    def least_cost(self, option: Option) -> float:
+        """Return what every placement of all its replicas costs at the least: a device holds one of them."""
+        cheapest = min((e.price_per_hour for e in self.entries if e.device.name in option.by_device), default=0.0)
+        return max(0, min(option.replicas - len(self.fits(option)), self.unopened(option))) * cheapest
+
+
+@dataclass(slots=True)
+class Trial:
+    """One configuration of a group being placed (what PLACEMENT returns).
+
+    Attributes
+    ----------
+    hosts : list of (Option, int)
+        Each replica, and the index of its device: those of the ground first, then those opened.
+    cost, goodput_rps : float
+        Of the devices opened; of the group's models.
+    """
+
+    ground: Ground
+    hosts: list[tuple[Option, int]] = field(default_factory=list)
+    cost: float = 0.0
+    goodput_rps: float = 0.0
+    _changed: dict[int, Space] = field(default_factory=dict)
+    _opened: list[Space] = field(default_factory=list)
+
+    def spaces(self) -> list[Space]:
+        """Return all devices as this configuration leaves them."""
+        kept = [self._changed.get(index, space) for index, space in enumerate(self.ground.spaces)]
+        return [Space(space.device, space.compute_pct, space.memory_pct) for space in (*kept, *self._opened)]
+
+    def rank(self) -> tuple[float, float]:
+        """Return what configurations are compared by: most goodput, then least cost."""
+        return round(self.goodput_rps, 6), -self.cost
+
+    def place(self, option: Option) -> None:
+        """Lines 11 to 17 for one model."""
+        first = len(self.hosts)
+        left = self._host(option, option.replicas, self._own(option))  # line 11
+        left = self._host(option, left, self._outside(option, left))  # line 12
+        while left > 0 and self._initialise(option):  # lines 13 to 15
+            left -= 1
+        served = sum(option.by_device[self._space(i).device].segment.capacity_rps for _, i in self.hosts[first:])
+        self.goodput_rps += min(served, option.demand.rate_rps)
+
+    def _space(self, index: int) -> Space:
+        there = len(self.ground.spaces)
+        if index >= there:
+            return self._opened[index - there]
+        return self._changed.get(index, self.ground.spaces[index])
+
+    def _own(self, option: Option) -> list[tuple[float, int]]:
+        """Return the group's devices that can host a replica, fullest first."""
+        there = len(self.ground.spaces)
+        return sorted(self._taking(option, range(there, there + len(self._opened))))
+
+    def _outside(self, option: Option, most: int) -> list[tuple[float, int]]:
+        """Return at most so many of the other groups' devices that can host a replica, fullest first."""
+        found = list(self._taking(option, self._changed))
+        for fit in self.ground.fits(option) if most else []:
+            if most <= 0:
+                break
+            if fit[1] not in self._changed:
+                found.append(fit)
+                most -= 1
+        return sorted(found)
+
+    def _taking(
+        self, option: Option, indices: Iterator[int] | Sequence[int] | Mapping[int, Space]
+    ) -> Iterator[tuple[float, int]]:
+        for index in indices:
+            requirement = option.by_device.get(self._space(index).device)
+            after = None if requirement is None else self._space(index).after(option.demand.model, requirement)
+            if after is not None:
+                yield after.free_pct, index
+
+    def _host(self, option: Option, left: int, fits: Sequence[tuple[float, int]]) -> int:
+        """Put replicas on devices in this order; return how many are left."""
+        for _, index in fits[:left]:
+            space = self._space(index)
+            after = space.after(option.demand.model, option.by_device[space.device])
+            if after is not None:
+                self._put(index, after)
+                self.hosts.append((option, index))
+        return left - min(left, len(fits))
+
+    def _put(self, index: int, space: Space) -> None:
+        there = len(self.ground.spaces)
+        if index >= there:
+            self._opened[index - there] = space
+        else:
+            self._changed[index] = space
+
+    def _initialise(self, option: Option) -> bool:
+        """NEW_LOWEST_COST_GPU_INITIALIZATION: open the cheapest device that can host the model, if there is one."""
+        for entry in self.ground.entries:
+            name = entry.device.name
+            used = self.ground.used[name] + sum(space.device == name for space in self._opened)
+            if name in option.by_device and (entry.count is None or used < entry.count):
+                fresh = Space(name).after(option.demand.model, option.by_device[name])
+                if fresh is not None:
+                    self._opened.append(fresh)
+                    self.hosts.append((option, len(self.ground.spaces) + len(self._opened) - 1))
+                    self.cost += entry.price_per_hour
+                    return True
+        return False
+
+
+def ordered(configuration: Sequence[Option], without: Ablation = "") -> list[Option]:
+    """Lines 7 to 9: compute- and memory-heavy models in turn, each class by falling Creq + Mreq, neutral ones last."""
+    if without == "S":
+        return list(configuration)
+    falling = sorted(configuration, key=lambda option: -option.total_pct)
+    if without == "CM":
+        return falling
+    compute = [option for option in falling if option.leaning == "compute"]
+    memory = [option for option in falling if option.leaning == "memory"]
+    neutral = [option for option in falling if option.leaning == ""]
+    paired = [option for pair in zip(compute, memory, strict=False) for option in pair]
+    shorter = min(len(compute), len(memory))
+    return [*paired, *compute[shorter:], *memory[shorter:], *neutral]

@@ -1,0 +1,307 @@
+"""The process that runs a model while it is measured: ``python -m gpuprof.profiling.child.child``.
+
+It speaks JSON, one object a line. On stdin it gets its task, then ``go``, then, unless it leads, ``stop``; on
+stdout it says ``ready``, then ``done`` with its figures, or ``error``. It is a process of its own so that a model
+that crashes, hangs or eats the memory takes nothing with it, and so that memory can be told from an idle process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any, TextIO
+
+from gpuprof.cpu_share import CpuSlice, confine, own_cores
+from gpuprof.errors import GpuprofError
+from gpuprof.profiling.child.pauses import after_pauses
+from gpuprof.profiling.child.runner import outputs_differ, session_run
+from gpuprof.profiling.child.statistics import median_is_known
+from gpuprof.runtimes import TORCH_PROVIDERS
+from gpuprof.session import open_session
+
+_WARM_UP_RUNS = 3
+_WARM_UP_S = 0.3
+_MAX_WARM_UP_S = 3.0
+_CHECK_EVERY_S = 0.25
+_PR_SET_PDEATHSIG = 1
+#: Without a buffer: a word that had been read ahead of its turn would not be seen by select.
+_STDIN = io.FileIO(0, closefd=False)
+
+
+def main() -> int:
+    """Do the task on stdin; exit code 1 after an error, which was said on stdout."""
+    _die_with_parent()
+    speech = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print must not get between our lines
+    task = json.loads(_STDIN.readline())
+    try:
+        if task.get("compare"):
+            task["alone"] = _outputs_alone(task)
+        part = task["slice"] and CpuSlice(tuple(task["slice"]["cores"]), task["slice"]["quota_cores"])
+        with confine(part, task["group"]) if part else nullcontext():
+            _TASKS[task["kind"]](task, speech)
+    except GpuprofError as error:
+        _say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+        return 1
+    except MemoryError:
+        _say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+        return 1
+    return 0
+
+
+def _latency(task: dict[str, Any], speech: TextIO) -> None:
+    """Time batches back to back."""
+    import numpy as np
+
+    _load_runtime(task["provider"])  # before the baseline, as an idle server has it loaded
+    feeds = dict(np.load(task["inputs"]))
+    path = Path(task["model"])
+    baseline = _resident_bytes(reset_peak=True)
+    session = open_session(path, threads=task["threads"], provider=task["provider"])
+    run = session_run(session, feeds, path)
+    _warm_up(run)
+    _say(speech, "ready")
+    _wait_for("go")
+    starts, latencies, cpu_s = _measure(run, task)
+    peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
+    alone = task["leads"] and not task["beside_others"]
+    usual = int(median(latencies))
+    _say(
+        speech,
+        "done",
+        starts_ns=starts,
+        latencies_ns=latencies,
+        cpu_s=cpu_s,
+        memory_peak_bytes=peak,
+        memory_held_bytes=held,
+        paused_ns=after_pauses(lambda fresh: session_run(session, dict(fresh), path)(), feeds, usual) if alone else [],
+    )
+
+
+def _load_runtime(provider: str) -> None:
+    importlib.import_module("torch" if provider in TORCH_PROVIDERS else "onnxruntime")
+
+
+def _nodes(task: dict[str, Any], speech: TextIO) -> None:
+    """Run under the runtime's own profiler, which slows it down: never in the process that is timed."""
+    import numpy as np
+
+    feeds = dict(np.load(task["inputs"]))
+    path = Path(task["model"])
+    session = open_session(
+        path,
+        threads=task["threads"],
+        provider=task["provider"],
+        profile_prefix=task["profile_prefix"],
+        optimized_path=Path(task["optimized"]),
+    )
+    run = session_run(session, feeds, path)
+    _say(speech, "ready")
+    _wait_for("go")
+    repeats = _repeat(run, task)
+    alone = task.get("alone")
+    differs = outputs_differ(alone, run()) if alone else None
+    _say(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
+
+
+def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what the model answers without a share; None for one that answers differently every time."""
+    import numpy as np
+
+    path = Path(task["model"])
+    session = open_session(path, threads=len(own_cores()), provider=task["provider"])
+    run = session_run(session, dict(np.load(task["inputs"])), path)
+    first, second = run(), run()
+    return None if outputs_differ(first, second) else dict(first)
+
+
+def _ops(task: dict[str, Any], speech: TextIO) -> None:
+    """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
+    import numpy as np
+
+    _say(speech, "ready")
+    for line in _STDIN:
+        asked = json.loads(line)
+        path = Path(asked["model"])
+        try:
+            session = open_session(
+                path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
+            )
+            repeats = _repeat(session_run(session, dict(np.load(asked["inputs"])), path), task)
+            _say(speech, "op", profile=session.end_profiling(), repeats=repeats)
+        except GpuprofError as error:
+            _say(speech, "op", error=str(error))
+
+
+def _kernels(task: dict[str, Any], speech: TextIO) -> None:
+    """Run one small model after another under torch.profiler, as they come in on stdin; runs are in ranges."""
+    import numpy as np
+    from torch import profiler
+
+    kinds = profiler.supported_activities()  # type: ignore[no-untyped-call]
+    _say(speech, "ready")
+    for line in _STDIN:
+        asked = json.loads(line)
+        path = Path(asked["model"])
+        try:
+            session = open_session(path, threads=task["threads"], provider=task["provider"])
+            run = session_run(session, dict(np.load(asked["inputs"])), path)
+            _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
+
+            def marked(run: Callable[[], object] = run) -> None:
+                with profiler.record_function(task["range"]):
+                    run()
+
+            with profiler.profile(activities=kinds) as recording:
+                repeats = _repeat(marked, task)
+            trace = path.with_suffix(".trace.json")
+            recording.export_chrome_trace(str(trace))
+            _say(speech, "op", trace=str(trace), repeats=repeats)
+        except GpuprofError as error:
+            _say(speech, "op", error=str(error))
+
+
+def _check(task: dict[str, Any], speech: TextIO) -> None:
+    """Load a model to see whether the runtime takes it."""
+    open_session(Path(task["model"]), threads=1, provider=task["provider"])
+    _say(speech, "done")
+
+
+def _peak(task: dict[str, Any], speech: TextIO) -> None:
+    """Time a model whose inputs and outputs are bound once: for ceilings, not for latencies."""
+    import numpy as np
+    import onnxruntime as ort
+
+    session = open_session(Path(task["model"]), threads=task["threads"], provider=task["provider"])
+    binding = session.io_binding()
+    for name, shape in task["input_shapes"].items():
+        binding.bind_cpu_input(name, np.full(shape, 0.5, np.float32))
+    output = session.get_outputs()[0]
+    held = ort.OrtValue.ortvalue_from_numpy(np.zeros(task["output_shape"], np.float32))
+    binding.bind_ortvalue_output(output.name, held)
+    _say(speech, "ready")
+    _wait_for("go")
+    times: list[int] = []
+    end = time.monotonic() + task["time_s"]
+    while len(times) < task["min_repeats"] or time.monotonic() < end:
+        start = time.perf_counter_ns()
+        session.run_with_iobinding(binding)
+        times.append(time.perf_counter_ns() - start)
+    _say(speech, "done", latencies_ns=times)
+
+
+_TASKS: dict[str, Callable[[dict[str, Any], TextIO], None]] = {
+    "check": _check,
+    "kernels": _kernels,
+    "latency": _latency,
+    "nodes": _nodes,
+    "ops": _ops,
+    "peak": _peak,
+}
+
+
+def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:
+    """Run for ``time_s`` seconds within the limits of the task; return how often."""
+    end = time.monotonic() + task["time_s"]
+    repeats = 0
+    while repeats < task["min_repeats"] or (time.monotonic() < end and repeats < task["max_repeats"]):
+        run()
+        repeats += 1
+    return repeats
+
+
+def _warm_up(run: Callable[[], object]) -> None:
+    start = time.monotonic()
+    runs = 0
+    while runs < _WARM_UP_RUNS or time.monotonic() - start < _WARM_UP_S:
+        run()
+        runs += 1
+        if time.monotonic() - start > _MAX_WARM_UP_S:
+            return
+
+
+def _measure(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
+    """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
+    limits = task["limits"]
+    starts: list[int] = []
+    latencies: list[int] = []
+    over = _rule(latencies, limits) if task["leads"] else _told_to_stop
+    if task["beside_others"]:  # until all others are at full speed
+        _warm_up(run)
+    begin = time.monotonic()
+    check = begin + _CHECK_EVERY_S
+    cpu = time.process_time()
+    while True:
+        start = time.perf_counter_ns()
+        run()
+        end = time.perf_counter_ns()
+        starts.append(start)
+        latencies.append(end - start)
+        now = time.monotonic()
+        if now >= check:
+            if over(now - begin):
+                break
+            check = now + _CHECK_EVERY_S
+    return starts, latencies, time.process_time() - cpu
+
+
+def _rule(latencies: list[int], limits: dict[str, Any]) -> Callable[[float], bool]:
+    def over(elapsed_s: float) -> bool:
+        if len(latencies) < limits["min_repeats"] or elapsed_s < limits["min_time_s"]:
+            return False
+        if elapsed_s >= limits["max_time_s"]:
+            return True
+        if len(latencies) < limits["want_repeats"] and elapsed_s < limits["want_time_s"]:
+            return False
+        return median_is_known(sorted(latencies), limits["precision"])
+
+    return over
+
+
+def _told_to_stop(elapsed_s: float) -> bool:
+    return bool(select.select([_STDIN], [], [], 0)[0])
+
+
+def _die_with_parent() -> None:
+    with suppress(OSError, AttributeError):  # Linux only; elsewhere a closed stdin ends us, later
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _wait_for(word: str) -> None:
+    line = _STDIN.readline().decode()
+    if line.strip() != word:  # the parent is gone: nobody wants the answer
+        raise SystemExit(1)
+
+
+def _say(speech: TextIO, event: str, **content: object) -> None:
+    speech.write(json.dumps({"event": event, **content}) + "\n")
+    speech.flush()
+
+
+def _resident_bytes(reset_peak: bool) -> int:
+    if reset_peak:
+        with suppress(OSError):  # not every kernel has it; the peak then includes that of importing
+            Path("/proc/self/clear_refs").write_text("5")
+    return _status_bytes("VmRSS")
+
+
+def _status_bytes(key: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,283 @@
+"""Times jobs, alone or beside one another, each held to its share of the device."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from gpuprof.cgroup import remove_group
+from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
+from gpuprof.errors import GpuprofError, InputError
+from gpuprof.profiling.child.children import Child
+from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits
+from gpuprof.profiling.child.statistics import LatencyStats, summarize
+from gpuprof.runtimes import ORT_CPU
+from gpuprof.share import Share
+
+_LOAD_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured of one job.
+
+    Attributes
+    ----------
+    stats : LatencyStats
+        Of the batches of all its processes.
+    throughput_rps : float
+        Requests per second of all its processes together.
+    memory_peak_bytes, memory_held_bytes : int
+        Of the process that took most, above an idle one.
+    cpu_utilization_pct : float
+        CPU time, percent of the share.
+    paused_ms, paused_std_ms : float or None
+        Mean time of a batch that follows a pause, with fresh inputs, and its standard deviation; None: not measured
+        beside others.
+    part : CpuSlice
+        The share as cores.
+    """
+
+    stats: LatencyStats
+    throughput_rps: float
+    memory_peak_bytes: int
+    memory_held_bytes: int
+    cpu_utilization_pct: float
+    paused_ms: float | None
+    paused_std_ms: float | None
+    part: CpuSlice
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    starts_ns: list[int]
+    latencies_ns: list[int]
+    cpu_s: float
+    memory_peak_bytes: int
+    memory_held_bytes: int
+    paused_ns: list[int]
+
+    @property
+    def end_ns(self) -> int:
+        """When the last batch ended."""
+        return self.starts_ns[-1] + self.latencies_ns[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a job runs when it is not on a share of the CPU.
+
+    Attributes
+    ----------
+    provider : str
+        Execution provider.
+    environment : mapping of str to str
+        What binds its processes to their share, set before they start.
+    """
+
+    provider: str
+    environment: Mapping[str, str]
+
+
+def measure(
+    job: Job,
+    beside: Sequence[Job] = (),
+    limits: Limits = DEFAULT_LIMITS,
+    seats: Sequence[Seat] = (),
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[Timing, ...]:
+    """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
+
+    Parameters
+    ----------
+    job : Job
+    beside : sequence of Job
+        Their shares and the job's must fit the device together.
+    limits : Limits
+    seats : sequence of Seat
+        One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
+    begin : function
+        Called when all have loaded and warmed up, before they are timed.
+
+    Returns
+    -------
+    tuple of Timing
+        The job's, then those of ``beside``, each over the time in which all were running.
+
+    Raises
+    ------
+    InputError
+        When the shares do not fit, or ONNX Runtime refuses a model.
+    UnavailableError
+        When a share cannot be enforced here, or a process dies or hangs; all others are ended then.
+    """
+    jobs = (job, *beside)
+    parts = slices_of([Share()]) * len(jobs) if seats else slices_of([member.share for member in jobs])
+    sat: Sequence[Seat | None] = seats or [None for _ in jobs]
+    alone = sum(member.processes for member in jobs) == 1
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory, ExitStack() as stack:
+        crews = [
+            _start(stack, member, part, seat, Path(directory) / str(index), limits, alone)
+            for index, (member, part, seat) in enumerate(zip(jobs, parts, sat, strict=True))
+        ]
+        samples = _run(crews, limits, begin)
+    window = _common_window(samples)
+    return tuple(
+        _timing(member, part, group, window, limits) for member, part, group in zip(jobs, parts, samples, strict=True)
+    )
+
+
+@contextmanager
+def running(jobs: Sequence[Job], seats: Sequence[Seat], limits: Limits = DEFAULT_LIMITS) -> Iterator[None]:
+    """Keep ``jobs`` running back to back on their seats until this is left; they are not timed.
+
+    Raises
+    ------
+    InputError, UnavailableError
+        As `measure`.
+    """
+    part = slices_of([Share()])[0]
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, ExitStack() as stack:
+        crews = [
+            _start(stack, job, part, seat, Path(name) / str(index), limits, False)
+            for index, (job, seat) in enumerate(zip(jobs, seats, strict=True), 1)
+        ]
+        children = [child for crew in crews for child in crew]
+        for child in children:
+            child.expect("ready", _LOAD_S)
+        for child in children:
+            child.tell("go")
+        try:
+            yield
+        finally:
+            # A client of MPS that is killed with work on the GPU can take the others of its server with it.
+            for child in children:
+                child.tell("stop")
+            for child in children:
+                with suppress(GpuprofError):
+                    child.expect("done", limits.hang_s)
+
+
+def slices_of(shares: Sequence[Share]) -> tuple[CpuSlice, ...]:
+    """Return the cores of each share of this machine's CPU.
+
+    Raises
+    ------
+    InputError
+        When a share is of a MIG instance, which a CPU has not, or all together are more than the CPU.
+    """
+    for share in shares:
+        if share.mig is not None:
+            raise InputError(f"a CPU has no MIG instance {share.mig}", "write the share as a percentage or cores")
+    return plan_slices([share.sm_pct for share in shares], own_cores())
+
+
+@contextmanager
+def shared_group(name: str) -> Iterator[str]:
+    """Give a control group's name that nobody else uses, and remove the group when all is over."""
+    unique = f"{os.getpid()}-{name}"
+    try:
+        yield unique
+    finally:
+        remove_group(unique)
+
+
+def save_inputs(job: Job, path: Path) -> None:
+    """Write random inputs for ``job`` to ``path``, the same for the same model and batch."""
+    from gpuprof.inputs import random_inputs
+
+    save_arrays(random_inputs(job.graph), path)
+
+
+def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
+    """Write arrays to ``path`` for a child to read; texts go as fixed-width ones, since nothing is pickled."""
+    import numpy as np
+
+    plain = {name: array.astype(str) if array.dtype == object else array for name, array in arrays.items()}
+    np.savez(path, allow_pickle=False, **plain)
+
+
+def label(job: Job) -> str:
+    """Return ``"resnet50 at batch 8 on 50%"``."""
+    return f"{job.graph.name} at batch {job.graph.batch} on {job.share}"
+
+
+def _start(
+    stack: ExitStack, job: Job, part: CpuSlice, seat: Seat | None, directory: Path, limits: Limits, alone: bool
+) -> list[Child]:
+    directory.mkdir()
+    inputs = directory / "inputs.npz"
+    save_inputs(job, inputs)
+    group = stack.enter_context(shared_group(f"job{directory.name}"))
+    task = {
+        "kind": "latency",
+        "model": str(job.path),
+        "inputs": str(inputs),
+        "threads": part.threads,
+        "provider": seat.provider if seat else ORT_CPU,
+        "slice": None if seat else asdict(part),
+        "group": group,
+        "limits": asdict(limits),
+    }
+    crew = []
+    for process in range(job.processes):
+        own = {**task, "leads": directory.name == "0" and process == 0, "beside_others": not alone}
+        crew.append(stack.enter_context(Child(own, label(job), environment=seat.environment if seat else None)))
+    return crew
+
+
+def _run(crews: Sequence[Sequence[Child]], limits: Limits, begin: Callable[[], None]) -> list[list[_Sample]]:
+    everybody = [child for crew in crews for child in crew]
+    for child in everybody:
+        child.expect("ready", _LOAD_S)
+    begin()
+    for child in everybody:
+        child.tell("go")
+    leader, *others = everybody
+    patience = limits.max_time_s + limits.hang_s
+    told = {leader: leader.expect("done", patience)}
+    for child in others:
+        child.tell("stop")
+    told |= {child: child.expect("done", limits.hang_s) for child in others}
+    return [[_sample(told[child]) for child in crew] for crew in crews]
+
+
+def _sample(message: dict[str, object]) -> _Sample:
+    return _Sample(**{name: message[name] for name in _Sample.__slots__})  # type: ignore[arg-type]
+
+
+def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:
+    """Return the time in which all processes were running: before and after it they had more for themselves."""
+    everyone = [sample for group in samples for sample in group]
+    return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
+
+
+def _timing(job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[int, int], limits: Limits) -> Timing:
+    begin, end = window
+    kept: list[tuple[int, int]] = []
+    throughput = 0.0
+    for sample in samples:
+        pairs = list(zip(sample.starts_ns, sample.latencies_ns, strict=True))
+        # A batch longer than the window is still a measurement of a batch.
+        inside = [(s, d) for s, d in pairs if s >= begin and s + d <= end] or pairs
+        kept += inside
+        throughput += job.graph.batch * len(inside) / ((inside[-1][0] + inside[-1][1] - inside[0][0]) / 1e9)
+    wall_s = max(sample.end_ns - sample.starts_ns[0] for sample in samples) / 1e9
+    cpu_s = sum(sample.cpu_s for sample in samples)
+    paused = samples[0].paused_ns
+    return Timing(
+        stats=summarize([duration / 1e6 for _, duration in sorted(kept)], limits.precision),
+        throughput_rps=throughput,
+        memory_peak_bytes=max(sample.memory_peak_bytes for sample in samples),
+        memory_held_bytes=max(sample.memory_held_bytes for sample in samples),
+        cpu_utilization_pct=100.0 * cpu_s / (wall_s * part.amount_cores),
+        paused_ms=fmean(paused) / 1e6 if paused else None,
+        paused_std_ms=stdev(paused) / 1e6 if paused else None,
+        part=part,
+    )

@@ -1,0 +1,1 @@
+"""Collecting on a CPU, by ONNX Runtime's own profile."""

@@ -1,0 +1,114 @@
+"""Times of the nodes that a runtime executed, tied to the ops of the model."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from gpuprof.executed_graph import ExecutedNode, Group, Tie, tie
+from gpuprof.model import ModelGraph
+from gpuprof.profiling.cpu.ort_trace import NodeEvent
+
+_SKIPPED_REPEATS = 2  # of a fresh session: they allocate
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """Time of ops that were executed together, in nanoseconds for one run of the model."""
+
+    group: Group
+    mean_ns: float
+    p50_ns: float
+    min_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTimes:
+    """Times of one model's nodes.
+
+    Attributes
+    ----------
+    executed : tuple of ExecutedNode
+    tie : Tie
+    groups : tuple of GroupTime
+        For each group of ``tie``.
+    events : tuple of (int or None, NodeEvent)
+        Each execution with its position in ``executed``, warm-up left out.
+    repeats : int
+    total_ns, untied_ns : float
+        Mean of all nodes' time in one run, and the part of it that belongs to no op.
+    """
+
+    executed: tuple[ExecutedNode, ...]
+    tie: Tie
+    groups: tuple[GroupTime, ...]
+    events: tuple[tuple[int, NodeEvent], ...]
+    repeats: int
+    total_ns: float
+    untied_ns: float
+
+    def notes(self) -> tuple[str, ...]:
+        """Return in words what could not be tied."""
+        if not self.tie.untied or not self.total_ns:
+            return ()
+        kinds = Counter(self.executed[index].op_type for index in self.tie.untied)
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        return (f"{100 * self.untied_ns / self.total_ns:.1f}% of the nodes' time belongs to no op: {listed}",)
+
+
+def node_times(graph: ModelGraph, executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> NodeTimes:
+    """Tie the executions in ``trace`` to the ops of ``graph`` and sum them up.
+
+    Parameters
+    ----------
+    graph : ModelGraph
+    executed : sequence of ExecutedNode
+        The graph that the runtime made of the model.
+    trace : sequence of NodeEvent
+        In order of time.
+    """
+    tied = tie(graph, executed)
+    placed = _place(executed, trace)
+    last = max((event.repeat for _, event in placed), default=0)
+    first = min(_SKIPPED_REPEATS, last)
+    kept = tuple((index, event) for index, event in placed if event.repeat >= first)
+    repeats = last - first + 1
+    durations: dict[int, list[int]] = defaultdict(lambda: [0] * repeats)
+    for index, event in kept:
+        durations[index][event.repeat - first] += event.duration_ns
+    return NodeTimes(
+        executed=tuple(executed),
+        tie=tied,
+        groups=tuple(_group_time(group, durations) for group in tied.groups),
+        events=kept,
+        repeats=repeats,
+        total_ns=sum(fmean(times) for times in durations.values()),
+        untied_ns=sum(fmean(durations[index]) for index in tied.untied if index in durations),
+    )
+
+
+def _group_time(group: Group, durations: dict[int, list[int]]) -> GroupTime:
+    sums = [sum(times) for times in zip(*(durations[index] for index in group.executed), strict=True)]
+    return GroupTime(group, fmean(sums), median(sums), min(sums))
+
+
+def _place(executed: Sequence[ExecutedNode], trace: Sequence[NodeEvent]) -> list[tuple[int, NodeEvent]]:
+    """Find the executed node of each event; events of nodes inside subgraphs are part of their parent's time."""
+    named = {node.name: index for index, node in enumerate(executed) if node.name}
+    nameless: dict[str, list[int]] = defaultdict(list)
+    for index, node in enumerate(executed):
+        if not node.name:
+            nameless[node.op_type].append(index)
+    placed: list[tuple[int, NodeEvent]] = []
+    seen: Counter[tuple[int, str]] = Counter()
+    for event in trace:
+        if event.name in named:
+            placed.append((named[event.name], event))
+            continue
+        turn = seen[event.repeat, event.op_type]
+        if turn < len(nameless[event.op_type]):
+            placed.append((nameless[event.op_type][turn], event))
+            seen[event.repeat, event.op_type] += 1
+    return placed

@@ -1,0 +1,1 @@
+"""Collecting on a GPU, and from recordings made elsewhere."""

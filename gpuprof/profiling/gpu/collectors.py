@@ -1,0 +1,272 @@
+"""Collectors for NVIDIA GPUs: each times a model as it runs by itself, then records it again under a profiler.
+
+What a profiler slows down is not timed, and what is timed is not recorded; the passes run one after another under the
+same share. NVML samples the GPU beside the timing.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gpuprof.errors import UnavailableError
+from gpuprof.gpu_share import bound_shares
+from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.child.measurement import Seat, Timing, measure, running
+from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
+from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.cpu.ort import colocation_rows
+from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.kineto_trace import read_kineto
+from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
+from gpuprof.profiling.nsight.ncu_report import Counters
+from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count, find_ncu
+from gpuprof.profiling.nsight.nsys_report import read_nsys
+from gpuprof.profiling.nsight.nsys_tool import exported, find_nsys, record
+from gpuprof.profiling.nsight.recorded_program import RecordedProgram
+from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
+from gpuprof.profiling.nsight.tool_process import tool_version
+from gpuprof.profiling.timeline.creq import requirement
+from gpuprof.profiling.timeline.kernel_join import join_kernels
+from gpuprof.profiling.timeline.timeline import Timeline
+from gpuprof.runtimes import ORT_CUDA
+from gpuprof.session import gpu_provider, runtime_version, session_settings
+
+_COUNTED_REPEATS = 1
+#: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
+_IDLE_S, _GLANCE_S = 1.0, 0.1
+
+
+class GpuCollector:
+    """Times models with NVML beside them; the classes below add what a profiler records.
+
+    Attributes
+    ----------
+    timeline : str or None
+        What records kernels in time: ``"nsys"``, ``"cupti"`` (torch.profiler), or None.
+    counters : bool
+        Whether ncu counts.
+    """
+
+    name = "nvml"
+    kinds: tuple[str, ...] = ("gpu",)
+    timeline: str | None = None
+    counters = False
+
+    def __init__(self) -> None:
+        # Without it CUDA counts the fastest GPU first, and NVML would sample another than the one that is measured.
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        self._idle_power_w: float | None = None
+        self._outputs = SharedOutputs()
+
+    @cached_property
+    def provider(self) -> str:
+        """What runs the models: ONNX Runtime's provider for GPUs, or PyTorch where there is none."""
+        return gpu_provider() or ORT_CUDA
+
+    def available(self) -> str | None:
+        """Return None when the GPU, the runtime and every tool of this collector are here, else the first reason."""
+        reasons = [nvml_missing(), gpu_provider_missing()]
+        if self.timeline == "nsys":
+            reasons.append(_nsys_missing())
+        if self.timeline == "cupti" and importlib.util.find_spec("torch") is None:
+            reasons.append("torch, which brings its profiler, is not installed")
+        if self.counters and (find_ncu() is None):
+            reasons.append("ncu is not installed: it comes with the CUDA toolkit")
+        if self.timeline == "nsys" or self.counters:
+            reasons.append(nvtx_missing())
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def version(self) -> str:
+        """Return the versions of the tools behind it."""
+        found = [f"{tool} {version}" for tool, version in self._tools.items()]
+        return ", ".join(found) or "nvml"
+
+    def runtime(self) -> tuple[str, str]:
+        """Return name and version of what runs the models."""
+        return runtime_version(self.provider)
+
+    def collect(self, request: Request) -> Collected:
+        """Measure one request; see `gpuprof.profiling.collector.Collector`."""
+        jobs = (request.job, *request.beside)
+        idle = self._idle()
+        with bound_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
+            seats = [Seat(self.provider, environment) for environment in environments]
+            timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
+            sampled = sampler.figures()
+            settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
+            settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
+            if request.beside:
+                delay_ms = self._dispatch_beside(request, seats) if self.timeline else None
+                return Collected(colocations=_colocations(request, timings, sampled, delay_ms), settings=settings)
+            recorded, error = self._record(request, environments[0])
+        measured = _measured(timings[0], sampled, idle)
+        return Collected(
+            models=(model_row(request, recorded, **measured, error=error),),
+            ops=op_rows(request, recorded.kernels),
+            kernels=kernel_rows(request, recorded.kernels),
+            devices=device_rows(request, recorded),
+            settings=settings,
+            notes=recorded.notes,
+        )
+
+    def _idle(self) -> NvmlFigures:
+        """Return what others hold of the memory now, and the least power seen: a GPU cools down for some seconds."""
+        seen = idle_figures(seconds=_IDLE_S if self._idle_power_w is None else _GLANCE_S)
+        known = [power for power in (seen.power_w, self._idle_power_w) if power is not None]
+        self._idle_power_w = min(known, default=None)
+        return replace(seen, power_w=self._idle_power_w)
+
+    @cached_property
+    def _tools(self) -> dict[str, str]:
+        found: dict[str, str | None] = {}
+        if self.timeline == "nsys" and (nsys := find_nsys()):
+            found["nsys"] = tool_version(nsys)
+        if self.timeline == "cupti":
+            found["torch"] = importlib.metadata.version("torch")
+        if self.counters and (ncu := find_ncu()):
+            found["ncu"] = tool_version(ncu)
+        return {tool: version or "unknown" for tool, version in found.items()}
+
+    def _conditions(self) -> dict[str, str]:
+        return dict(CONDITIONS) if self.counters else {}
+
+    def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recorded, str | None]:
+        """Return what the profilers recorded of one process, and how its outputs under the share differ."""
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+            directory = Path(name)
+            program = RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
+            shared = program.outputs("shared")
+            watched = {"outputs": str(shared)} if environment else {}
+            if watched and not self.timeline:
+                program.run(environment, **watched)
+            bound = {**program.path, **environment}
+            timeline = self._timeline(program, bound, **watched) if self.timeline else None
+            error = self._outputs.difference(request.job, program, shared) if watched else None
+            counted, notes = self._counted(program, bound, bool(timeline)) if self.counters else (None, ())
+        return _joined(timeline, counted, self._tools, notes), error
+
+    def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
+        """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+            program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
+            with running(request.beside, seats[1:], request.limits):
+                timeline = self._timeline(program, {**program.path, **seats[0].environment})
+        needed = requirement(timeline.kernels, timeline.copies, None)
+        return None if needed is None else needed.dispatch_ms
+
+    def _timeline(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timeline:
+        if self.timeline == "cupti":
+            trace = program.directory / "trace.json"
+            program.run(environment, kineto=str(trace), **more)
+            return read_kineto(trace).measured()
+        report = program.directory / "report"
+        command = program.command(**more)
+        with exported(record(command, report, time_limit_s=program.time_limit_s, environment=environment)) as sqlite:
+            return read_nsys(sqlite).measured()
+
+    def _counted(
+        self, program: RecordedProgram, environment: Mapping[str, str], besides: bool
+    ) -> tuple[Counters | None, tuple[str, ...]]:
+        """Return the counters; where a timeline is there already, without them if ncu may not count."""
+        # ncu picks kernels by the range that they are in: one only, so that there is no question of which.
+        command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
+        try:
+            limit_s = program.time_limit_s
+            return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
+        except UnavailableError as error:
+            if not besides:
+                raise
+            return None, (f"no counters: {error}",)
+
+
+class NsysNcuCollector(GpuCollector):
+    """Kernels in time by nsys, counters by ncu, joined kernel by kernel."""
+
+    name, timeline, counters = "nsys+ncu", "nsys", True
+
+
+class CuptiNcuCollector(GpuCollector):
+    """Kernels in time by torch.profiler, counters by ncu, joined kernel by kernel."""
+
+    name, timeline, counters = "cupti+ncu", "cupti", True
+
+
+class NsysCollector(GpuCollector):
+    """Kernels in time, by Nsight Systems."""
+
+    name, timeline = "nsys", "nsys"
+
+
+class CuptiCollector(GpuCollector):
+    """Kernels in time, by torch.profiler, which reads the same records of CUPTI where nsys is missing."""
+
+    name, timeline = "cupti", "cupti"
+
+
+class NcuCollector(GpuCollector):
+    """Counters of each kernel, by Nsight Compute; not their order in time."""
+
+    name, counters = "ncu", True
+
+
+def _nsys_missing() -> str | None:
+    binary = find_nsys()
+    if binary is None:
+        return "nsys is not installed: apt-get install nsight-systems"
+    return None if tool_version(binary) else f"{binary} does not run"
+
+
+def _joined(
+    timeline: Timeline | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
+) -> Recorded:
+    gpus = tuple(timeline.gpus.values()) if timeline else ()
+    if timeline is None:
+        kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
+        return Recorded(kernels, None, gpus, tools, notes)
+    if counted is None:
+        return Recorded(timeline.kernels, timeline.copies, gpus, tools, (*timeline.notes, *notes))
+    kernels = timeline.kernels.drop(columns="achieved_occupancy_pct", errors="ignore")
+    joined, unmatched = join_kernels(kernels, counted.kernels)
+    return Recorded(joined, timeline.copies, gpus, tools, (*timeline.notes, *notes, *unmatched))
+
+
+def _measured(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
+    held = None
+    if sampled.memory_bytes is not None and idle.memory_bytes is not None:
+        held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None
+    stats = timing.stats
+    return {
+        "stable": stats.stable,
+        "repeats": stats.repeats,
+        "latency_mean_ms": stats.mean_ms,
+        "latency_std_ms": stats.std_ms,
+        "latency_p50_ms": stats.p50_ms,
+        "latency_p95_ms": stats.p95_ms,
+        "latency_p99_ms": stats.p99_ms,
+        "latency_p50_low_ms": stats.p50_low_ms,
+        "latency_p50_high_ms": stats.p50_high_ms,
+        "throughput_rps": timing.throughput_rps,
+        "memory_peak_bytes": held,
+        "power_w": sampled.power_w,
+        "idle_power_w": idle.power_w,
+        "clock_mhz": sampled.clock_mhz,
+    }
+
+
+def _colocations(
+    request: Request, timings: Sequence[Timing], sampled: NvmlFigures, delay_ms: float | None
+) -> tuple[Any, ...]:
+    """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
+    first, *others = colocation_rows(request, timings)
+    rows = (replace(first, dispatch_ms=delay_ms), *others)
+    return tuple(replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz) for row in rows)

@@ -1,0 +1,174 @@
+"""Makes rows of the kernel database from what was recorded on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from statistics import fmean, median
+from typing import Any
+
+import pandas as pd
+
+from gpuprof.executed_graph import Group
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.model import Op
+from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.cpu.node_times import GroupTime
+from gpuprof.profiling.cpu.op_rows import op_row
+from gpuprof.profiling.timeline.creq import Requirement, requirement
+from gpuprof.profiling.timeline.link import link_row
+from gpuprof.profiling.timeline.timeline import column
+from gpuprof.runtimes import NODE_RANGE
+
+_KERNEL_REPEATS = 3  # runs of the model whose kernels are kept one by one
+_COLUMNS = frozenset(field.name for field in fields(KernelRow))
+_FLOATS = frozenset(name for name in _COLUMNS if name.endswith("_pct") or name == "waves_per_sm")
+_OWN = frozenset(
+    {"run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "position", "start_ns", "name", "repeat"}
+)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What was recorded of one workload, from whatever tools.
+
+    Attributes
+    ----------
+    kernels : DataFrame
+        Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
+    copies : DataFrame or None
+        None: no tool recorded them.
+    gpus : tuple of str
+        The driver's names of the GPUs that kernels ran on.
+    tools : mapping of str to str
+        Tool → version.
+    notes : tuple of str
+    """
+
+    kernels: pd.DataFrame
+    copies: pd.DataFrame | None
+    gpus: tuple[str, ...]
+    tools: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...]:
+    """Return a row for each kernel of the last few runs, tied to the op whose range launched it."""
+    if not len(kernels):
+        return ()
+    kept = kernels[kernels["repeat"] > kernels["repeat"].max() - _KERNEL_REPEATS]
+    starts = column(kept, "start_ns")
+    origin = 0 if starts.isna().all() else int(starts.min())
+    tied = [column(kept, "range").tolist(), starts.tolist(), kept.groupby("repeat").cumcount().tolist()]
+    names = [name for name in kept.columns if name in _COLUMNS - _OWN]
+    values = [[_plain(name, value) for value in kept[name].tolist()] for name in names]
+    common = _common(request)
+    owners = _owners(request)
+    return tuple(
+        KernelRow(
+            **common,
+            name=str(name),
+            position=position,
+            repeat=int(repeat),
+            start_ns=None if pd.isna(start) else int(start) - origin,
+            **_tie(owners, within),
+            **dict(zip(names, row, strict=True)),
+        )
+        for name, repeat, within, start, position, row in zip(
+            kept["name"].tolist(), kept["repeat"].tolist(), *tied, zip(*values, strict=True), strict=True
+        )
+    )
+
+
+def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
+    """Return a row for each op of the model, with the time of its kernels in one run; empty when none could be tied."""
+    ops = request.job.graph.ops
+    if not len(kernels) or not ops:
+        return ()
+    names = {within: op.name for within, op in _owners(request).items()}
+    owned = pd.Series([ops[0].name] * len(kernels)) if len(ops) == 1 else column(kernels, "range").map(names)
+    timed = kernels.assign(op=owned.to_numpy())[["op", "repeat", "duration_ns"]].dropna(subset=["op"])
+    if not len(timed):
+        return ()
+    sums = timed.groupby(["op", "repeat"])["duration_ns"].sum()
+    times = {str(op): [float(value) for value in part.tolist()] for op, part in sums.groupby("op")}
+    return tuple(
+        op_row(request, position, op, _timed(position, times.get(op.name)), len(times.get(op.name, ())), None)
+        for position, op in enumerate(request.job.graph.ops)
+    )
+
+
+def device_rows(request: Request, recorded: Recorded) -> tuple[DeviceRow, ...]:
+    """Return what the recording says of the device itself: what its link to the host achieved."""
+    recorder = next(iter(recorded.tools), "a profiler")  # counters come second
+    row = link_row(request.run_id, request.device, recorded.copies, recorder)
+    return () if row is None else (row,)
+
+
+def model_row(request: Request, recorded: Recorded, **measured: Any) -> ModelRow:
+    """Return the model's row: what its kernels say, and what was ``measured`` besides."""
+    job = request.job
+    needed = requirement(recorded.kernels, recorded.copies, request.device if request.device.sm else None)
+    return ModelRow(
+        **_common(request),
+        processes=job.processes,
+        model_sha256=job.graph.sha256 or None,
+        model_path=job.graph.path or None,
+        weight_bytes=job.graph.weight_bytes if job.graph.ops else None,
+        flops=job.graph.flops if job.graph.ops else None,
+        **{**(_figures(needed) if needed else {}), **measured},
+    )
+
+
+def _figures(needed: Requirement) -> dict[str, Any]:
+    return {
+        "max_occupancy_pct": needed.max_occupancy_pct,
+        "wavg_occupancy_pct": needed.wavg_occupancy_pct,
+        "wavg_sm_util_pct": needed.wavg_sm_util_pct,
+        "l2_pct": needed.l2_pct,
+        "dram_pct": needed.dram_pct,
+        "h2d_bytes": None if needed.h2d_bytes is None else round(needed.h2d_bytes),
+        "d2h_bytes": None if needed.d2h_bytes is None else round(needed.d2h_bytes),
+        "kernel_count": round(needed.kernel_count),
+        "dispatch_ms": needed.dispatch_ms,
+    }
+
+
+def _common(request: Request) -> dict[str, Any]:
+    return {
+        "run_id": request.run_id,
+        "model": request.job.graph.name,
+        "device": request.device.name,
+        "batch": request.job.graph.batch,
+        "sm_share_pct": request.job.share.sm_pct,
+        "mig_profile": request.job.share.mig,
+    }
+
+
+def _owners(request: Request) -> dict[str, Op]:
+    """Return the ops by the range that is around their launches: their name, or that which PyTorch runs them in."""
+    ops = request.job.graph.ops
+    return {op.name: op for op in ops} | {f"{NODE_RANGE}{op.outputs[0].name}": op for op in ops if op.outputs}
+
+
+def _tie(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
+    if len({op.name for op in owners.values()}) == 1:  # a model of one op: whatever it launches is that op's
+        within = next(iter(owners))
+    op = owners.get(within) if isinstance(within, str) else None
+    if op is None:
+        return {"op_name": within if isinstance(within, str) and within else None}
+    return {"op_name": op.name, "op_type": op.op_type, "op_signature": op.signature}
+
+
+def _timed(position: int, times: list[float] | None) -> GroupTime | None:
+    if not times:
+        return None
+    return GroupTime(Group([position], []), fmean(times), median(times), round(min(times)))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if value is None or (not isinstance(value, str) and pd.isna(value)):
+        return None
+    if isinstance(value, str):
+        return value
+    return float(value) if name in _FLOATS else int(value)

@@ -1,0 +1,229 @@
+"""Reads the trace that ``torch.profiler`` writes: kernels as CUPTI saw them, each with the operator that launched it.
+
+Its occupancy is an estimate from the launch (theoretical occupancy, at most what the grid's warps fill), not a
+counter: `Timeline.notes` says so.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuprof.errors import InputError
+from gpuprof.profiling.timeline.attribution import innermost
+from gpuprof.profiling.timeline.timeline import (
+    D2H,
+    H2D,
+    OUTSIDE,
+    PAGEABLE,
+    PINNED,
+    RUN_RANGE,
+    Timeline,
+    empty_copies,
+    empty_ranges,
+)
+from gpuprof.runtimes import NODE_RANGE
+
+ESTIMATED = "occupancy is torch.profiler's estimate from the launch, not a counter"
+_MAX_BYTES = 2 * 2**30
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_OPERATORS = ("cpu_op", "operator")
+_ANNOTATIONS = ("user_annotation",)
+_DIRECTIONS = {"HtoD": H2D, "DtoH": D2H, "DtoD": "d2d"}
+_MEMORIES = {"Pageable": PAGEABLE, "Pinned": PINNED}
+_FIX = "torch.profiler.profile(…).export_chrome_trace(FILE) writes one"
+
+Event = Mapping[str, Any]
+
+
+def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
+    """Return the timeline of a trace by ``torch.profiler``, plain or compressed with gzip.
+
+    The ranges of kernels are the nodes of an ONNX model where it was run by `gpuprof.torch_session`, else PyTorch's
+    operators.
+
+    Raises
+    ------
+    InputError
+        When it is no such trace, is cut off, or has no kernels where there should be some.
+    """
+    document = _load(path)
+    events: list[Event] = [event for event in document["traceEvents"] if event.get("ph") == "X"]
+    kinds = _by_kind(events)
+    kernels_found = kinds.get("kernel", [])
+    if expect_kernels and not kernels_found:
+        raise InputError(f"{path} has no kernel", "record with activities CPU and CUDA, on a GPU")
+    launches = [event for kind in _LAUNCHES for event in kinds.get(kind, [])]
+    annotations = _ranges([event for kind in _ANNOTATIONS for event in kinds.get(kind, [])])
+    is_node = [str(name).startswith(NODE_RANGE) for name in annotations["name"]]
+    nodes = annotations[np.array(is_node, dtype=bool)].reset_index(drop=True)
+    operators = nodes if len(nodes) else _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
+    launched = _launched(launches)
+    kernels = _kernels(kernels_found)
+    return Timeline(
+        kernels=_tied(kernels, launched, operators, annotations) if len(kernels) else kernels,
+        copies=_copies(kinds.get("gpu_memcpy", []), launched, operators, annotations),
+        ranges=annotations if len(nodes) else pd.concat([annotations, operators], ignore_index=True),
+        tool="torch.profiler",
+        version=str(document.get("schemaVersion", "unknown")),
+        gpus={int(gpu["id"]): str(gpu["name"]) for gpu in document.get("deviceProperties", []) if "name" in gpu},
+        notes=(ESTIMATED,) if "achieved_occupancy_pct" in kernels else (),
+    )
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
+        content = path.read_bytes()
+        document = json.loads(_unpacked(content) if content[:2] == b"\x1f\x8b" else content)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is not a whole JSON file", _FIX) from error
+    if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
+        raise InputError(f"{path} is not a trace of torch.profiler", _FIX)
+    if not all(isinstance(event, dict) for event in document["traceEvents"]):
+        raise InputError(f"{path} is not a trace of torch.profiler", _FIX)
+    return document
+
+
+def _unpacked(content: bytes) -> bytes:
+    inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    unpacked = inflate.decompress(content, _MAX_BYTES)
+    if inflate.unconsumed_tail:
+        raise InputError(f"a trace of more than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
+    if not inflate.eof:
+        raise EOFError("the compressed file is cut off")
+    return unpacked
+
+
+def _by_kind(events: Sequence[Event]) -> dict[str, list[Event]]:
+    kinds: dict[str, list[Event]] = {}
+    for event in events:
+        kinds.setdefault(str(event.get("cat", "")).lower(), []).append(event)
+    return kinds
+
+
+def _ns(microseconds: Any) -> int:
+    """Times are microseconds with a fraction, since the epoch: their product with 1000 is not exact as a float."""
+    whole, _, fraction = str(microseconds).partition(".")
+    return int(whole) * 1000 + int((fraction + "000")[:3]) if "e" not in fraction else round(float(microseconds) * 1000)
+
+
+def _ranges(events: Sequence[Event]) -> pd.DataFrame:
+    if not events:
+        return empty_ranges()
+    starts = np.array([_ns(event["ts"]) for event in events], dtype=np.int64)
+    lengths = np.array([_ns(event["dur"]) for event in events], dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "name": [str(event.get("name", "")) for event in events],
+            "start_ns": starts,
+            "end_ns": starts + lengths,
+            "process_id": _ids(events, "pid"),
+            "thread_id": _ids(events, "tid"),
+        }
+    )
+
+
+def _launched(events: Sequence[Event]) -> pd.DataFrame:
+    """Return where and when each launch was called, under its correlation id."""
+    known = [event for event in events if isinstance(_arguments(event).get("correlation"), int)]
+    frame = pd.DataFrame(
+        {
+            "correlation_id": np.array([_arguments(event)["correlation"] for event in known], dtype=np.int64),
+            "process_id": _ids(known, "pid"),
+            "thread_id": _ids(known, "tid"),
+            "launch_start_ns": np.array([_ns(event["ts"]) for event in known], dtype=np.int64),
+        }
+    )
+    return frame.sort_values("launch_start_ns", kind="stable").drop_duplicates("correlation_id")
+
+
+def _kernels(events: Sequence[Event]) -> pd.DataFrame:
+    rows = []
+    for event in events:
+        arguments = _arguments(event)
+        row: dict[str, Any] = {
+            "name": str(event.get("name", "")),
+            "start_ns": _ns(event["ts"]),
+            "duration_ns": _ns(event["dur"]),
+            "correlation_id": arguments.get("correlation", -1),
+        }
+        for given, column in _KERNEL_ARGUMENTS.items():
+            if given in arguments:
+                row[column] = arguments[given]
+        for part in ("grid", "block"):
+            if len(arguments.get(part, ())) == 3:
+                row |= {f"{part}_{axis}": size for axis, size in zip("xyz", arguments[part], strict=True)}
+        rows.append(row)
+    if not rows:
+        return pd.DataFrame({"name": [], "start_ns": [], "duration_ns": [], "repeat": []})
+    return pd.DataFrame(rows).sort_values("start_ns", kind="stable").reset_index(drop=True)
+
+
+_KERNEL_ARGUMENTS = {
+    "device": "device_index",
+    "stream": "stream_id",
+    "registers per thread": "registers_per_thread",
+    # Kineto sums both kinds; occupancy does not tell them apart.
+    "shared memory": "dynamic_shared_bytes",
+    "est. achieved occupancy %": "achieved_occupancy_pct",
+    "graph node id": "graph_node",
+}
+
+
+def _copies(
+    events: Sequence[Event], launched: pd.DataFrame, operators: pd.DataFrame, annotations: pd.DataFrame
+) -> pd.DataFrame:
+    if not events:
+        return empty_copies()
+    frame = pd.DataFrame(
+        {
+            "start_ns": [_ns(event["ts"]) for event in events],
+            "duration_ns": [_ns(event["dur"]) for event in events],
+            "bytes": [int(_arguments(event).get("bytes", 0)) for event in events],
+            "direction": [_word(_DIRECTIONS, event) or "other" for event in events],
+            "memory": [_word(_MEMORIES, event) for event in events],
+            "correlation_id": [_arguments(event).get("correlation", -1) for event in events],
+        }
+    ).sort_values("start_ns", kind="stable")
+    tied = _tied(frame.reset_index(drop=True), launched, operators, annotations)
+    return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
+
+
+def _word(meanings: Mapping[str, str], event: Event) -> str | None:
+    """Return what the event's name says, as in ``"Memcpy HtoD (Pageable -> Device)"``."""
+    return next((meaning for word, meaning in meanings.items() if word in str(event.get("name", ""))), None)
+
+
+def _tied(
+    frame: pd.DataFrame, launched: pd.DataFrame, operators: pd.DataFrame, annotations: pd.DataFrame
+) -> pd.DataFrame:
+    frame = frame.merge(launched, on="correlation_id", how="left")
+    for name in ("process_id", "thread_id", "launch_start_ns"):
+        frame[name] = frame[name].fillna(-1).astype(np.int64)
+    where = tuple(frame[name].to_numpy(dtype=np.int64) for name in ("process_id", "thread_id", "launch_start_ns"))
+    runs = annotations[annotations["name"] == RUN_RANGE].sort_values("start_ns").reset_index(drop=True)
+    names = np.array([*operators["name"].tolist(), None], dtype=object)
+    return frame.assign(
+        range=pd.Series(names[innermost(operators, *where)], dtype="object"),
+        repeat=np.append(np.arange(len(runs)), OUTSIDE)[innermost(runs, *where)],
+    )
+
+
+def _ids(events: Sequence[Event], key: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return process or thread ids; what is no number there is no thread of the host."""
+    return np.array([event[key] if isinstance(event.get(key), int) else -1 for event in events], dtype=np.int64)
+
+
+def _arguments(event: Event) -> Mapping[str, Any]:
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}

@@ -1,0 +1,114 @@
+"""The program that a profiler records: ``python -m gpuprof.profiling.gpu.recorded_run TASK.json``.
+
+It runs a model a few times, each time in a range of its own, so that what belongs to which run stands in the report
+and warm-up can be told apart. With ``kineto`` in its task it is its own profiler, with ``only_runs`` no range is opened
+within those of the runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.profiling.child.runner import Run, nvtx_missing, open_run, outputs_differ
+from gpuprof.profiling.timeline.timeline import RUN_RANGE
+
+
+def main(arguments: list[str]) -> int:
+    """Do the task in the file; what went wrong stands on stderr as one line."""
+    task: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    try:
+        _do(task)
+    except GpuprofError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_code
+    return 0
+
+
+def _do(task: dict[str, Any]) -> None:
+    import numpy as np
+
+    feeds = dict(np.load(task["inputs"]))
+    ranges = None if task.get("only_runs") else _torch_ranges() if task.get("kineto") else _nvtx()
+    run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"], ranges)
+    for _ in range(task["warm_up"]):
+        run()
+    with _kineto(task.get("kineto")) as marked:
+        first, last = _runs(run, task["repeats"], marked)
+    # What answers differently from run to run cannot be compared with another one's answers.
+    if task.get("outputs") and outputs_differ(first, last) is None:
+        np.savez(task["outputs"], allow_pickle=False, **last)
+
+
+def _runs(run: Run, repeats: int, marked: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the outputs of the first run and of the last."""
+    found: list[Mapping[str, Any]] = []
+    for _ in range(repeats):
+        with marked(RUN_RANGE):
+            outputs = run()
+        found = [*found[:1], outputs]
+    return found[0], found[-1]
+
+
+@contextmanager
+def _kineto(trace: str | None) -> Iterator[Any]:
+    """Give what marks a run: a range of torch.profiler's, whose trace goes to ``trace``, or one of NVTX's."""
+    if trace is None:
+        yield _nvtx()
+        return
+    try:
+        import torch
+        from torch import profiler
+    except ImportError:
+        raise UnavailableError("torch is not installed", "it brings the profiler: pip install torch") from None
+    wanted = [profiler.ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        wanted.append(profiler.ProfilerActivity.CUDA)
+    with profiler.profile(activities=wanted) as recording:
+        yield profiler.record_function
+    recording.export_chrome_trace(trace)
+
+
+def _torch_ranges() -> Any:
+    """Return what opens a range of torch.profiler by its name; nothing where it is not installed."""
+    try:
+        from torch import profiler
+    except ImportError:
+        return None
+    return profiler.record_function
+
+
+def _nvtx() -> Any:
+    """Return what opens an NVTX range by its name; nothing where the tool that would record it is not around."""
+    try:
+        import nvtx
+    except ImportError:
+        if (reason := nvtx_missing()) is None:
+            return _torch_nvtx
+        if "NVTX_INJECTION64_PATH" in os.environ or "NSYS_PROFILING_SESSION_ID" in os.environ:
+            raise UnavailableError(reason) from None
+        return lambda name: nullcontext()
+
+    return nvtx.annotate
+
+
+@contextmanager
+def _torch_nvtx(name: str) -> Iterator[None]:
+    """Open a range by PyTorch's own binding; its ``range`` would take a name for a format, its push does not."""
+    from torch.cuda import nvtx
+
+    nvtx.range_push(name)  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        nvtx.range_pop()  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

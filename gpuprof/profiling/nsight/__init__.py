@@ -1,0 +1,1 @@
+"""NVIDIA's profilers: starting them and reading their reports."""

@@ -1,0 +1,245 @@
+"""Reads what Nsight Compute counted of each kernel: its CSV, or its own file through the package that comes with it.
+
+Both kinds of CSV are read: ``--page raw``, a row for each kernel with its units in the second row, and the default, a
+row for each metric of each kernel.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import re
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.profiling.nsight.ncu_metrics import column_of, in_column_unit, number_of
+from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
+
+_MAX_BYTES = 2 * 2**30
+_IMPORT_S = 600.0
+_SHAPE = re.compile(r"\(?\s*(\d+),\s*(\d+),\s*(\d+)\s*\)?")
+_ID, _NAME, _PROCESS, _STREAM = "ID", "Kernel Name", "Process ID", "Stream"
+_LONG = ("Metric Name", "Metric Unit", "Metric Value")
+_GPU = "device__attribute_display_name"
+_CSV_FIX = "ncu --import REPORT --csv --page raw --print-units base writes one"
+_COUNTERS_FIX = (
+    "on the host set NVreg_RestrictProfilingToAdminUsers=0 and reboot, or start the container with "
+    "--cap-add=SYS_ADMIN; nothing inside the container cures it, timing works without"
+)
+#: What ncu says when it cannot work → the rule and the fix.
+_FAILURES: Mapping[str, tuple[str, str]] = {
+    "ERR_NVGPUCTRPERM": ("ncu may not read this GPU's counters (ERR_NVGPUCTRPERM)", _COUNTERS_FIX),
+    "driver resource was unavailable": (
+        "another profiler holds this GPU's counters (a driver resource was unavailable)",
+        "end it, or where it is DCGM: dcgmi profile --pause",
+    ),
+    "No kernels were profiled": ("ncu saw no kernel", "does the program launch any in the range that was asked for?"),
+}
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What was counted.
+
+    Attributes
+    ----------
+    kernels : DataFrame
+        ``name``, ``process_id``, ``stream_id``, and the columns of `ncu_metrics` that were counted,
+        NaN where one kernel has none; in the order of launch.
+    gpu : str or None
+        The driver's name of the GPU, where the report has it.
+    """
+
+    kernels: pd.DataFrame
+    gpu: str | None = None
+
+
+def known_failure(printed: str) -> GpuprofError | None:
+    """Return the error for what ncu printed, where it is one that people can mend."""
+    for words, (rule, fix) in _FAILURES.items():
+        if words in printed:
+            return UnavailableError(rule, fix)
+    return None
+
+
+def read_ncu_csv(path: Path) -> Counters:
+    """Return the counters in a CSV that ncu wrote, with whatever else was printed around it.
+
+    Raises
+    ------
+    InputError
+        When it holds no such table, is cut off in the middle of a row, or has numbers or units of another kind.
+    UnavailableError
+        When it holds ncu's complaint instead.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "profile fewer kernels")
+        return parse_ncu_csv(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def parse_ncu_csv(text: str, what: str) -> Counters:
+    """Return the counters in ``text``; ``what`` names it in messages.
+
+    Raises
+    ------
+    InputError, UnavailableError
+        As `read_ncu_csv`.
+    """
+    rows = list(_table(text, what))
+    header, body = rows[0], rows[1:]
+    long = all(name in header for name in _LONG)
+    try:
+        found = _from_long(header, body) if long else _from_wide(header, body)
+    except InputError as error:
+        raise InputError(f"{what}: {error.message}", error.fix) from None
+    if not len(found.kernels):
+        raise InputError(f"{what} has no kernel", "was any launched in the range that was asked for?")
+    return found
+
+
+def read_ncu_rep(path: Path) -> Counters:
+    """Return the counters in an ``.ncu-rep`` file, through the package ``ncu_report`` or else through ``ncu --import``.
+
+    Raises
+    ------
+    InputError
+        When it is no such report.
+    UnavailableError
+        When neither is installed.
+    """
+    if not path.is_file():
+        raise InputError(f"cannot read {path}: no such file")
+    try:
+        package = importlib.import_module("ncu_report")
+    except ImportError:
+        return _through_ncu(path)
+    try:
+        return _from_package(package.load_report(str(path)), package)
+    except GpuprofError:
+        raise
+    except Exception as error:  # the package raises whatever its C++ code does
+        raise InputError(f"{path} is not a report of Nsight Compute: {error}") from error
+
+
+def _through_ncu(path: Path) -> Counters:
+    binary = find_tool("ncu")
+    if binary is None:
+        raise UnavailableError(
+            f"{path} needs Nsight Compute to be read: neither ncu nor the package ncu_report is installed",
+            f"on a machine with it, {_CSV_FIX}",
+        )
+    command = [str(binary), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+
+    def refused(printed: str) -> GpuprofError:
+        return InputError(f"ncu cannot read {path}: {(printed.strip().splitlines() or ['it does not say why'])[-1]}")
+
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
+        log = Path(directory) / "import.csv"
+        return parse_ncu_csv(run_tool(command, log=log, time_limit_s=_IMPORT_S, explain=refused).printed, str(path))
+
+
+def _table(text: str, what: str) -> Iterator[list[str]]:
+    """Yield the table's rows, header first; lines that are no row of it were printed by somebody else."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith(f'"{_ID}",') and _NAME in line), None)
+    if start is None:
+        failure = known_failure(text)
+        if failure is not None:
+            raise failure
+        raise InputError(f"{what} has no table of Nsight Compute", _CSV_FIX)
+    header = next(csv.reader([lines[start]]))
+    yield header
+    for number, line in enumerate(lines[start + 1 :], start + 2):
+        if not line.startswith('"'):
+            continue
+        row = next(csv.reader([line]))
+        if len(row) != len(header) or not line.rstrip().endswith('"'):
+            raise InputError(f"{what}:{number} is not a whole row of {len(header)} columns", "is the file cut off?")
+        yield row
+
+
+def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
+    units = dict(zip(header, body[0], strict=True)) if body and not body[0][header.index(_ID)] else {}
+    rows = body[1:] if units else body
+    metrics = column_of(header)
+    kernels = []
+    for row in rows:
+        cells = dict(zip(header, row, strict=True))
+        values = {metric: (cells[metric], units.get(metric, "")) for metric in metrics}
+        kernels.append({**_launch(cells), **_converted(values, metrics)})
+    gpu = rows[0][header.index(_GPU)] if rows and _GPU in header else None
+    return Counters(pd.DataFrame(kernels), gpu)
+
+
+def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
+    launches: dict[tuple[str, str], dict[str, str]] = {}
+    values: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for row in body:
+        cells = dict(zip(header, row, strict=True))
+        key = (cells.get(_PROCESS, ""), cells[_ID])
+        launches.setdefault(key, cells)
+        name, unit, value = (cells[part] for part in _LONG)
+        values.setdefault(key, {})[name] = (value, unit)
+    metrics = column_of({name for found in values.values() for name in found})
+    if not metrics:
+        raise InputError("it has people's names of metrics", f"{_CSV_FIX} with their own")
+    return Counters(pd.DataFrame([{**_launch(launches[key]), **_converted(values[key], metrics)} for key in launches]))
+
+
+def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": cells[_NAME],
+        "process_id": int(number_of(cells.get(_PROCESS, "")) or 0),
+        "stream_id": int(number_of(cells.get(_STREAM, "")) or 0),
+    }
+    for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
+        if match := _SHAPE.fullmatch(cells.get(title, "")):
+            found |= {f"{prefix}_{axis}": int(size) for axis, size in zip("xyz", match.groups(), strict=True)}
+    return found
+
+
+def _converted(values: Mapping[str, tuple[str, str]], metrics: Mapping[str, str]) -> dict[str, float]:
+    found = {}
+    for metric, column in metrics.items():
+        text, unit = values.get(metric, ("", ""))
+        value = number_of(text)
+        if value is not None:
+            found[column] = in_column_unit(column, value, unit)
+        elif column[:5] not in ("grid_", "block"):
+            found[column] = np.nan
+    return found
+
+
+def _from_package(context: Any, package: Any) -> Counters:
+    kernels = []
+    gpu = None
+    for range_index in range(context.num_ranges()):
+        part = context.range_by_idx(range_index)
+        for action_index in range(part.num_actions()):
+            action = part.action_by_idx(action_index)
+            names = set(action.metric_names())
+            found: dict[str, Any] = {"name": _demangled(action, package), "process_id": 0, "stream_id": 0}
+            for metric, column in column_of(names).items():
+                value = action.metric_by_name(metric)
+                found[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
+            if _GPU in names:
+                gpu = str(action.metric_by_name(_GPU).as_string())
+            kernels.append(found)
+    if not kernels:
+        raise InputError("the report has no kernel", "was any launched in the range that was asked for?")
+    return Counters(pd.DataFrame(kernels), gpu)
+
+
+def _demangled(action: Any, package: Any) -> str:
+    base = getattr(package.IAction, "NameBase_DEMANGLED", None)
+    return str(action.name() if base is None else action.name(base))

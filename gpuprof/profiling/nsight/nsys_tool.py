@@ -1,0 +1,139 @@
+"""Finds and runs Nsight Systems: recording a program, and turning a recording into SQLite."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.profiling.nsight.tool_process import Finished, find_tool, run_tool
+
+_EXPORT_S = 600.0
+#: What nsys 2022.4 says where, on a busy machine, the program was over before nsys had opened its semaphore.
+_START_RACE = "sem_open"
+_IMPORTER_PLACES = (
+    "usr/lib/nsight-systems/host-linux-*/QdstrmImporter",
+    "opt/nvidia/nsight-systems*/*/host-linux-*/QdstrmImporter",
+)
+_INSTALL = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-cli (NVIDIA's repository)"
+
+
+def find_nsys() -> Path | None:
+    """Return the program; None where it is not installed."""
+    return find_tool("nsys")
+
+
+def record(
+    command: Sequence[str],
+    report: Path,
+    *,
+    time_limit_s: float,
+    trace: str = "cuda,nvtx",
+    environment: Mapping[str, str] | None = None,
+) -> Path:
+    """Run ``command`` under ``nsys profile`` and return the report that it wrote.
+
+    Parameters
+    ----------
+    command : sequence of str
+    report : Path
+        Without an ending; the log goes beside it.
+    time_limit_s : float
+    trace : str
+        What is recorded. CUDA graphs are recorded node by node: nsys's own default hides their kernels.
+
+    Raises
+    ------
+    UnavailableError
+        When nsys is missing, fails, takes too long or leaves no report.
+    """
+    binary = _needed()
+    options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
+    if "cuda" in trace.split(","):
+        options.append("--cuda-graph-trace=node")
+    log = report.with_name(f"{report.name}.nsys.log")
+    whole = [str(binary), "profile", *options, "-o", str(report), *command]
+    try:
+        finished = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+    except UnavailableError as error:
+        if _START_RACE not in str(error):
+            raise
+        finished = run_tool(whole, log=log, time_limit_s=time_limit_s, environment=environment)
+    written = [report.with_name(report.name + ending) for ending in (".nsys-rep", ".qdrep", ".qdstrm")]
+    for path in written:
+        if path.is_file():
+            return path
+    raise UnavailableError(f"nsys left no report: {finished.printed.strip()[-200:]}", f"log: {log}")
+
+
+@contextmanager
+def exported(report: Path) -> Iterator[Path]:
+    """Give the SQLite file of a report, which is removed afterwards.
+
+    A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first.
+
+    Raises
+    ------
+    InputError
+        When there is no such report, or it is refused.
+    UnavailableError
+        When nsys or its importer is missing or hangs.
+    """
+    if not report.is_file():
+        raise InputError(f"cannot read {report}: no such file")
+    binary = _needed()
+    with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
+        directory = Path(name)
+        if report.suffix == ".qdstrm":
+            report = _imported(report, binary, directory)
+        sqlite = directory / "report.sqlite"
+        command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
+        finished = _read(command, report, directory / "export.log")
+        if not sqlite.is_file():
+            raise UnavailableError(f"nsys exported nothing of {report}: {finished.printed.strip()[-200:]}")
+        yield sqlite
+
+
+def find_importer(binary: Path) -> Path | None:
+    """Return the program that turns a raw recording into a report; None where the host part is not installed."""
+    for root in binary.resolve().parents:
+        for place in ("host-linux-*/QdstrmImporter", *_IMPORTER_PLACES):
+            if found := sorted(root.glob(place)):
+                return found[-1]
+    return None
+
+
+def _imported(recording: Path, binary: Path, directory: Path) -> Path:
+    importer = find_importer(binary)
+    if importer is None:
+        raise UnavailableError(
+            f"{recording} is a raw recording, and nsys's importer is not installed",
+            "install nsight-systems-host, or import it on a machine that has it: QdstrmImporter -i FILE",
+        )
+    report = directory / f"{recording.stem}.nsys-rep"
+    command = [str(importer), "-i", str(recording), "-o", str(report)]
+    _read(command, recording, directory / "import.log")
+    return report
+
+
+def _read(command: Sequence[str], report: Path, log: Path) -> Finished:
+    """Run what reads a report; one that it refuses is the report's fault."""
+
+    def refused(printed: str) -> GpuprofError:
+        said = [line.strip() for line in printed.splitlines() if line.strip()]
+        telling = [line for line in said if "error" in line.lower() or "invalid" in line.lower()]
+        return InputError(
+            f"{Path(command[0]).name} cannot read {report}: {(telling or said or ['it does not say why'])[-1]}",
+            "is it whole, and of a version that is not newer?",
+        )
+
+    return run_tool(command, log=log, time_limit_s=_EXPORT_S, explain=refused)
+
+
+def _needed() -> Path:
+    binary = find_nsys()
+    if binary is None:
+        raise UnavailableError("nsys is not installed", _INSTALL)
+    return binary

@@ -1,0 +1,47 @@
+"""Compares what a model answers under a share of a GPU with what it answers without one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from gpuprof.profiling.child.job import Job
+from gpuprof.profiling.child.runner import outputs_differ
+from gpuprof.profiling.nsight.recorded_program import RecordedProgram
+
+_KEPT = 8
+
+
+class SharedOutputs:
+    """Remembers the answers without a share of the last few jobs, which one model has under all of its shares."""
+
+    def __init__(self) -> None:
+        self._alone: dict[tuple[str, str, int], dict[str, Any]] = {}
+
+    def difference(self, job: Job, program: RecordedProgram, shared: Path) -> str | None:
+        """Return how the outputs in ``shared`` differ from those without a share, in one line; None: they agree.
+
+        A model that answers differently from run to run leaves no outputs, and nothing can be said of it.
+
+        Raises
+        ------
+        UnavailableError
+            When the model does not run without a share.
+        """
+        if not shared.exists():
+            return None
+        key = (str(job.path), job.graph.sha256, job.graph.batch)
+        if key not in self._alone:
+            path = program.outputs("alone")
+            program.run({}, outputs=str(path))
+            if len(self._alone) >= _KEPT:
+                del self._alone[next(iter(self._alone))]
+            self._alone[key] = _read(path)
+        alone = self._alone[key]
+        return outputs_differ(alone, _read(shared)) if alone else None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import numpy as np
+
+    return dict(np.load(path)) if path.exists() else {}

@@ -1,0 +1,1 @@
+"""Each distinct op once, as a model of its own."""

@@ -1,0 +1,214 @@
+"""Where single ops are run and how their times are read: on the CPU in ONNX Runtime's profile, on a GPU in CUPTI's."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.gpu_share import bound_shares
+from gpuprof.kernel_db.schema import PER_OP, KernelRow
+from gpuprof.model import ModelGraph
+from gpuprof.profiling.child.job import Job, Request
+from gpuprof.profiling.child.measurement import shared_group, slices_of
+from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
+from gpuprof.profiling.gpu.gpu_rows import kernel_rows
+from gpuprof.profiling.gpu.kineto_trace import ESTIMATED, read_kineto
+from gpuprof.profiling.per_op.op_model import OpSource
+from gpuprof.profiling.timeline.timeline import RUN_RANGE
+from gpuprof.runtimes import ORT_CPU, ORT_CUDA
+from gpuprof.session import gpu_provider, session_settings
+from gpuprof.share import Share
+
+EFFORT: Mapping[str, Any] = {"time_s": 0.15, "min_repeats": 7, "max_repeats": 200}
+#: Kernels of one repeat are all that is kept, and a trace holds every one: fewer repeats than on a CPU.
+GPU_EFFORT: Mapping[str, Any] = {"time_s": 0.05, "min_repeats": 7, "max_repeats": 30}
+_SKIPPED_REPEATS = 2
+#: Nodes that change the layout for a lone op; within a model they are rare.
+_LAYOUT = {"ReorderInput", "ReorderOutput"}
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was seen of one op.
+
+    Attributes
+    ----------
+    times_ns : tuple of int
+        Of each repeat, warm-up left out; empty where nothing was executed.
+    kernels : tuple of KernelRow
+        Of the last repeat.
+    note : str or None
+        Why there is no time, or what a reader must know of it.
+    """
+
+    times_ns: tuple[int, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
+    note: str | None = None
+
+
+class OpStand(Protocol):
+    """Runs single ops under one share of one device."""
+
+    @property
+    def provider(self) -> str:
+        """What runs the ops."""
+        ...
+
+    def settings(self) -> dict[str, object]:
+        """Return what decides the figures."""
+        ...
+
+    def seat(self) -> Any:
+        """Give, while it is open, the task for a child process, and the environment it needs."""
+        ...
+
+    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
+        """Return what a child's reply says of an op."""
+        ...
+
+
+def op_stand(device: Device, share: Share) -> OpStand:
+    """Return the stand for a device.
+
+    Raises
+    ------
+    UnavailableError
+        For a GPU without PyTorch, whose profiler sees the kernels of any runtime in its process.
+    """
+    if device.kind == "cpu":
+        return CpuStand(device, share)
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError(
+            "ops on a GPU are timed by torch.profiler, and torch is not installed", "pip install torch"
+        )
+    return GpuStand(device, share)
+
+
+@dataclass(frozen=True)
+class CpuStand:
+    """Cores of this machine, and ONNX Runtime's own profile."""
+
+    device: Device
+    share: Share
+
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's own kernels."""
+        return ORT_CPU
+
+    def settings(self) -> dict[str, object]:
+        """Return the session's settings and how often each op is repeated."""
+        return {**session_settings(slices_of([self.share])[0].threads), "effort": dict(EFFORT)}
+
+    @contextmanager
+    def seat(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+        """Give a task held to its cores."""
+        part = slices_of([self.share])[0]
+        with shared_group("ops") as group:
+            threads = {"threads": part.threads, "provider": self.provider}
+            yield {"kind": "ops", "slice": asdict(part), "group": group, **threads, **EFFORT}, None
+
+    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
+        """Return the time between the op's nodes; changes of layout that only a lone op needs are left out."""
+        trace = _events(reply)
+        if error := reply.get("error"):
+            return Observation(note=f"not measured: {error}")
+        if not trace:
+            return Observation(note="not executed: the runtime drops it")
+        last = [event for event in trace if event.repeat == max(one.repeat for one in trace)]
+        layout = sum(event.duration_ns for event in last if event.op_type in _LAYOUT)
+        kernels = tuple(self._kernel(run_id, source, event, position) for position, event in enumerate(last))
+        return Observation(_sums(trace), kernels, f"changes of layout, {layout} ns, left out" if layout else None)
+
+    def _kernel(self, run_id: str, source: OpSource, event: NodeEvent, position: int) -> KernelRow:
+        return KernelRow(
+            run_id=run_id,
+            model=PER_OP,
+            device=self.device.name,
+            batch=source.batch,
+            name=f"{event.provider.removesuffix('ExecutionProvider')}:{event.op_type}",
+            position=position,
+            sm_share_pct=self.share.sm_pct,
+            mig_profile=self.share.mig,
+            op_signature=source.op.signature,
+            op_type=source.op.op_type,
+            op_name=f"{source.model}:{source.op.name}",
+            duration_ns=event.duration_ns,
+        )
+
+
+@dataclass(frozen=True)
+class GpuStand:
+    """A share of a GPU, and torch.profiler, which sees the kernels that whatever runtime launches."""
+
+    device: Device
+    share: Share
+
+    @property
+    def provider(self) -> str:
+        """What runs the ops."""
+        return gpu_provider() or ORT_CUDA
+
+    def settings(self) -> dict[str, object]:
+        """Return the session's settings and how often each op is repeated."""
+        return {**session_settings(1, self.provider), "effort": dict(GPU_EFFORT), "occupancy": ESTIMATED}
+
+    @contextmanager
+    def seat(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+        """Give a task bound to its share by MPS or MIG."""
+        with bound_shares(self.device, [self.share]) as environments:
+            task = {"kind": "kernels", "threads": 1, "provider": self.provider, "slice": None, "group": ""}
+            yield {**task, "range": RUN_RANGE, **GPU_EFFORT}, environments[0] or None
+
+    def observe(self, run_id: str, source: OpSource, reply: Mapping[str, object]) -> Observation:
+        """Return the sums of the op's kernels: what its launches take on the CPU is not the op's time on the device."""
+        if error := reply.get("error"):
+            return Observation(note=f"not measured: {error}")
+        path = Path(str(reply["trace"]))
+        try:
+            timeline = read_kineto(path, expect_kernels=False).measured()
+        except InputError as error:
+            return Observation(note=f"not measured: {error}")
+        finally:
+            path.unlink(missing_ok=True)
+        if not len(timeline.kernels):
+            return Observation(note="no kernel: the runtime drops it, or only changes a shape")
+        sums = timeline.kernels.groupby("repeat")["duration_ns"].sum().sort_index()
+        times = tuple(int(value) for value in sums.tolist())
+        last = timeline.kernels[timeline.kernels["repeat"] == timeline.kernels["repeat"].max()].assign(repeat=0)
+        rows = kernel_rows(self._request(run_id, source), last.reset_index(drop=True))
+        named = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
+        return Observation(times[_SKIPPED_REPEATS:] or times, named)
+
+    def _request(self, run_id: str, source: OpSource) -> Request:
+        alone = ModelGraph(PER_OP, source.batch, (source.op,), (), source.op.outputs, source.op.weights, 0, "", "")
+        return Request(run_id, datetime.min, self.device, Job(alone, source.path, self.share))
+
+
+def _events(reply: Mapping[str, object]) -> tuple[NodeEvent, ...]:
+    profile = reply.get("profile")
+    if not isinstance(profile, str):
+        return ()
+    try:
+        return read_trace(Path(profile))
+    except InputError:  # a whole profile without a node: the runtime has dropped the op
+        return ()
+    finally:
+        Path(profile).unlink(missing_ok=True)
+
+
+def _sums(trace: Sequence[NodeEvent]) -> tuple[int, ...]:
+    """Return the op's time in each run of its model, warm-up left out."""
+    times: dict[int, int] = {}
+    for event in trace:
+        if event.op_type not in _LAYOUT:
+            times[event.repeat] = times.get(event.repeat, 0) + event.duration_ns
+    kept = sorted(times)[_SKIPPED_REPEATS:] or sorted(times)
+    return tuple(times[repeat] for repeat in kept)

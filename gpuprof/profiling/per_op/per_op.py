@@ -1,0 +1,207 @@
+"""Measures each distinct op of many models once, as a model of its own, and remembers it.
+
+This is USHER's way of profiling (section 4.1: operators, not models). An op by itself finds its weights in the
+cache more often than within its model, and is fused with nothing: its time is the op's, not the model's share.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from gpuprof.device import Device
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.kernel_db.compaction import tidy
+from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.profiling.child.children import Child
+from gpuprof.profiling.child.measurement import save_arrays
+from gpuprof.profiling.collector import Collector
+from gpuprof.profiling.cpu.op_rows import op_facts
+from gpuprof.profiling.per_op.op_model import OpSource, distinct_ops, write_op_model
+from gpuprof.profiling.per_op.op_stand import Observation, op_stand
+from gpuprof.profiling.sweep.campaign import machine
+from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.share import Share
+
+_LOAD_S = 300.0
+_KEEP_EVERY_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpOutcome:
+    """What the database holds of an op now."""
+
+    row: Mapping[str, Any]
+    measured_now: bool
+
+
+@dataclass(slots=True)
+class _Harvest:
+    """Rows that are not on the disk yet."""
+
+    run_id: str
+    started_at: datetime
+    since: float = field(default_factory=time.monotonic)
+    ops: list[OpRow] = field(default_factory=list)
+    kernels: list[KernelRow] = field(default_factory=list)
+
+
+class PerOp:
+    """Measures ops on one device under one share into one database.
+
+    Parameters
+    ----------
+    database : KernelDb
+    device : Device
+    collector : Collector
+        Names the versions under which ops are remembered.
+    share : Share
+    force : bool
+        Measure what is there already, too.
+    """
+
+    def __init__(
+        self, database: KernelDb, device: Device, collector: Collector, share: Share, force: bool = False
+    ) -> None:
+        self.database = database
+        self.device = device
+        self.collector = collector
+        self.share = share
+        self.force = force
+        self._stand = op_stand(device, share)
+
+    def pending(self, models: Iterable[NamedModel], batches: Sequence[int]) -> tuple[list[OpSource], list[OpOutcome]]:
+        """Return the distinct ops that are to be measured, and what is known of the others."""
+        wanted: dict[str, OpSource] = {}
+        for model in models:
+            for batch in batches:
+                wanted = {**distinct_ops(model.path, batch, model.name), **wanted}
+        known = {} if self.force else self._known()
+        missing = [source for signature, source in wanted.items() if signature not in known]
+        return missing, [OpOutcome(known[signature], False) for signature in wanted if signature in known]
+
+    def run(self, sources: Sequence[OpSource]) -> Iterator[OpOutcome]:
+        """Measure ``sources`` and yield each; every few seconds what was measured is put on the disk.
+
+        An op that cannot run alone, or that takes the child process with it, is remembered with the reason.
+
+        Raises
+        ------
+        UnavailableError
+            When the share cannot be enforced here.
+        """
+        harvest = self._fresh()
+        try:
+            for source, reply in self._measure(sources):
+                seen = self._stand.observe(harvest.run_id, source, reply)
+                row = self._row(harvest.run_id, source, seen)
+                harvest.ops.append(row)
+                harvest.kernels += seen.kernels
+                yield OpOutcome(asdict(row), True)
+                if time.monotonic() - harvest.since > _KEEP_EVERY_S:
+                    self._keep(harvest)
+                    harvest = self._fresh()
+        finally:
+            self._keep(harvest)
+
+    def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._stand.seat() as (task, environment):
+            left = list(sources)
+            while left:
+                with Child(task, "ops", environment=environment) as child:
+                    child.expect("ready", _LOAD_S)
+                    while left:
+                        source = left.pop(0)
+                        reply, alive = self._ask(child, source, Path(name))
+                        yield source, reply
+                        if not alive:
+                            break
+
+    def _ask(self, child: Child, source: OpSource, directory: Path) -> tuple[Mapping[str, object], bool]:
+        """Return the child's answer, and whether it is alive."""
+        model, inputs = directory / "op.onnx", directory / "op.npz"
+        try:
+            save_arrays(write_op_model(source, model), inputs)
+        except (GpuprofError, ValueError) as error:
+            return {"error": str(error)}, True
+        child.tell(json.dumps({"model": str(model), "inputs": str(inputs)}))
+        try:
+            return child.expect("op", _LOAD_S), True
+        except UnavailableError as error:
+            return {"error": str(error)}, False
+
+    def _row(self, run_id: str, source: OpSource, seen: Observation) -> OpRow:
+        row = OpRow(
+            run_id=run_id,
+            model=PER_OP,
+            device=self.device.name,
+            batch=source.batch,
+            position=0,
+            name=f"{source.model}:{source.op.name}",
+            sm_share_pct=self.share.sm_pct,
+            mig_profile=self.share.mig,
+            **op_facts(source.op),
+            note=seen.note,
+        )
+        if not seen.times_ns:
+            return row
+        return replace(
+            row,
+            duration_mean_ns=round(fmean(seen.times_ns)),
+            duration_p50_ns=round(median(seen.times_ns)),
+            duration_min_ns=min(seen.times_ns),
+            repeats=len(seen.times_ns),
+        )
+
+    def _fresh(self) -> _Harvest:
+        started = datetime.now(UTC)
+        return _Harvest(new_run_id(started), started)
+
+    def _keep(self, harvest: _Harvest) -> None:
+        if not harvest.ops:
+            return
+        runtime, runtime_version = self.collector.runtime()
+        run = RunRow(
+            run_id=harvest.run_id,
+            started_at=harvest.started_at,
+            device=self.device.name,
+            collector=self.collector.name,
+            model=PER_OP,
+            sm_share_pct=self.share.sm_pct,
+            mig_profile=self.share.mig,
+            processes=1,
+            duration_s=time.monotonic() - harvest.since,
+            runtime=runtime,
+            runtime_version=runtime_version,
+            provider=self._stand.provider,
+            collector_version=self.collector.version(),
+            settings=json.dumps(self._stand.settings(), sort_keys=True),
+            **machine(),
+        )
+        self.database.append(Run(run, ops=harvest.ops, kernels=harvest.kernels))
+        tidy(self.database)
+
+    def _known(self) -> dict[str, Mapping[str, Any]]:
+        """Return the newest row of each op that these versions measured on this share, by signature."""
+        runtime, runtime_version = self.collector.runtime()
+        wanted = {
+            "device": self.device.name,
+            "model": PER_OP,
+            "collector": self.collector.name,
+            "collector_version": self.collector.version(),
+            "runtime": runtime,
+            "runtime_version": runtime_version,
+            "mig_profile": self.share.mig,
+        }
+        runs = set(self.database.read("runs", ["run_id"], wanted).column("run_id").to_pylist())
+        rows = self.database.read("ops", where={"model": PER_OP, "device": self.device.name}).to_pylist()
+        same = [row for row in rows if row["run_id"] in runs and abs(row["sm_share_pct"] - self.share.sm_pct) < 1e-6]
+        return {row["signature"]: row for row in sorted(same, key=lambda row: str(row["run_id"]))}

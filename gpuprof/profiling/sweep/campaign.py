@@ -1,0 +1,289 @@
+"""Measures many cells, one run each, into a database; what is there already is not measured again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import gpuprof
+from gpuprof.device import Device
+from gpuprof.errors import UnavailableError
+from gpuprof.kernel_db.compaction import tidy
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
+from gpuprof.profiling.child.children import Child
+from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits, Request
+from gpuprof.profiling.collector import Collected, Collector
+from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
+from gpuprof.runtimes import ORT_CPU
+from gpuprof.share import Share
+
+_LOAD_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One thing to measure: a job, and what runs beside it."""
+
+    job: Job
+    beside: tuple[Job, ...] = ()
+
+    def __str__(self) -> str:
+        alone = _label(self.job)
+        return f"{alone} beside {_beside(self)}" if self.beside else alone
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the database holds of a cell now.
+
+    Attributes
+    ----------
+    row : mapping of str to object
+        Its row in ``models``, or for one beside others its own in ``colocations``.
+    others : tuple of mapping
+        Rows of those beside it.
+    measured_now : bool
+        False: it had been measured before.
+    """
+
+    cell: Cell
+    row: Mapping[str, Any]
+    others: tuple[Mapping[str, Any], ...] = ()
+    measured_now: bool = True
+
+
+class Campaign:
+    """Measures cells on one device with one collector into one database.
+
+    Parameters
+    ----------
+    database : KernelDb
+    device : Device
+    collector : Collector
+    force : bool
+        Measure what is there already, too.
+    limits : Limits
+    """
+
+    def __init__(
+        self,
+        database: KernelDb,
+        device: Device,
+        collector: Collector,
+        force: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.database = database
+        self.device = device
+        self.collector = collector
+        self.force = force
+        self.limits = limits
+
+    def run(
+        self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
+    ) -> Generator[Outcome, None, None]:
+        """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
+
+        A cell is left alone when a run of it is there with this collector and these versions, unless that run was
+        unstable or failed.
+
+        Parameters
+        ----------
+        begin : function
+            Called with each cell before it is measured.
+
+        Raises
+        ------
+        InputError
+            When the runtime refuses a model or a share does not exist; before anything is measured, where that can
+            be known.
+        """
+        cells = list(cells)
+        known = {} if self.force else self._known()
+        open_cells = [cell for cell in cells if self._key(cell) not in known]
+        self._check_models(open_cells)
+        alone = {key: rows[0]["latency_mean_ms"] for key, rows in known.items()}
+        for cell in cells:
+            begin(cell)
+            rows = known.get(self._key(cell))
+            if rows is not None:
+                yield Outcome(cell, rows[0], tuple(rows[1:]), measured_now=False)
+                continue
+            outcome = self._measure(cell, alone)
+            alone[self._key(cell)] = outcome.row["latency_mean_ms"]
+            yield outcome
+
+    def measure_ceilings(self, shares: Iterable[Share]) -> None:
+        """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
+        if self.device.kind != "cpu":
+            return
+        seen = self.database.read("devices", ["sm_share_pct", "source"], {"device": self.device.name, "measured": True})
+        known = {round(row["sm_share_pct"], 6) for row in seen.to_pylist() if row["source"] == SOURCE}
+        for share in dict.fromkeys(shares):
+            if self.force or round(share.sm_pct, 6) not in known:
+                started = datetime.now(UTC)
+                run_id = new_run_id(started)
+                row = measure_ceilings(self.device, share, run_id)
+                runtime, version = self.collector.runtime()
+                run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
+                run = replace(run, runtime=runtime, runtime_version=version, **machine())
+                self.database.append(Run(run, devices=[row]))
+                tidy(self.database)
+
+    def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> Outcome:
+        started = datetime.now(UTC)
+        request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
+        clock = time.monotonic()
+        try:
+            collected = self.collector.collect(request)
+            solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
+            collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
+        except UnavailableError as error:
+            collected = _failure(request, cell, str(error))
+        self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
+        tidy(self.database)
+        rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
+        return Outcome(cell, rows[0], tuple(rows[1:]))
+
+    def _run(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> Run:
+        graph, share = cell.job.graph, cell.job.share
+        runtime, runtime_version = self.collector.runtime()
+        run = RunRow(
+            run_id=request.run_id,
+            started_at=request.started_at,
+            device=self.device.name,
+            collector=self.collector.name,
+            model=graph.name,
+            model_sha256=graph.sha256,
+            model_path=graph.path,
+            batch=graph.batch,
+            sm_share_pct=share.sm_pct,
+            mig_profile=share.mig,
+            processes=cell.job.processes,
+            beside=_beside(cell) or None,
+            duration_s=duration_s,
+            runtime=runtime,
+            runtime_version=runtime_version,
+            provider=str(collected.settings.get("provider", "")) or None,
+            precision=graph.inputs[0].dtype if graph.inputs else None,
+            collector_version=self.collector.version(),
+            settings=json.dumps(dict(collected.settings), sort_keys=True),
+            notes="; ".join(collected.notes) or None,
+            clocks_policy=_text(collected.settings.get("clock_control")),
+            **machine(),
+        )
+        run = replace(run, driver=_text(collected.settings.get("nvidia_driver")) or run.driver)
+        parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
+        return Run(run, *parts)
+
+    def _key(self, cell: Cell) -> tuple[object, ...]:
+        job = cell.job
+        return (
+            job.graph.name,
+            job.graph.sha256,
+            job.graph.batch,
+            round(job.share.sm_pct, 6),
+            job.share.mig,
+            job.processes,
+            _beside(cell) or None,
+        )
+
+    def _known(self) -> dict[tuple[object, ...], list[Mapping[str, Any]]]:
+        """Return the rows of every cell of which a run is there that need not be repeated."""
+        runtime, runtime_version = self.collector.runtime()
+        wanted = {
+            "device": self.device.name,
+            "collector": self.collector.name,
+            "collector_version": self.collector.version(),
+            "runtime": runtime,
+            "runtime_version": runtime_version,
+        }
+        runs = self.database.read("runs", where=wanted).to_pylist()
+        by_run: dict[str, list[Mapping[str, Any]]] = {}
+        for table in ("models", "colocations"):
+            for row in self.database.read(table, where={"device": self.device.name}).to_pylist():
+                by_run.setdefault(row["run_id"], []).append(row)
+        found = {}
+        for run in sorted(runs, key=lambda run: str(run["run_id"])):
+            rows = by_run.get(run["run_id"], [])
+            if rows and all(row["error"] is None and row["stable"] is not False for row in rows):
+                found[_run_key(run)] = rows
+        return found
+
+    def _check_models(self, cells: Sequence[Cell]) -> None:
+        """Let the runtime load each model once, so that a bad one is found before an hour of measuring."""
+        if importlib.util.find_spec("onnxruntime") is None:  # PyTorch stands in; it checks what it opens
+            return
+        jobs = {job.path: job for cell in cells for job in (cell.job, *cell.beside)}
+        for path, job in jobs.items():
+            task = {"kind": "check", "model": str(path), "provider": ORT_CPU, "slice": None}
+            with Child(task, job.graph.name) as child:
+                child.expect("done", _LOAD_S)
+
+
+def _run_key(run: Mapping[str, Any]) -> tuple[object, ...]:
+    share = run["sm_share_pct"]
+    return (
+        run["model"],
+        run["model_sha256"],
+        run["batch"],
+        None if share is None else round(share, 6),
+        run["mig_profile"],
+        run["processes"],
+        run["beside"],
+    )
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _label(job: Job) -> str:
+    return workload_label(job.graph.name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)
+
+
+def _beside(cell: Cell) -> str:
+    return " + ".join(map(_label, cell.beside))
+
+
+def _beside_solo(rows: Sequence[ColocationRow], solo: Sequence[float | None]) -> tuple[ColocationRow, ...]:
+    """Put beside what each one took in company what it took alone."""
+    return tuple(replace(row, solo_latency_mean_ms=latency) for row, latency in zip(rows, solo, strict=False))
+
+
+def _failure(request: Request, cell: Cell, error: str) -> Collected:
+    """Remember the attempt, without figures."""
+    job = cell.job
+    common: dict[str, Any] = {
+        "run_id": request.run_id,
+        "model": job.graph.name,
+        "device": request.device.name,
+        "batch": job.graph.batch,
+        "sm_share_pct": job.share.sm_pct,
+        "mig_profile": job.share.mig,
+        "processes": job.processes,
+        "model_sha256": job.graph.sha256,
+        "error": error,
+    }
+    if cell.beside:
+        return Collected(colocations=(ColocationRow(**common, group=0, member=0, beside=_beside(cell)),))
+    return Collected(models=(ModelRow(**common, model_path=job.graph.path),))
+
+
+def machine() -> dict[str, Any]:
+    """Return what a run says of where and by what it was measured."""
+    return {
+        "host": platform.node(),
+        "driver": f"{platform.system()} {platform.release()}",
+        "gpuprof_version": gpuprof.__version__,
+        "command": shlex.join(sys.argv),
+    }

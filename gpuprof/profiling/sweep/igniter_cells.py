@@ -1,0 +1,30 @@
+"""What iGniter's performance model needs measured of a model (section 3.1): 11 configurations, and copies at once."""
+
+from __future__ import annotations
+
+from gpuprof.profiling.sweep.campaign import Cell
+from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.share import Share
+
+#: Batch and share in percent. The paper says eleven without naming them: the first nine are those of its published
+#: profiles, the other two add a batch between, and the share at which five copies fit a GPU.
+CONFIGURATIONS = (
+    *((batch, share) for batch in (1, 16, 32) for share in (10.0, 50.0, 100.0)),
+    (8, 50.0),
+    (16, 20.0),
+)
+#: Copies of the last configuration that run at once: for the power and scheduling coefficients, and the cache's.
+COPIES = (2, 3, 4, 5)
+
+
+def igniter_cells(model: NamedModel) -> tuple[Cell, ...]:
+    """Return the eleven configurations alone, then two to five copies at once.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be bound to one of the batch sizes.
+    """
+    alone = [Cell(model.job(batch, Share(share))) for batch, share in CONFIGURATIONS]
+    job = alone[-1].job
+    return (*alone, *(Cell(job, (job,) * (copies - 1)) for copies in COPIES))

@@ -1,0 +1,197 @@
+"""Reads what a user asks to have measured and lays it out as cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.onnx_batch import ensure_dynamic_batch
+from gpuprof.onnx_graph import load_graph
+from gpuprof.profiling.child.job import Job
+from gpuprof.profiling.sweep.campaign import Cell
+from gpuprof.share import Share, parse_share
+
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?::(?P<batch>\d+)(?::(?P<share>[^:]+))?)?")
+_MAX_BATCH = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    """An ONNX file and what it is called."""
+
+    name: str
+    path: Path
+
+    def job(self, batch: int, share: Share, processes: int = 1) -> Job:
+        """Return the model as a job at one batch size."""
+        return Job(load_graph(self.path, batch, self.name), self.path, share, processes)
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A model that is to run beside others; ``batch`` None: theirs, ``share`` None: an equal part of what is left."""
+
+    model: NamedModel
+    batch: int | None = None
+    share: Share | None = None
+
+
+def parse_model(text: str) -> NamedModel:
+    """Read ``"path/to/model.onnx"``, called by its stem, or ``"name=path/to/model.onnx"``.
+
+    Raises
+    ------
+    InputError
+        When there is no such file.
+    """
+    name, separator, path = text.partition("=")
+    if not separator or "/" in name or Path(text).exists():
+        name, path = Path(text).stem, text
+    if not name.strip():
+        raise InputError(f"{text} gives the model no name", "write NAME=FILE, or the file alone")
+    if not Path(path).is_file():
+        raise InputError(
+            f"there is no model file {path}", "give the path of an ONNX file; gpuprof zoo build makes some"
+        )
+    return NamedModel(name, Path(path))
+
+
+def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
+    """Read several models, whose names must differ.
+
+    Raises
+    ------
+    InputError
+        When two different files have one name.
+    """
+    models = dict.fromkeys(parse_model(text) for text in texts)
+    by_name: dict[str, NamedModel] = {}
+    for model in models:
+        other = by_name.setdefault(model.name, model)
+        if other.path != model.path:
+            raise InputError(
+                f"{other.path} and {model.path} are both called {model.name}", f"name one: other={model.path}"
+            )
+    return tuple(models)
+
+
+def freed(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
+    """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
+
+    Parameters
+    ----------
+    directory : Path
+        Where copies are kept.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be read, or its batch cannot be freed, naming the node.
+    """
+    try:
+        for batch in batches:
+            load_graph(model.path, batch, model.name)
+    except InputError:
+        return NamedModel(model.name, ensure_dynamic_batch(model.path, directory))
+    return model
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """Read ``"1,2,4,8"``, ascending and without doubles.
+
+    Raises
+    ------
+    InputError
+        For anything that is not a whole number from 1 to 65536.
+    """
+    batches = set()
+    for word in text.split(","):
+        if not word.strip().isdecimal() or not 1 <= int(word) <= _MAX_BATCH:
+            raise InputError(f"a batch size must be a whole number from 1 to {_MAX_BATCH} but got {word.strip()!r}")
+        batches.add(int(word))
+    return tuple(sorted(batches))
+
+
+def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
+    """Read ``"50,100"`` or ``"1core,2cores"``; None: of a CPU 1, 2, 4, … and all cores, of a GPU the whole.
+
+    Raises
+    ------
+    InputError
+        As `gpuprof.share.parse_share`.
+    """
+    if text is not None:
+        return tuple(sorted({parse_share(word, device.compute_units) for word in text.split(",")}))
+    if device.kind != "cpu":
+        return (Share(),)
+    units = device.compute_units
+    powers = {1 << exponent for exponent in range(units.bit_length())}
+    return tuple(Share(100.0 * cores / units) for cores in sorted(core for core in powers | {units} if core <= units))
+
+
+def parse_neighbour(text: str, device: Device) -> Neighbour:
+    """Read ``"MODEL"``, ``"MODEL:batch"`` or ``"MODEL:batch:share"``.
+
+    Raises
+    ------
+    InputError
+        When the file, the batch or the share is wrong.
+    """
+    match = _NEIGHBOUR.fullmatch(text)
+    if match is None:
+        raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL:batch or MODEL:batch:share")
+    batch = None if match["batch"] is None else parse_batches(match["batch"])[0]
+    share = None if match["share"] is None else parse_share(match["share"], device.compute_units)
+    return Neighbour(parse_model(match["model"]), batch, share)
+
+
+def plan_cells(
+    models: Sequence[NamedModel],
+    batches: Sequence[int],
+    shares: Sequence[Share],
+    processes: Sequence[int] = (1,),
+    neighbours: Sequence[Neighbour] = (),
+) -> tuple[Cell, ...]:
+    """Return a cell for each model, share, batch and number of processes, and beside the neighbours again.
+
+    What is measured in company is measured alone first, the neighbours too: a slowdown needs both.
+
+    Raises
+    ------
+    InputError
+        When a model cannot be read or bound to a batch, or the neighbours leave no room.
+    """
+    cells: list[Cell] = []
+    for model in models:
+        for share in shares:
+            for batch in batches:
+                for count in processes:
+                    job = model.job(batch, share, count)
+                    cells.append(Cell(job))
+                    if neighbours:
+                        others = tuple(_beside(job, neighbours))
+                        cells += [*map(Cell, others), Cell(job, others)]
+    return tuple({_identity(cell): cell for cell in cells}.values())
+
+
+def _identity(cell: Cell) -> tuple[object, ...]:
+    """Tell cells apart without comparing graphs of thousands of ops."""
+    return tuple((job.path, job.workload) for job in (cell.job, *cell.beside))
+
+
+def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
+    taken = job.share.sm_pct + sum(each.share.sm_pct for each in neighbours if each.share)
+    open_shares = sum(each.share is None for each in neighbours)
+    left = 100.0 - taken
+    if left < -1e-6 or (open_shares and left <= 0):
+        raise InputError(
+            f"shares of {taken:g}% leave no room for what is to run beside {job.graph.name}",
+            "give smaller shares, with --share and MODEL:batch:share",
+        )
+    for each in neighbours:
+        share = each.share or Share(left / open_shares)
+        yield each.model.job(each.batch or job.graph.batch, share)

@@ -1,0 +1,1 @@
+"""Kernels over time: whose node each was, and what the device did with it."""

@@ -1,0 +1,129 @@
+"""Joins what a timeline knows of kernels with what was counted of them in another run of the same program.
+
+Kernels are matched by name, order and launch configuration (Elvinger 2024, §5.2.2). Counting replays kernels one by
+one, so that neither times nor ids agree between the runs; what agrees is which kernels were launched and how.
+"""
+
+from __future__ import annotations
+
+import re
+from difflib import SequenceMatcher
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from gpuprof.profiling.timeline.timeline import LAUNCH, column
+
+BOTH, TIMELINE, COUNTERS = "both", "timeline", "counters"
+_COUNTED = (
+    "achieved_occupancy_pct",
+    "theoretical_occupancy_pct",
+    "waves_per_sm",
+    "sm_throughput_pct",
+    "sm_active_pct",
+    "dram_throughput_pct",
+    "l2_throughput_pct",
+    "l2_hit_pct",
+    "dram_read_bytes",
+    "dram_write_bytes",
+    "instruction_count",
+)
+_MOST_ALIGNED = 5_000  # kernels of one run; alignment takes the square of it
+_SPACES = re.compile(r"\s+")
+_RETURN = re.compile(r"^(?:void|static void)\s+")
+
+
+def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return the kernels of both, and in words what did not match.
+
+    Parameters
+    ----------
+    kernels : DataFrame
+        `Timeline.kernels` of the measured runs, in order of launch.
+    counters : DataFrame
+        `Counters.kernels` of one run, or of as many runs.
+
+    Returns
+    -------
+    DataFrame
+        The timeline's kernels with the counters' columns and ``joined``: ``"both"``, ``"timeline"``, and at the end
+        ``"counters"`` for what was only counted. Counters of one run stand at each run of the timeline.
+    tuple of str
+    """
+    parts, notes = [], list[str]()
+    used = np.zeros(len(counters), dtype=bool)
+    labels = _labels(counters)
+    runs = [part for _, part in kernels.groupby("repeat", sort=True)]
+    per_run = _by_run(labels, len(runs))
+    for turn, part in enumerate(runs):
+        offered = per_run[min(turn, len(per_run) - 1)]
+        here, there = _matches(_labels(part), [labels[row] for row in offered])
+        matched = np.full(len(part), -1, dtype=np.int64)
+        matched[here] = [offered[row] for row in there]
+        used[matched[matched >= 0]] = True
+        parts.append(_with_counters(part, counters, matched))
+    left = counters[~used]
+    if len(left):
+        parts.append(left.assign(joined=COUNTERS, repeat=0))
+    joined = pd.concat(parts, ignore_index=True)
+    for kind, word in ((TIMELINE, "timeline has but no counter"), (COUNTERS, "counters have but not the timeline")):
+        unmatched = joined[joined["joined"] == kind]
+        if len(unmatched):
+            names = list(dict.fromkeys(str(name) for name in unmatched["name"]))
+            notes.append(f"{len(unmatched)} kernels that the {word}: {_shown(names)}")
+    return joined, tuple(notes)
+
+
+def _by_run(labels: list[tuple[object, ...]], runs: int) -> list[list[int]]:
+    """Cut the counted kernels into as many runs as the timeline has, where they are that often the same; else one."""
+    if runs > 1 and labels and len(labels) % runs == 0:
+        size = len(labels) // runs
+        if all(labels[i] == labels[i % size] for i in range(len(labels))):
+            return [list(range(turn * size, (turn + 1) * size)) for turn in range(runs)]
+    return [list(range(len(labels)))]
+
+
+def _matches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) -> tuple[list[int], list[int]]:
+    """Align both sequences of launches; what is left over in a gap matches by label, in its order."""
+    if here == there:
+        return list(range(len(here))), list(range(len(there)))
+    pairs: dict[int, int] = {}
+    if len(here) <= _MOST_ALIGNED:
+        for block in SequenceMatcher(None, here, there, autojunk=False).get_matching_blocks():
+            pairs.update((block.a + i, block.b + i) for i in range(block.size))
+    taken = set(pairs.values())
+    spare: dict[tuple[object, ...], list[int]] = {}
+    for row in range(len(there) - 1, -1, -1):
+        if row not in taken:
+            spare.setdefault(there[row], []).append(row)
+    for row, label in enumerate(here):  # concurrent streams: the order of launch differs between runs
+        if row not in pairs and spare.get(label):
+            pairs[row] = spare[label].pop()
+    rows = sorted(pairs)
+    return rows, [pairs[row] for row in rows]
+
+
+def _labels(frame: pd.DataFrame) -> list[tuple[object, ...]]:
+    """Return name and launch of each kernel; spaces and the result's type vary between demanglers."""
+    short = {name: _SPACES.sub("", _RETURN.sub("", str(name))) for name in set(frame["name"])}
+    launch: list[list[Any]] = [[_size(value) for value in column(frame, name)] for name in LAUNCH]
+    return list(zip([short[name] for name in frame["name"]], *launch, strict=True))
+
+
+def _size(value: Any) -> int | None:
+    return None if pd.isna(value) else int(value)
+
+
+def _with_counters(part: pd.DataFrame, counters: pd.DataFrame, matched: np.ndarray[Any, Any]) -> pd.DataFrame:
+    counted = counters.reindex(matched).reset_index(drop=True)  # -1 is no label: a row of nulls
+    new = {name: counted[name].to_numpy() for name in _COUNTED if name in counters}
+    for name in ("registers_per_thread", "static_shared_bytes", "dynamic_shared_bytes"):
+        if name in counters and name not in part:
+            new[name] = counted[name].to_numpy()
+    return part.reset_index(drop=True).assign(**new, joined=np.where(matched >= 0, BOTH, TIMELINE))
+
+
+def _shown(names: list[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} others" if len(names) > most else ""
+    return ", ".join(name[:80] for name in names[:most]) + more

@@ -1,0 +1,96 @@
+"""What the link between host and GPU achieved, from the copies that a timeline recorded.
+
+iGniter (section 3.1) divides a model's inputs and outputs by the bandwidth of PCIe. A copy of a few kilobytes is
+mostly its own overhead and tells nothing of that; copies of the same size from pinned and from pageable memory differ
+by a factor, so the kind of memory stands beside the rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from gpuprof.device import Device
+from gpuprof.kernel_db.schema import DeviceRow
+from gpuprof.profiling.timeline.timeline import D2H, H2D, column
+
+#: A copy counts from this size on: at 64 GB/s it takes 16 µs, some ten times what setting it up takes.
+LEAST_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRate:
+    """What copies in one direction from or to one kind of host memory achieved.
+
+    Attributes
+    ----------
+    direction : str
+        ``"h2d"`` or ``"d2h"``.
+    memory : str or None
+        ``"pinned"``, ``"pageable"``, or None where the tool does not say.
+    bytes_per_s : float
+        All their bytes by all their time.
+    copies : int
+    """
+
+    direction: str
+    memory: str | None
+    bytes_per_s: float
+    copies: int
+
+
+def link_rates(copies: pd.DataFrame | None) -> tuple[LinkRate, ...]:
+    """Return the rate of each direction and kind of memory of which there are copies large enough to matter.
+
+    Parameters
+    ----------
+    copies : DataFrame or None
+        As `gpuprof.profiling.timeline.timeline.Timeline.copies`; None: not recorded.
+    """
+    if copies is None or not len(copies):
+        return ()
+    telling = copies[
+        (copies["bytes"] >= LEAST_BYTES) & (copies["duration_ns"] > 0) & copies["direction"].isin([H2D, D2H])
+    ]
+    memory = column(telling, "memory").astype("object")
+    parts = telling.assign(memory=memory.where(memory.notna(), None)).groupby(["direction", "memory"], dropna=False)
+    return tuple(
+        LinkRate(
+            str(direction),
+            memory if isinstance(memory, str) else None,
+            float(np.sum(part["bytes"])) / float(np.sum(part["duration_ns"])) * 1e9,
+            len(part),
+        )
+        for (direction, memory), part in parts
+    )
+
+
+def link_row(run_id: str, device: Device, copies: pd.DataFrame | None, tool: str) -> DeviceRow | None:
+    """Return the row of ``devices`` that keeps what the link achieved; None where no copy was large enough.
+
+    Of several kinds of memory the one that most copies were of speaks: it is what the models on this device pay.
+    """
+    rates = link_rates(copies)
+    there, back = _usual(rates, H2D), _usual(rates, D2H)
+    known = [one for one in (there, back) if one is not None]
+    if not known:
+        return None
+    said = ", ".join(f"{one.copies} copies {one.direction} of {one.memory or 'unknown'} memory" for one in known)
+    return DeviceRow(
+        run_id=run_id,
+        device=device.name,
+        kind=device.kind,
+        compute_units=device.compute_units,
+        compute_capability=device.compute_capability,
+        pcie_bytes_per_s=None if there is None else there.bytes_per_s,
+        pcie_d2h_bytes_per_s=None if back is None else back.bytes_per_s,
+        pcie_memory=known[0].memory,
+        measured=True,
+        source=f"measured: {said}, each of {LEAST_BYTES >> 20} MiB or more, in a timeline by {tool}",
+    )
+
+
+def _usual(rates: tuple[LinkRate, ...], direction: str) -> LinkRate | None:
+    return max((one for one in rates if one.direction == direction), key=lambda one: one.copies, default=None)

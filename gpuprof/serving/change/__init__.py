@@ -1,0 +1,1 @@
+"""Changing a server while it runs: new maps, standbys, replanning."""

@@ -1,0 +1,224 @@
+"""Adapts the map to the load: what was measured goes to the placer when it leaves the plan's bounds.
+
+Changing maps costs, and what is measured is noisy. So a model must be out of bounds for several periods, longer when
+it has too much than when it has too little; after a move nothing is judged until the new workers have settled; the
+placer plans with headroom, so that the new bounds lie around what was measured; and a load that it found no better map
+for is not put to it again until it has changed or a while, longer each time, has passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpuprof.deployment import DeploymentMap, write_map
+from gpuprof.errors import GpuprofError
+from gpuprof.serving.change.apart import run_apart
+from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, planned
+from gpuprof.serving.change.load_meter import LoadMeter
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.watch.logs import LOGGER
+
+_MOST_WAITED_PERIODS = 64
+_LIKE = 0.2  # figures within so much of each other are the same load
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the placer is asked to place.
+
+    Attributes
+    ----------
+    rates_rps : mapping of str to float
+        Measured where the plan was left, else as planned.
+    slowdowns : mapping of str to float
+        By model: time of its batches over what the estimator said; models left out are as it said.
+    """
+
+    rates_rps: Mapping[str, float]
+    slowdowns: Mapping[str, float]
+
+
+class Replanner(Protocol):
+    """Plans a map; picklable, because it is called in another process."""
+
+    def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
+        """Return a map for ``load`` that can follow ``deployment``, None when no better one is found."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptSettings:
+    """When maps are changed.
+
+    Attributes
+    ----------
+    replan : Replanner
+    output : Path
+        Where each new map is written.
+    period_s : float
+        Time over which the load is measured.
+    patience : mapping of bool to int
+        Periods in a row for which a model must have too little (True), or too much (False).
+    headroom : float
+        The placer plans for so many times the measured rate.
+    settle_periods : int
+        Periods after a move that are not judged.
+    bounds : Bounds
+    """
+
+    replan: Replanner
+    output: Path
+    period_s: float = 5.0
+    patience: Mapping[bool, int] = field(default_factory=lambda: {True: 2, False: 6})
+    headroom: float = 1.2
+    settle_periods: int = 1
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+class Adapter:
+    """Decides when another map is planned and applied.
+
+    Parameters
+    ----------
+    router : Router
+    deployment : DeploymentMap
+        That is being served.
+    settings : AdaptSettings
+    apply : callable
+        Moves the server to the map at a path.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        deployment: DeploymentMap,
+        settings: AdaptSettings,
+        apply: Callable[[Path], Awaitable[dict[str, Any]]],
+    ) -> None:
+        self._deployment = deployment
+        self._settings = settings
+        self._apply = apply
+        self._meter = LoadMeter(router)
+        self._slowdowns: dict[str, float] = {}
+        self._streaks: Counter[tuple[str, bool]] = Counter()
+        self._asked: Load | None = None
+        self._waits = 1
+        self._not_before = 0.0
+
+    async def watch(self) -> None:
+        """Measure and decide, period after period."""
+        self._meter.take()
+        while True:
+            await asyncio.sleep(self._settings.period_s)
+            seen = self._meter.take()
+            try:
+                await self.decide(seen)
+            except GpuprofError as error:
+                LOGGER.warning("cannot adapt the map", extra={"error": str(error)})
+                self._wait_longer()
+
+    def follow(self, deployment: DeploymentMap) -> None:
+        """Take another map for the plan, because it was applied."""
+        self._deployment = deployment
+        self._streaks.clear()
+
+    async def decide(self, seen: Mapping[str, Observed]) -> None:
+        """Judge what was seen in a period, and move to another map if it is time.
+
+        Raises
+        ------
+        GpuprofError
+            When planning or moving fails; the old map goes on.
+        """
+        out = self._out_of_bounds(seen)
+        if not out:
+            return
+        load = self._load(seen, out)
+        if time.monotonic() < self._not_before and self._is_like_the_last(load, out):
+            return
+        self._asked = load
+        LOGGER.warning("the load leaves the plan's bounds, the placer is asked", extra=self._said(seen, out))
+        wanted = await run_apart(self._settings.replan, self._deployment, load)
+        if wanted is None:
+            LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
+            self._wait_longer()
+            return
+        await self._move(wanted, load)
+
+    def _out_of_bounds(self, seen: Mapping[str, Observed]) -> dict[str, Leaving]:
+        """Return the models that have been out of bounds for long enough, and how."""
+        found = {}
+        for model, observed in seen.items():
+            if model not in self._deployment.models:
+                continue
+            how = leaving(planned(self._deployment, model), observed, self._settings.bounds)
+            for short in (True, False):
+                same = how is not None and how.is_short is short
+                self._streaks[model, short] = self._streaks[model, short] + 1 if same else 0
+            if how is not None and self._streaks[model, how.is_short] >= self._settings.patience[how.is_short]:
+                found[model] = how
+        return found
+
+    def _load(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> Load:
+        """Return planned figures, replaced by measured ones for the models that are out of bounds."""
+        rates = {name: asked.rate_rps for name, asked in self._deployment.models.items()}
+        slowdowns = dict(self._slowdowns)
+        for model, how in out.items():
+            observed = seen[model]
+            measured = self._settings.headroom * observed.window.rate_rps
+            # A model that nobody asks for keeps the smallest replica, for who asks next.
+            rates[model] = max(measured, 0.01 * rates[model])
+            if observed.slowdown is not None and how in (Leaving.LATENCY, Leaving.QUICK, Leaving.SLO):
+                slowdowns[model] = slowdowns.get(model, 1.0) * observed.slowdown
+        return Load(rates, slowdowns)
+
+    def _is_like_the_last(self, load: Load, out: Mapping[str, Leaving]) -> bool:
+        last = self._asked
+        return last is not None and all(
+            _alike(load.rates_rps[model], last.rates_rps.get(model, 0.0))
+            and _alike(load.slowdowns.get(model, 1.0), last.slowdowns.get(model, 1.0))
+            for model in out
+        )
+
+    def _said(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> dict[str, object]:
+        models = {
+            model: {
+                "why": str(how),
+                "rate_rps": round(seen[model].window.rate_rps, 2),
+                "planned_rps": round(self._deployment.models[model].rate_rps, 2),
+                "slowdown": None if (ratio := seen[model].slowdown) is None else round(ratio, 3),
+                "p99_ms": None if (p99 := seen[model].window.percentile_ms(99.0)) is None else round(p99, 1),
+                "slo_ms": self._deployment.models[model].slo_ms,
+            }
+            for model, how in out.items()
+        }
+        return {"models": models}
+
+    async def _move(self, wanted: DeploymentMap, load: Load) -> None:
+        await asyncio.to_thread(write_map, wanted, self._settings.output)
+        move = await self._apply(self._settings.output)
+        self.follow(wanted)
+        self._slowdowns = dict(load.slowdowns)
+        rates = {name: round(model.rate_rps, 2) for name, model in wanted.models.items()}
+        said = {"planned_rps": rates, "map": str(self._settings.output), **move}
+        LOGGER.warning("another map is served for the load", extra=said)
+        if move["started"] or move["stopped"]:
+            self._waits = 1
+        await asyncio.sleep(self._settings.settle_periods * self._settings.period_s)
+        self._meter.take()
+        self._wait_longer()
+
+    def _wait_longer(self) -> None:
+        """Put the same load to the placer again only after a while, which is longer each time."""
+        self._not_before = time.monotonic() + self._waits * self._settings.period_s
+        self._waits = min(2 * self._waits, _MOST_WAITED_PERIODS)
+
+
+def _alike(new: float, old: float) -> bool:
+    return abs(new - old) <= _LIKE * old

@@ -1,0 +1,99 @@
+"""Whether a model's load is what its map was planned for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.serving.change.window import Window
+
+#: How many standard deviations of the count of a Poisson process are taken for chance.
+_SURE = 2.0
+
+
+class Leaving(StrEnum):
+    """In which way a model leaves the bounds of its plan."""
+
+    RATE = "more requests than planned"
+    LATENCY = "batches take longer than planned"
+    SLO = "p99 passes the SLO"
+    IDLE = "fewer requests than planned"
+    QUICK = "batches take less time than planned"
+
+    @property
+    def is_short(self) -> bool:
+        """Whether the plan gives too little, rather than too much."""
+        return self in (Leaving.RATE, Leaving.LATENCY, Leaving.SLO)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a plan bears, as parts of what it says.
+
+    Attributes
+    ----------
+    more, less : float
+        The rate may be so many times the planned one.
+    slower : float
+        Batches may take so many times the predicted time, or its inverse; more where the map's interval says so.
+    """
+
+    more: float = 1.2
+    less: float = 0.5
+    slower: float = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a map says of a model: its rate, its percentile, and the upper end of its batches' time over the mean."""
+
+    rate_rps: float
+    percentile: float
+    slowest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a model did in a window.
+
+    Attributes
+    ----------
+    window : Window
+    slowdown : float or None
+        Time of its batches over what was predicted for batches of their sizes; None without batches.
+    """
+
+    window: Window
+    slowdown: float | None
+
+
+def planned(deployment: DeploymentMap, model: str) -> Planned:
+    """Return what a map says of a model."""
+    asked = deployment.models[model]
+    slowest = 1.0
+    for _, _, _, replica in deployment.places():
+        if model in replica.rates():
+            said = replica.predicted
+            upper = 1.0 if said.latency_ms_interval is None else said.latency_ms_interval[1] / (said.latency_ms or 1.0)
+            slowest = max(slowest, upper, said.pause_factor)
+    return Planned(asked.rate_rps, asked.percentile, slowest)
+
+
+def leaving(plan: Planned, seen: Observed, bounds: Bounds) -> Leaving | None:
+    """Return how a model leaves its plan's bounds by more than chance; None when it stays within."""
+    window = seen.window
+    chance_rps = _SURE * math.sqrt(max(1, window.arrived)) / window.seconds
+    slower = max(bounds.slower, plan.slowest)
+    if window.rate_rps - chance_rps > bounds.more * plan.rate_rps:
+        return Leaving.RATE
+    if seen.slowdown is not None and seen.slowdown > slower:
+        return Leaving.LATENCY
+    if window.breaks_slo(plan.percentile):
+        return Leaving.SLO
+    if window.rate_rps + chance_rps < bounds.less * plan.rate_rps:
+        return Leaving.IDLE
+    if seen.slowdown is not None and seen.slowdown < 1.0 / slower:
+        return Leaving.QUICK
+    return None

@@ -1,0 +1,119 @@
+"""Watches whether models keep their SLO, and lets standbys take over from replicas of those that do not.
+
+iGniter (section 4.2) looks at p99 every second; when it passes the SLO it looks half a second longer, and if it still
+does, the process with the larger share takes over. Here the replica of the model that was late most often is replaced;
+it answers what it has, so that no request is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpuprof.serving.change.window import Counted, Window
+from gpuprof.serving.change.workforce import Workforce
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.statistics import ModelStatistics
+
+#: Seconds after which p99 is looked at, and for how much longer before a standby takes over: as iGniter has them.
+PERIOD_S = 1.0
+CONFIRM_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """Counts at a moment."""
+
+    at: float
+    models: Mapping[str, Counted]
+    replicas: Mapping[str, Counted]
+
+
+class Shadows:
+    """Decides when a standby takes over.
+
+    Parameters
+    ----------
+    router : Router
+    workforce : Workforce
+        Has the standbys.
+    """
+
+    def __init__(self, router: Router, workforce: Workforce) -> None:
+        self._router = router
+        self._workforce = workforce
+        self._without: set[str] = set()
+
+    async def watch(self) -> None:
+        """Look again and again."""
+        while True:
+            await self.look()
+
+    async def look(self) -> None:
+        """Look for a period, longer at models that break their SLO, and let standbys take over."""
+        start = self._now()
+        await asyncio.sleep(PERIOD_S)
+        suspects = [model for model in self._router.all() if self._breaks(model, start)]
+        if not suspects:
+            return
+        middle = self._now()
+        await asyncio.sleep(CONFIRM_S)
+        for model in suspects:
+            if model in self._router.all() and self._breaks(model, middle):
+                await self._take_over(model, start)
+            else:
+                LOGGER.info("p99 passed the SLO, and no longer does", extra={"model": model.name})
+
+    def _breaks(self, model: ServedModel, before: _Look) -> bool:
+        seen = _since(before.models, model.name, model.counts(), before.at)
+        return seen is not None and seen.breaks_slo(model.percentile)
+
+    async def _take_over(self, model: ServedModel, start: _Look) -> None:
+        seen = _since(start.models, model.name, model.counts(), start.at)
+        assert seen is not None
+        p99_ms = seen.percentile_ms(model.percentile)
+        said = {"model": model.name, "p99_ms": None if p99_ms is None else round(p99_ms, 1), "slo_ms": model.slo_ms,
+                "answered": seen.answered, "late": seen.late, "refused": seen.refused}  # fmt: skip
+        worst = self._worst(model, start)
+        if worst is None:
+            if model.name not in self._without:
+                LOGGER.warning("p99 passes the SLO, and no standby is left", extra=said)
+            self._without.add(model.name)
+            return
+        self._without.discard(model.name)
+        took = await self._workforce.take_over(worst.plan.name)
+        if took is not None:
+            shares = {"share_pct": round(worst.plan.share_pct, 3), "new_share_pct": round(took.share_pct, 3)}
+            LOGGER.warning(
+                "p99 passes the SLO, standby takes over",
+                extra={**said, "replica": worst.plan.name, "standby": took.name, **shares},
+            )
+
+    def _worst(self, model: ServedModel, start: _Look) -> AnyReplica | None:
+        """Return the replica with a standby that was late most often; among equals the one that has most to do."""
+        able = [replica for replica in model.replicas if self._workforce.standby(replica.plan.name) is not None]
+
+        def badness(replica: AnyReplica) -> tuple[float, int]:
+            seen = _since(start.replicas, replica.plan.name, [replica.statistics], start.at)
+            late = 0.0 if seen is None or not seen.answered else seen.late / seen.answered
+            return late, replica.in_flight
+
+        return max(able, key=badness, default=None)
+
+    def _now(self) -> _Look:
+        models = self._router.all()
+        return _Look(
+            time.monotonic(),
+            {model.name: Counted.of(model.counts()) for model in models},
+            {r.plan.name: Counted.of([r.statistics]) for model in models for r in model.replicas},
+        )
+
+
+def _since(before: Mapping[str, Counted], name: str, after: Iterable[ModelStatistics], at: float) -> Window | None:
+    """Return what happened since a look; None for what was not there then."""
+    then = before.get(name)
+    return None if then is None else then.until(Counted.of(after), time.monotonic() - at)

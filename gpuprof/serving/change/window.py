@@ -1,0 +1,104 @@
+"""What happened between two looks at a model's counts: rates, how many were late, the percentile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
+
+#: How many standard deviations of chance are not taken for a sign.
+_SURE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Differences of a model's, or a replica's, counts over a time.
+
+    Attributes
+    ----------
+    seconds : float
+    arrived, answered, late, refused : int
+        ``late`` are the answers after their deadline.
+    buckets : tuple of int
+        Answers by latency, by `BUCKETS_MS`.
+    """
+
+    seconds: float
+    arrived: int
+    answered: int
+    late: int
+    refused: int
+    buckets: tuple[int, ...]
+
+    @property
+    def rate_rps(self) -> float:
+        """Requests that arrived, per second."""
+        return self.arrived / self.seconds if self.seconds > 0.0 else 0.0
+
+    @property
+    def goodput_rps(self) -> float:
+        """Requests answered in time, per second."""
+        return (self.answered - self.late) / self.seconds if self.seconds > 0.0 else 0.0
+
+    def breaks_slo(self, percentile: float) -> bool:
+        """Return whether the latency at ``percentile`` passes the SLO by more than chance.
+
+        The percentile passes it exactly when more than the rest are late. A refusal is as bad as a late answer: only
+        what would have been late is refused. Of few requests one is soon too many by chance, which is taken off.
+        """
+        total = self.answered + self.refused
+        allowed = total * (1.0 - percentile / 100.0)
+        return self.late + self.refused > allowed + _SURE * math.sqrt(allowed)
+
+    def percentile_ms(self, percentile: float) -> float | None:
+        """Return the latency at ``percentile`` of the answers, to within a bucket; None without an answer."""
+        return percentile_of(self.buckets, percentile)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counts at a moment, cheap to take: it is done while requests wait."""
+
+    arrived: int
+    answered: int
+    in_slo: int
+    refused: int
+    buckets: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[ModelStatistics]) -> Counted:
+        """Return the sum of one or more counts."""
+        each = list(parts)
+        return cls(
+            arrived=sum(part.arrived for part in each),
+            answered=sum(part.answered for part in each),
+            in_slo=sum(part.in_slo for part in each),
+            refused=sum(part.refused for part in each),
+            buckets=tuple(map(sum, zip(*(part.buckets for part in each), strict=True))),
+        )
+
+    def until(self, after: Counted, seconds: float) -> Window:
+        """Return what ``after`` has counted beyond this."""
+        return Window(
+            seconds=seconds,
+            arrived=after.arrived - self.arrived,
+            answered=after.answered - self.answered,
+            late=(after.answered - after.in_slo) - (self.answered - self.in_slo),
+            refused=after.refused - self.refused,
+            buckets=tuple(new - old for new, old in zip(after.buckets, self.buckets, strict=True)),
+        )
+
+
+def percentile_of(buckets: Sequence[int], percentile: float) -> float | None:
+    """Return a percentile of counts by `BUCKETS_MS`, spread evenly within a bucket; None where nothing is counted."""
+    wanted = sum(buckets) * percentile / 100.0
+    if wanted <= 0.0:
+        return None
+    below, lower = 0, 0.0
+    for count, upper in zip(buckets, (*BUCKETS_MS, math.inf), strict=True):
+        if count and below + count >= wanted:
+            return lower if upper == math.inf else lower + (upper - lower) * (wanted - below) / count
+        below, lower = below + count, upper
+    return lower

@@ -1,0 +1,280 @@
+"""The workers of a server: started for a plan, moved to another plan while requests go on, and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+
+from gpuprof.deployment import DeploymentMap
+from gpuprof.errors import GpuprofError
+from gpuprof.routing import routing_rule
+from gpuprof.serving.engines.local_engine import Engine
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.plan.serving_plan import PlannedReplica
+from gpuprof.serving.plan.shadow_plan import Standby
+from gpuprof.serving.router.merged_replica import MergedReplica
+from gpuprof.serving.router.public_name import PublicName
+from gpuprof.serving.router.replica import Replica, ReplicaPlan
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER, SimulatedLink
+from gpuprof.serving.router.worker_link import Link, LinkEvents, WorkerLink
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.statistics import ModelStatistics
+
+_POLL_S = 0.01
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What a move to another plan did, by names of replicas."""
+
+    kept: tuple[str, ...]
+    started: tuple[str, ...]
+    stopped: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Staffed:
+    """A replica that has its workers, and each model that it serves with the face that the model sees of it."""
+
+    planned: PlannedReplica
+    replica: Replica
+    faces: tuple[tuple[ServedModel, AnyReplica], ...]
+
+
+class Workforce:
+    """Starts, keeps and ends workers.
+
+    Parameters
+    ----------
+    router : Router
+        Gets the models when their workers are ready.
+    engine : Engine
+        Has the machines that keep the workers.
+    routing : str
+        Name of the routing rule.
+    hang_s, drain_s : float
+        As `ServerSettings`.
+    """
+
+    def __init__(self, router: Router, engine: Engine, routing: str, hang_s: float, drain_s: float) -> None:
+        self._router = router
+        self._engine = engine
+        self._routing = routing
+        self._hang_s = hang_s
+        self._drain_s = drain_s
+        self._staffed: list[_Staffed] = []
+        self._moving = asyncio.Lock()
+        self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
+        self._standbys: dict[str, _Staffed] = {}
+        self._claimed: dict[str, float] = {}
+        self.seats: list[Seat] = []
+
+    async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
+        """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
+
+        Raises
+        ------
+        GpuprofError
+            When a new worker cannot hold its share or load its model; nothing has changed then.
+        """
+        async with self._moving:
+            kept, fresh, obsolete = self._compare(plan)
+            models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
+            started = [await self._staff(models, planned) for planned in self._renamed(fresh, kept)]
+            await self._until_ready(started)
+            for name, model in models.items():
+                model.slo_ms = deployment.models[name].slo_ms
+                model.percentile = deployment.models[name].percentile
+            for staffed in started:
+                _join(staffed)
+            self._staffed = kept + started
+            self._claimed.clear()  # what took over is part of the plan now, or goes
+            await self._end_standbys()
+            for model in models.values():
+                model.spec = _widest(face for s in self._staffed for served, face in s.faces if served is model)
+            self._router.publish(models.values())
+            await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
+            await self._start_standbys()
+            return Move(*(tuple(s.planned.plan.name for s in group) for group in (kept, started, obsolete)))
+
+    def standby(self, replica: str) -> ReplicaPlan | None:
+        """Return the plan of the standby that could take over from a replica, None where there is none."""
+        standby = self._standbys.get(replica)
+        return None if standby is None else standby.planned.plan
+
+    async def take_over(self, replica: str) -> ReplicaPlan | None:
+        """Let the standby of a replica take over, which answers what it has; return its plan, None if it has gone."""
+        async with self._moving:
+            ready = self._standbys.get(replica)
+            if ready is None or not ready.replica.is_alive:
+                return None
+            old = next(staffed for staffed in self._staffed if staffed.planned.plan.name == replica)
+            del self._standbys[replica]
+            _join(ready)
+            self._staffed[self._staffed.index(old)] = ready
+            assert old.planned.standby is not None
+            for claim in old.planned.standby.claims:
+                self._claimed[claim.resource] = self._claimed.get(claim.resource, 0.0) + claim.amount
+            await asyncio.gather(self._retire(old), self._end_standbys())
+            return ready.planned.plan
+
+    async def stop(self) -> None:
+        """End every worker and everything that held them."""
+        await self._dismiss(list(self.seats))
+
+    def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
+        """Return what goes on, what is new, and what is no longer wanted."""
+        left = list(self._staffed)
+        kept, fresh = [], []
+        for planned in plan:
+            same = next((staffed for staffed in left if _nature(staffed.planned) == _nature(planned)), None)
+            if same is None:
+                fresh.append(planned)
+            else:
+                left.remove(same)
+                kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
+        return kept, fresh, left
+
+    def _renamed(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
+        """Give new replicas names, and groups, that no replica of this server has."""
+        taken = {staffed.planned.plan.name for staffed in self._staffed}
+        renamed = []
+        for planned in fresh:
+            name = planned.plan.name
+            number = 0
+            while name in taken:
+                name, number = f"{planned.model}/{number}", number + 1
+            taken.add(name)
+            group = planned.orders[0].group.removesuffix(planned.plan.name) + name
+            orders = tuple(replace(order, group=group) for order in planned.orders)
+            renamed.append(replace(planned, plan=replace(planned.plan, name=name), orders=orders))
+        return renamed
+
+    async def _start_standbys(self) -> None:
+        """Start the standbys that replicas lack."""
+        lacking = [staffed for staffed in self._staffed if staffed.planned.plan.name not in self._standbys]
+        await asyncio.gather(
+            *(self._start_standby(s, s.planned.standby) for s in lacking if s.planned.standby is not None)
+        )
+
+    async def _start_standby(self, staffed: _Staffed, wanted: Standby) -> None:
+        """Start the standby of a replica; one that cannot start is done without."""
+        planned, name = staffed.planned, staffed.planned.plan.name
+        group = f"{planned.orders[0].group}-shadow"
+        plan = replace(wanted.plan, name=f"{name}-shadow")
+        orders = tuple(replace(order, group=group) for order in wanted.orders)
+        models = {model.name: model for model, _ in staffed.faces}
+        standby = await self._staff(models, replace(planned, plan=plan, orders=orders, standby=None))
+        try:
+            await self._until_ready([standby])
+        except GpuprofError as error:
+            LOGGER.warning("replica has no standby", extra={"replica": name, "error": error.message})
+            return
+        self._standbys[name] = standby
+
+    async def _end_standbys(self) -> None:
+        """End standbys whose replica has gone or wants another, and those for which there is no longer room."""
+        wanted = {staffed.planned.plan.name: staffed.planned.standby for staffed in self._staffed}
+        for name, standby in list(self._standbys.items()):
+            plan = wanted.get(name)
+            if plan is not None and _orders(plan.orders) == _orders(standby.planned.orders) and self._fits(plan):
+                continue
+            del self._standbys[name]
+            await self._dismiss(standby.replica.seats)
+            LOGGER.info("standby ended", extra={"replica": name})
+
+    def _fits(self, standby: Standby) -> bool:
+        """Whether what a standby would take has not been taken by others that took over."""
+        return all(self._claimed.get(c.resource, 0.0) + c.amount <= c.spare + _EPSILON for c in standby.claims)
+
+    def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
+        asked = deployment.models[name]
+        public = PublicName.of(name, asked.path)
+        known = self._router.served(name)
+        if known is not None and known.public == public:
+            return known
+        return ServedModel(name, asked.slo_ms, routing_rule(self._routing), self._router.arena, public=public)
+
+    async def _staff(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
+        seats = [
+            Seat(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
+            for number, order in enumerate(planned.orders)
+        ]
+        self.seats += seats
+        if planned.members:
+            merged = MergedReplica(planned.plan, seats, [(one, models[one.model]) for one in planned.members])
+            return _Staffed(planned, merged, tuple((models[face.member.model], face) for face in merged.faces))
+        model = models[planned.model]
+        replica = Replica(planned.plan, seats, model, ModelStatistics())
+        return _Staffed(planned, replica, ((model, replica),))
+
+    async def _until_ready(self, started: Sequence[_Staffed]) -> None:
+        """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
+
+        async def start(seat: Seat) -> None:
+            async with self._start_limit:
+                await seat.start()
+
+        seats = [seat for staffed in started for seat in staffed.replica.seats]
+        tasks = [asyncio.ensure_future(start(seat)) for seat in seats]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:  # a cancelled start, too, must end the workers that it began
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._dismiss(seats)
+            raise
+
+    async def _retire(self, staffed: _Staffed) -> None:
+        """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
+        replica = staffed.replica
+        for model, face in staffed.faces:
+            model.leave(face)
+        deadline = monotonic() + self._drain_s
+        while replica.in_flight and monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        for model, face in staffed.faces:
+            model.left(face)
+        await self._dismiss(replica.seats)
+        LOGGER.info("replica retired", extra={"replica": replica.plan.name})
+
+    async def _dismiss(self, seats: Sequence[Seat]) -> None:
+        await asyncio.gather(*(seat.stop() for seat in seats))
+        self.seats = [seat for seat in self.seats if seat not in seats]
+
+    async def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
+        if order.provider == SIMULATED_PROVIDER:
+            return SimulatedLink
+        machine = await self._engine.machine(order.node)
+        return lambda events: WorkerLink(machine, self._router.arena, events)
+
+
+def _join(staffed: _Staffed) -> None:
+    """Let the models of a replica give it requests."""
+    for model, face in staffed.faces:
+        model.replicas.append(face)
+
+
+def _widest(replicas: Iterable[AnyReplica]) -> ModelSpec:
+    """Return what the replica with the largest batch takes."""
+    specs = [spec for replica in replicas for spec in replica.specs]
+    return max(specs, key=lambda spec: spec.max_batch)
+
+
+def _nature(planned: PlannedReplica) -> tuple[object, ...]:
+    """Return what makes two replicas the same: all but their names and the rate that is planned for them."""
+    return planned.model, planned.members, replace(planned.plan, name="", rate_rps=0.0), _orders(planned.orders)
+
+
+def _orders(orders: Sequence[WorkerOrder]) -> tuple[WorkerOrder, ...]:
+    """Return the orders without the names of their groups."""
+    return tuple(replace(order, group="") for order in orders)

@@ -1,0 +1,1 @@
+"""Who keeps the machine processes: this machine itself, or Ray."""

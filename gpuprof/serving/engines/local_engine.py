@@ -1,0 +1,186 @@
+"""Keeps the machine process of this machine: starts it when its first worker is wanted, and again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from gpuprof.errors import UnavailableError
+from gpuprof.serving.machine.launcher import SharedMemory
+from gpuprof.serving.machine.machine import MachineOrder
+from gpuprof.serving.machine.machine_link import MachineLink
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.door import Door
+from gpuprof.serving.watch.living_process import LivingProcess
+from gpuprof.serving.watch.logs import LOGGER
+
+_NAME = "here"
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 5.0
+_LONG_LIFE_S = 30.0
+_PATIENCE_S = 20.0
+
+
+#: Profile and first memory slice of each MIG instance, by the number of the GPU.
+Layouts = Mapping[str, Sequence[tuple[str, int]]]
+
+
+async def cut_machine(machine: MachineLink, layouts: Layouts) -> MachineParts:
+    """Return what a machine has, when the GPUs for which there are layouts are cut so."""
+    return await machine.cut(layouts) if layouts else await machine.wait()
+
+
+class Engine(Protocol):
+    """Keeps machine processes where the nodes of a map are.
+
+    Attributes
+    ----------
+    on_moved : callable
+        Told when a machine has been replaced by another, which may have other parts.
+    """
+
+    on_moved: Callable[[], None]
+
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
+        """Return what the machines of these nodes have, when the GPUs for which there are layouts are cut so.
+
+        Raises
+        ------
+        GpuprofError
+            When a node has no machine, or a GPU cannot be cut.
+        """
+        ...
+
+    async def machine(self, node: str) -> MachineLink:
+        """Return the machine that keeps the workers of a node."""
+        ...
+
+    def watch(self, now: float) -> None:
+        """Look after machine processes that hang."""
+        ...
+
+    async def close(self) -> None:
+        """End every machine process, and return when they have ended."""
+        ...
+
+
+class LocalEngine:
+    """The engine of one machine: every node is this one.
+
+    Parameters
+    ----------
+    arena : Arena
+        Workers share it.
+    hang_s : float
+        A machine process that is silent for so long while a worker is missing is replaced.
+    """
+
+    def __init__(self, arena: Arena, hang_s: float) -> None:
+        self._arena = arena
+        self._hang_s = hang_s
+        self._door = Door()
+        self._machine: MachineLink | None = None
+        self._process: LivingProcess | None = None
+        self._ended = asyncio.Event()
+        self._order: MachineOrder | None = None
+        self._began = 0.0
+        self._failures = 0
+        self._closing = False
+        self._opening = asyncio.Lock()
+        self.on_moved: Callable[[], None] = lambda: None
+
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
+        """Return what this machine has, for each node, when its GPUs are cut so.
+
+        Raises
+        ------
+        UnavailableError
+            When a GPU cannot be cut.
+        """
+        return {node: await cut_machine(await self.machine(node), layouts) for node, layouts in nodes.items()}
+
+    async def machine(self, node: str) -> MachineLink:
+        """Return this machine; its process is started when it is first asked for.
+
+        Raises
+        ------
+        UnavailableError
+            When no process can be started.
+        """
+        async with self._opening:
+            if self._machine is None:
+                memory = SharedMemory(self._arena.fd, self._arena.capacity)
+                self._order = MachineOrder(_NAME, await self._door.open_local(), memory)
+                try:
+                    self._start()
+                except OSError as error:
+                    raise UnavailableError(f"cannot start a process: {error.strerror or error}") from None
+                self._machine = MachineLink(_NAME, self._door)
+                self._machine.on_silence = self._kill
+            return self._machine
+
+    def watch(self, now: float) -> None:
+        """Replace a machine process that hangs while a worker is missing."""
+        if self._machine is not None:
+            self._machine.watch(now, self._hang_s)
+
+    async def close(self) -> None:
+        """Let the machine process end, help it along after a while, and wait for its end."""
+        self._closing = True
+        self._door.close()
+        if self._machine is not None:
+            self._machine.close()
+        if self._process is not None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ended.wait(), _PATIENCE_S)
+            self._kill()
+
+    def _start(self) -> None:
+        assert self._order is not None
+        memory = self._order.memory
+        assert memory is not None
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuprof.serving.machine.machine"],
+            pass_fds=(memory.fd,),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+        )
+        assert process.stdin is not None
+        with process.stdin as pipe:
+            pipe.write(self._order.to_json().encode())
+        self._began = time.monotonic()
+        self._process = LivingProcess(process.pid, process)
+        asyncio.get_running_loop().add_reader(self._process.fileno(), self._has_ended)
+
+    def _has_ended(self) -> None:
+        assert self._process is not None
+        asyncio.get_running_loop().remove_reader(self._process.fileno())
+        self._process.release()
+        self._process = None
+        if self._closing:
+            self._ended.set()
+            return
+        lived_s = time.monotonic() - self._began
+        self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
+        delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
+        LOGGER.warning("machine process ended, starts again", extra={"in_s": delay})
+        asyncio.get_running_loop().call_later(delay, self._restart)
+
+    def _restart(self) -> None:
+        if self._closing:
+            return
+        try:
+            self._start()
+        except OSError as error:
+            LOGGER.error("cannot start the machine process", extra={"error": str(error), "in_s": _MAX_BACKOFF_S})
+            asyncio.get_running_loop().call_later(_MAX_BACKOFF_S, self._restart)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()

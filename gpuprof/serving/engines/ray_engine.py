@@ -1,0 +1,241 @@
+"""Keeps machine processes on the nodes of a Ray cluster: Ray places, watches and replaces them.
+
+Only orders to start a machine go through Ray. Machines and workers come to the router's door by TCP, and the tensors
+travel on these connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.serving.engines.local_engine import Layouts, cut_machine
+from gpuprof.serving.machine.machine import MachineOrder
+from gpuprof.serving.machine.machine_link import MachineLink
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.door import Door, DoorKey
+from gpuprof.serving.transport.security import Security, check_exposure
+from gpuprof.serving.watch.logs import LOGGER
+
+if TYPE_CHECKING:
+    from gpuprof.serving.server import EngineMaker, ServerSettings
+
+_JOIN_S = 60.0
+_COME_S = 120.0
+_END_S = 20.0
+_FIRST_BACKOFF_S = 0.5
+_MAX_BACKOFF_S = 30.0
+
+
+def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
+    """Return what makes the engine.
+
+    Parameters
+    ----------
+    address : str or None
+        Of the cluster; None: the one of this machine.
+    insecure : bool
+        Whether the door may be open to other machines without TLS.
+
+    Raises
+    ------
+    UnavailableError
+        When Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise UnavailableError("ray is not installed", "pip install 'gpuprof[ray]'")
+
+    def make(arena: Arena, settings: ServerSettings) -> RayEngine:
+        return RayEngine(address or "", settings.security, settings.hang_s, insecure)
+
+    return make
+
+
+class RayEngine:
+    """The engine of a Ray cluster.
+
+    Parameters
+    ----------
+    address : str
+        Of the cluster; empty: the one of this machine.
+    security : Security
+        Its certificate is the door's, too; machines and workers have a secret of their own in place of the token.
+    hang_s : float
+        A machine that is silent for so long while a worker is missing is told of.
+    insecure : bool
+        Whether the door may be open to other machines without TLS.
+    """
+
+    def __init__(self, address: str, security: Security, hang_s: float, insecure: bool) -> None:
+        self._address = address
+        self._security = security
+        self._hang_s = hang_s
+        self._insecure = insecure
+        self._door = Door()
+        self._machines: dict[str, MachineLink] = {}
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._key: DoorKey | None = None
+        self._answers: dict[str, asyncio.Future[None]] = {}
+        self._joined: asyncio.Future[str] | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._rejoining: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+        self._closing = False
+        self.on_moved: Callable[[], None] = lambda: None
+
+    async def parts(self, nodes: Mapping[str, Layouts]) -> dict[str, MachineParts]:
+        """Return what the machines of these nodes have; they are placed when they are first asked for.
+
+        Raises
+        ------
+        GpuprofError
+            When there is no cluster, it has no such node, or the machine does not come.
+        """
+        machines = [await self.machine(node) for node in nodes]
+        found = {}
+        for machine in machines:
+            try:
+                found[machine.node] = await asyncio.wait_for(cut_machine(machine, nodes[machine.node]), _COME_S)
+            except TimeoutError:
+                raise UnavailableError(
+                    f"Ray has not started the machine of node {machine.node!r} within {_COME_S:g} s",
+                    "is its resource taken by another server? see ray status",
+                ) from None
+        return found
+
+    async def machine(self, node: str) -> MachineLink:
+        """Return the machine of a node; Ray is asked for it when it is first wanted.
+
+        Raises
+        ------
+        GpuprofError
+            When there is no cluster, or it has no such node.
+        """
+        async with self._opening:
+            if node not in self._machines:
+                await self._join()
+                link = MachineLink(node, self._door)
+                link.on_moved = self.on_moved
+                try:
+                    await self._ask(node)
+                except GpuprofError:
+                    link.close()
+                    raise
+                self._machines[node] = link
+            return self._machines[node]
+
+    def watch(self, now: float) -> None:
+        """Look after machines that are silent while a worker is missing."""
+        for machine in self._machines.values():
+            machine.watch(now, self._hang_s)
+
+    async def close(self) -> None:
+        """Let the machines end, and Ray forget them."""
+        self._closing = True
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        self._door.close()
+        for machine in self._machines.values():
+            machine.close()
+        keeper = self._keeper
+        if keeper is None or keeper.stdin is None:
+            return
+        keeper.stdin.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(keeper.wait(), _END_S)
+        if keeper.returncode is None:
+            keeper.kill()
+            await keeper.wait()
+
+    async def _join(self) -> None:
+        """Join the cluster, once, and open the door where its nodes can reach it."""
+        if self._key is not None:
+            return
+        host = await self._start_keeper()
+        check_exposure(host, Security("internal", context=self._security.context), self._insecure)
+        context, certificate = self._security.context, self._security.certificate
+        try:
+            self._key = await self._door.open_remote(host, context, certificate)
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
+
+    async def _start_keeper(self) -> str:
+        """Start the process that speaks with Ray; return this machine's address in the cluster."""
+        joined = self._joined = asyncio.get_running_loop().create_future()
+        command = [sys.executable, "-m", "gpuprof.serving.engines.ray_keeper", self._address]
+        pipe = asyncio.subprocess.PIPE
+        self._keeper = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=asyncio.subprocess.DEVNULL, preexec_fn=_leave_ctrl_c_to_the_router
+        )
+        self._listening = asyncio.ensure_future(self._listen(self._keeper))
+        try:
+            return await asyncio.wait_for(asyncio.shield(joined), _JOIN_S)
+        except TimeoutError:
+            raise UnavailableError("no Ray cluster answers", "ray start --head starts one") from None
+
+    async def _rejoin(self) -> None:
+        """Join again after the process that speaks with Ray has ended, and have the machines placed that ended so."""
+        delay = _FIRST_BACKOFF_S
+        while not self._closing:
+            await asyncio.sleep(delay)
+            delay = min(_MAX_BACKOFF_S, 2.0 * delay)
+            try:
+                await self._start_keeper()
+                for node in list(self._machines):
+                    await self._ask(node)
+            except GpuprofError as error:
+                LOGGER.error("cannot join Ray again", extra={"error": str(error), "in_s": delay})
+            else:
+                return
+
+    async def _ask(self, node: str) -> None:
+        assert self._keeper is not None and self._keeper.stdin is not None and self._key is not None
+        answer = self._answers[node] = asyncio.get_running_loop().create_future()
+        order = MachineOrder(node, self._key).to_json()
+        self._keeper.stdin.write(json.dumps({"node": node, "order": order}).encode() + b"\n")
+        await answer
+
+    async def _listen(self, keeper: asyncio.subprocess.Process) -> None:
+        """Take what the keeper says, until it ends."""
+        assert keeper.stdout is not None and self._joined is not None
+        while line := await keeper.stdout.readline():
+            try:
+                self._hear(json.loads(line))
+            except ValueError:  # a library's own words
+                continue
+        ended = UnavailableError("the process that speaks with Ray has ended", "see ray status")
+        everybody: list[asyncio.Future[Any]] = [self._joined, *self._answers.values()]
+        for waiting in everybody:
+            if not waiting.done():
+                waiting.set_exception(ended)
+        if not self._closing and self._key is not None and (self._rejoining is None or self._rejoining.done()):
+            LOGGER.error("lost touch with Ray, joins again")
+            self._rejoining = asyncio.ensure_future(self._rejoin())
+
+    def _hear(self, said: dict[str, Any]) -> None:
+        assert self._joined is not None
+        node = said.get("node")
+        waiting: asyncio.Future[Any] | None = self._joined if node is None else self._answers.get(node)
+        if "log" in said:
+            LOGGER.warning(said["log"], extra={"machine": node})
+        elif waiting is None or waiting.done():
+            if "error" in said:
+                LOGGER.error(said["error"], extra={"machine": node})
+        elif "error" in said:
+            waiting.set_exception(UnavailableError(said["error"], said["fix"]))
+        else:
+            waiting.set_result(said.get("host"))
+
+
+def _leave_ctrl_c_to_the_router() -> None:
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,0 +1,118 @@
+"""The process that speaks with Ray, so that its threads and its memory stay out of the router.
+
+    python -m gpuprof.serving.engines.ray_keeper ADDRESS
+
+Reads a line of JSON for each machine to keep, and ends them when its input ends. Writes a line of JSON for everything
+that the router should know.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from gpuprof.errors import UnavailableError
+from gpuprof.ray_cluster import join
+from gpuprof.serving.engines.ray_machine import LABEL, RESOURCE, RayMachine, placement
+
+_LOOK_S = 0.5
+_END_S = 15.0
+
+
+@dataclass(slots=True)
+class _Kept:
+    order: str
+    actor: Any
+    serving: Any
+
+
+class Keeper:
+    """Keeps an actor for each machine.
+
+    Parameters
+    ----------
+    ray : module
+    """
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._kept: dict[str, _Kept] = {}
+
+    def keep(self, node: str, order: str) -> None:
+        """Have Ray place the machine of a node of the map, and place it anew whenever it dies."""
+        options = placement(node, self._ray.nodes())
+        if options is None:
+            known = sorted({name for one in self._ray.nodes() if one["Alive"] for name in one["Resources"]})
+            ours = [name for name in known if name.startswith(RESOURCE)] or ["none"]
+            said = f"the Ray cluster has no node for {node!r} of the map (it has {', '.join(ours)})"
+            fix = f"""ray start --resources '{{"{RESOURCE}:{node}": 1}}' on it, or --labels {LABEL}={node}"""
+            say({"node": node, "error": said, "fix": fix})
+            return
+        actor_class = self._ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, **options)(RayMachine)
+        actor = actor_class.remote()
+        self._kept[node] = _Kept(order, actor, actor.serve.remote(order))
+        say({"node": node, "placed": True})
+
+    def look(self) -> None:
+        """Place machines anew that Ray has given up."""
+        for node, kept in list(self._kept.items()):
+            done, _ = self._ray.wait([kept.serving], timeout=0)
+            if done:
+                say({"node": node, "log": f"machine ended, is placed again: {self._why(kept)}"})
+                self._ray.kill(kept.actor)
+                del self._kept[node]
+                self.keep(node, kept.order)
+
+    def end(self) -> None:
+        """Wait until the machines have undone what they did, then end them."""
+        if self._kept:
+            self._ray.wait([kept.serving for kept in self._kept.values()], num_returns=len(self._kept), timeout=_END_S)
+        for kept in self._kept.values():
+            self._ray.kill(kept.actor)
+
+    def _why(self, kept: _Kept) -> str:
+        try:
+            self._ray.get(kept.serving)
+        except Exception as error:  # whatever the actor died of is only to be told
+            return str(error).strip().splitlines()[-1][:300] if str(error).strip() else type(error).__name__
+        return "the router was not there"
+
+
+def main(arguments: list[str]) -> int:
+    """Keep machines until the input ends."""
+    try:
+        ray = join(arguments[0])
+    except UnavailableError as error:
+        say({"error": error.message, "fix": error.fix})
+        return 1
+    keeper = Keeper(ray)
+    say({"joined": True, "host": ray.util.get_node_ip_address()})
+    pending = b""
+    while True:
+        readable, _, _ = select.select([sys.stdin], [], [], _LOOK_S)
+        if readable:
+            piece = os.read(sys.stdin.fileno(), 1 << 16)
+            if not piece:
+                break
+            *lines, pending = (pending + piece).split(b"\n")
+            for line in lines:
+                said = json.loads(line)
+                keeper.keep(said["node"], said["order"])
+        keeper.look()
+    keeper.end()
+    ray.shutdown()
+    return 0
+
+
+def say(what: dict[str, Any]) -> None:
+    """Tell the router."""
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The other end: sending traffic to a server, and setting what came back beside what was predicted."""

@@ -1,0 +1,152 @@
+"""Sends a deployment map's traffic to a server and measures what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.serving.load.client import Schedule, run_clients
+from gpuprof.serving.load.report import ModelResult, stage_row, summarize
+from gpuprof.serving.load.target import Target, requests_for
+from gpuprof.serving.load.traffic import arrival_times
+
+if TYPE_CHECKING:
+    from gpuprof.serving.load.traffic import Times
+
+#: What one client process sends with ease: requests, and bytes, per second.
+_EASY_RPS = 1500.0
+_EASY_BYTES_PER_S = 600e6
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Traffic for one model.
+
+    Attributes
+    ----------
+    model : str
+    rate_rps : float
+        Of a recording: its mean.
+    slo_ms : float
+    path : str or None
+        The file that tells what its inputs may be.
+    times_s : tuple of float or None
+        A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
+    """
+
+    model: str
+    rate_rps: float
+    slo_ms: float
+    path: str | None = None
+    times_s: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How traffic is sent.
+
+    Attributes
+    ----------
+    duration_s, warmup_s : float
+        What is counted, and what is sent before.
+    seed : int
+    arrivals : str
+        ``"poisson"``, ``"gamma"`` or ``"constant"``.
+    scv : float
+        Squared coefficient of variation of the gaps of ``gamma``.
+    clients : int or None
+        Processes; None: as many as the traffic needs.
+    patience_s : float
+        How long to wait for the last answers.
+    """
+
+    duration_s: float = 20.0
+    warmup_s: float = 2.0
+    seed: int = 0
+    arrivals: str = "poisson"
+    scv: float = 4.0
+    clients: int | None = None
+    patience_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOutcome:
+    """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU."""
+
+    results: list[ModelResult]
+    stages: list[dict[str, object]]
+    clients: int
+    client_cpu_s: float = 0.0
+
+
+def run_load(target: Target, streams: Sequence[Stream], settings: LoadSettings) -> LoadOutcome:
+    """Send every stream at once and return what came back.
+
+    Raises
+    ------
+    GpuprofError
+        When no server answers, or it lacks a model.
+    """
+    requests = tuple(requests_for(target, stream.model, stream.path, settings.seed) for stream in streams)
+    schedules = make_schedules(target, streams, requests, settings)
+    before = _statistics(target, streams)
+    results = run_clients(schedules)
+    after = _statistics(target, streams)
+    span = (settings.warmup_s, settings.warmup_s + settings.duration_s)
+    measured = [
+        summarize(schedules, results, position, stream.model, stream.slo_ms, span)
+        for position, stream in enumerate(streams)
+    ]
+    stages = [stage_row(result, before[result.model], after[result.model]) for result in measured]
+    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results))
+
+
+def make_schedules(
+    target: Target, streams: Sequence[Stream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
+) -> list[Schedule]:
+    """Merge the streams in time and deal them out to the clients in turn."""
+    import numpy as np
+
+    all_times = [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
+    times = np.concatenate(all_times)
+    models = np.repeat(np.arange(len(streams)), [len(own) for own in all_times])
+    order = np.argsort(times, kind="stable")
+    times, models = times[order], models[order]
+    clients = settings.clients or _clients_needed(streams, requests)
+    return [
+        Schedule(
+            target.host,
+            target.port,
+            requests,
+            times[first::clients].tolist(),
+            models[first::clients].tolist(),
+            settings.patience_s,
+            target if target.encrypted else None,
+        )
+        for first in range(clients)
+    ]
+
+
+def _times(stream: Stream, settings: LoadSettings, seed: int) -> Times:
+    """Return when the requests of a stream are sent, seconds from the start of the warm-up."""
+    import numpy as np
+
+    if stream.times_s is None:
+        total_s = settings.warmup_s + settings.duration_s
+        return arrival_times(settings.arrivals, stream.rate_rps, total_s, seed, settings.scv)
+    recorded = np.asarray(stream.times_s, np.float64)
+    before = arrival_times(settings.arrivals, stream.rate_rps, settings.warmup_s, seed, settings.scv)
+    return np.concatenate([before, settings.warmup_s + recorded[recorded < settings.duration_s]])
+
+
+def _clients_needed(streams: Sequence[Stream], requests: tuple[tuple[bytes, ...], ...]) -> int:
+    load = sum(
+        stream.rate_rps * max(1.0 / _EASY_RPS, len(own[0]) / _EASY_BYTES_PER_S)
+        for stream, own in zip(streams, requests, strict=True)
+    )
+    return max(1, -int(-load // 1))
+
+
+def _statistics(target: Target, streams: Sequence[Stream]) -> Mapping[str, dict[str, Any] | None]:
+    return {stream.model: target.statistics(stream.model) for stream in streams}

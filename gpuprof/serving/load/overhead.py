@@ -1,0 +1,145 @@
+"""Measures what serving itself adds to a request on this machine: client, network, router and worker, no model.
+
+The server of this package runs null models, which answer at once, in a process of its own; a client sends requests of
+two sizes, few enough that none waits for another. A straight line through the two medians is the overhead of any size.
+Beside the time that passes, the CPU time is taken of those who compute: of the worker, which cannot run a batch
+meanwhile, and of router, machine process and client, which take it from whoever computes on their core.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from gpuprof.errors import UnavailableError
+from gpuprof.serving.load.process_time import cpu_seconds, family, runs_module
+
+_SMALL_BYTES = 4
+_LARGE_BYTES = 1_000_000
+_RATE_RPS = 60.0
+_DURATION_S = 1.0
+_WARMUP_S = 0.3
+_REPEATS = 3
+_START_S = 30.0
+_MIB = float(1 << 20)
+_WORKER = "gpuprof.serving.worker.worker"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOverhead:
+    """Time that serving adds to a request, without any queue.
+
+    Attributes
+    ----------
+    fixed_ms : float
+        Of a request without content.
+    ms_per_mib : float
+        More for each MiB of tensors that it brings.
+    handover_ms : float
+        Of it, for which the worker is kept from other batches.
+    host_ms, host_ms_per_mib : float
+        CPU time of router, machine process and client for a request, and more for each MiB that it brings.
+    """
+
+    fixed_ms: float
+    ms_per_mib: float
+    handover_ms: float = 0.0
+    host_ms: float = 0.0
+    host_ms_per_mib: float = 0.0
+
+    def of(self, request_bytes: float) -> float:
+        """Return the overhead in ms of a request with ``request_bytes`` of tensors."""
+        return self.fixed_ms + self.ms_per_mib * request_bytes / _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Of requests of one size: median time, and CPU time of a request by who takes it, in ms."""
+
+    median_ms: float
+    worker_ms: float
+    host_ms: float
+
+
+def measure_overhead(device: str) -> RequestOverhead:
+    """Measure for about ten seconds; of several repeats the quickest counts, since what else runs here only adds.
+
+    Parameters
+    ----------
+    device : str
+        Name of this machine's CPU, on which the null models are served.
+
+    Raises
+    ------
+    UnavailableError
+        When the server does not start here.
+    """
+    small, large = _seen(device, _SMALL_BYTES), _seen(device, _LARGE_BYTES)
+    return RequestOverhead(
+        small.median_ms,
+        _per_mib(small.median_ms, large.median_ms),
+        min(small.worker_ms, small.median_ms),
+        small.host_ms,
+        _per_mib(small.host_ms, large.host_ms),
+    )
+
+
+def _per_mib(small: float, large: float) -> float:
+    """Return what a MiB more costs: the null model sends back what it got, networks answer with little, so half."""
+    return max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES) / 2.0 * _MIB
+
+
+def _seen(device: str, size: int) -> Seen:
+    with _server(device, size) as (url, pid):
+        return min((_sent(url, pid) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
+
+
+def _sent(url: str, pid: int) -> Seen:
+    """Send requests to the server ``pid``."""
+    from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+    from gpuprof.serving.load.target import Target
+
+    settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
+    before = _cpu_ms(pid)
+    outcome = run_load(Target.parse(url), [Stream("null", _RATE_RPS, 1000.0)], settings)
+    worker_ms, others_ms = (after - then for after, then in zip(_cpu_ms(pid), before, strict=True))
+    (result,) = outcome.results
+    if result.p50_ms is None:
+        raise UnavailableError("the server that measures the overhead of serving did not answer")
+    requests = _RATE_RPS * (_WARMUP_S + _DURATION_S)
+    host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
+    return Seen(result.p50_ms, worker_ms / requests, host_ms / requests)
+
+
+def _cpu_ms(pid: int) -> tuple[float, float]:
+    """Return the CPU time so far of a server's workers and of all its other processes; 0 where it is not kept."""
+    worker_ms = others_ms = 0.0
+    for process in family(pid):
+        with suppress(OSError):
+            spent_ms = 1000.0 * cpu_seconds(process)
+            if runs_module(process, _WORKER):
+                worker_ms += spent_ms
+            else:
+                others_ms += spent_ms
+    return worker_ms, others_ms
+
+
+@contextmanager
+def _server(device: str, size: int) -> Iterator[tuple[str, int]]:
+    """Run a server of one null model in a process of its own; yield its address and pid."""
+    command = [sys.executable, "-m", "gpuprof.serving.load.null_server", device, str(size)]
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], _START_S)
+        url = process.stdout.readline().strip() if ready else ""
+        if not url:
+            raise UnavailableError("the server that measures the overhead of serving did not start")
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.communicate()

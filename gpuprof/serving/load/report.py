@@ -1,0 +1,161 @@
+"""What came of a load: for each model what was sent, answered in time, how fast, and what had been predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.serving.load.client import Schedule, Sent
+from gpuprof.serving.load.prediction import LoadPrediction
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats = npt.NDArray[np.float64]
+
+#: The client is the limit when its own delay at the 99th percentile is more than this part of the median latency…
+LAG_FRACTION = 0.1
+#: …and more than this.
+LAG_MS = 1.0
+_STAGES = {"queue": "queue", "compute_input": "gather", "compute_infer": "infer", "compute_output": "scatter"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResult:
+    """Measured figures of one model; times in milliseconds from the moment at which a request was due.
+
+    Attributes
+    ----------
+    sent, answered, in_slo, refused, failed, lost : int
+        Requests after the warm-up: all, with status 200, of these within the SLO, with 503, with another status,
+        without any answer.
+    rate_rps, goodput_rps : float
+        Sent, and answered within the SLO, per second.
+    p50_ms, p95_ms, p99_ms, mean_ms : float or None
+        Of the answered.
+    lag_p99_ms : float
+        How late the client itself sent.
+    """
+
+    model: str
+    slo_ms: float
+    sent: int
+    answered: int
+    in_slo: int
+    refused: int
+    failed: int
+    lost: int
+    rate_rps: float
+    goodput_rps: float
+    mean_ms: float | None
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    lag_p99_ms: float
+
+    @property
+    def client_is_limit(self) -> bool:
+        """Whether the client could not keep up, so that the latencies are partly its own."""
+        return self.lag_p99_ms > max(LAG_MS, LAG_FRACTION * (self.p50_ms or 0.0))
+
+
+def summarize(
+    schedules: Sequence[Schedule],
+    results: Sequence[Sent],
+    model: int,
+    name: str,
+    slo_ms: float,
+    span: tuple[float, float],
+) -> ModelResult:
+    """Return the figures of one model; ``span`` is the part of the schedule that counts, in seconds."""
+    import numpy as np
+
+    due, sent, done, status = _columns(schedules, results, model, span)
+    latency = 1000.0 * (done - due)
+    answered = latency[status == 200]
+    seconds = span[1] - span[0]
+    in_slo = int((answered <= slo_ms).sum())
+    quantiles = np.quantile(answered, (0.5, 0.95, 0.99)).tolist() if len(answered) else [None] * 3
+    return ModelResult(
+        model=name,
+        slo_ms=slo_ms,
+        sent=len(due),
+        answered=len(answered),
+        in_slo=in_slo,
+        refused=int((status == 503).sum()),
+        failed=int(((status != 200) & (status != 503) & (status != 0)).sum()),
+        lost=int((status == 0).sum()),
+        rate_rps=len(due) / seconds,
+        goodput_rps=in_slo / seconds,
+        mean_ms=float(answered.mean()) if len(answered) else None,
+        p50_ms=quantiles[0],
+        p95_ms=quantiles[1],
+        p99_ms=quantiles[2],
+        lag_p99_ms=float(1000.0 * np.quantile(sent - due, 0.99)) if len(due) else 0.0,
+    )
+
+
+def _columns(
+    schedules: Sequence[Schedule], results: Sequence[Sent], model: int, span: tuple[float, float]
+) -> tuple[Floats, Floats, Floats, Floats]:
+    import numpy as np
+
+    due = np.concatenate([np.asarray(schedule.times, float) for schedule in schedules])
+    models = np.concatenate([np.asarray(schedule.models) for schedule in schedules])
+    sent = np.concatenate([np.asarray(result.sent_s) for result in results])
+    done = np.concatenate([np.asarray(result.done_s) for result in results])
+    status = np.concatenate([np.asarray(result.status, float) for result in results])
+    own = (models == model) & (due >= span[0]) & (due < span[1])
+    return due[own], sent[own], done[own], status[own]
+
+
+def report_row(result: ModelResult, predicted: LoadPrediction | None) -> dict[str, object]:
+    """Return measured and predicted figures side by side with the relative errors (measured against predicted)."""
+    row: dict[str, object] = asdict(result)
+    row["client_is_limit"] = result.client_is_limit
+    for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
+        expected = None if predicted is None else getattr(predicted, key)
+        got = getattr(result, key)
+        row[f"predicted_{key}"] = expected
+        known = expected is not None and 0.0 < expected < float("inf") and got is not None
+        row[f"{key}_error"] = (got - expected) / expected if known else None
+    return row
+
+
+def stage_row(
+    result: ModelResult, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+) -> dict[str, object]:
+    """Return where the time of a request went, mean milliseconds, and how large batches were.
+
+    ``router_ms`` is what the client saw beyond what the server saw of queue and worker: network, reading, writing.
+    """
+    row: dict[str, object] = {"model": result.model}
+    if before is None or after is None:
+        return row
+    total = 0.0
+    for key, name in _STAGES.items():
+        count, nanoseconds = _delta(before, after, key)
+        if not count:
+            return row
+        row[f"{name}_ms"] = nanoseconds / count / 1e6
+        total += nanoseconds / count / 1e6
+    row["router_ms"] = None if result.mean_ms is None else result.mean_ms - total
+    row["batches"] = _batches(before, after)
+    return row
+
+
+def _delta(before: Mapping[str, Any], after: Mapping[str, Any], key: str) -> tuple[int, int]:
+    first, last = before["inference_stats"][key], after["inference_stats"][key]
+    return int(last["count"]) - int(first["count"]), int(last["ns"]) - int(first["ns"])
+
+
+def _batches(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[int, int]:
+    counts = {}
+    earlier = {entry["batch_size"]: entry["compute_infer"]["count"] for entry in before["batch_stats"]}
+    for entry in after["batch_stats"]:
+        count = int(entry["compute_infer"]["count"]) - int(earlier.get(entry["batch_size"], 0))
+        if count:
+            counts[int(entry["batch_size"])] = count
+    return counts

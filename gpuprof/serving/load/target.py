@@ -1,0 +1,227 @@
+"""What ``load`` knows of the server it is to load: its address, its models, and requests for them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.serving.router.public_name import model_address
+from gpuprof.serving.transport.datatypes import NUMPY_NAMES, join_strings
+from gpuprof.serving.transport.metadata import TensorSpec
+from gpuprof.serving.transport.security import client_context, is_loopback
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.datatypes import Array
+
+#: Different inputs that are sent of each model, in turn.
+VARIANTS = 4
+_MAX_ANSWER_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A server that speaks the Open Inference Protocol over HTTP.
+
+    Attributes
+    ----------
+    host, port : str, int
+    token : str
+        Sent with every request; empty: none is.
+    encrypted : bool
+        Whether it speaks TLS.
+    authority : Path or None
+        PEM file of the certificates to trust; None: those that the system trusts.
+    """
+
+    host: str
+    port: int
+    token: str = field(default="", repr=False)
+    encrypted: bool = False
+    authority: Path | None = None
+
+    @classmethod
+    def parse(cls, url: str, token: str = "", authority: Path | None = None) -> Target:
+        """Read ``http://host:port``, ``https://host:port`` or ``host:port``.
+
+        Raises
+        ------
+        InputError
+            For anything else, and when a token would go over the network in clear.
+        """
+        try:
+            parts = urlsplit(url if "//" in url else f"//{url}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+        if not host or parts.scheme not in ("", "http", "https"):
+            raise InputError(f"cannot read the address {url!r}", "write http://127.0.0.1:8000")
+        encrypted = parts.scheme == "https"
+        if token and not encrypted and not is_loopback(host):
+            raise InputError(f"the token would go to {host} for everybody to read", f"write https://{host}")
+        return cls(host, (443 if encrypted else 80) if port is None else port, token, encrypted, authority)
+
+    def __str__(self) -> str:
+        return f"http{'s' if self.encrypted else ''}://{self.host}:{self.port}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What every request has in its head."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what the server's certificate is compared with; None where it speaks no TLS.
+
+        Raises
+        ------
+        InputError
+            When the authority is no certificate.
+        """
+        return client_context(self.authority) if self.encrypted else None
+
+    def _connection(self) -> http.client.HTTPConnection:
+        context = self.context()
+        if context is None:
+            return http.client.HTTPConnection(self.host, self.port, timeout=10)
+        return http.client.HTTPSConnection(self.host, self.port, timeout=10, context=context)
+
+    def get(self, path: str) -> Any:
+        """Return the JSON that a GET answers.
+
+        Raises
+        ------
+        UnavailableError
+            When nobody answers there.
+        InputError
+            When the answer is an error or no JSON.
+        """
+        connection = self._connection()
+        try:
+            connection.request("GET", path, headers=self.headers)
+            answer = connection.getresponse()
+            text = answer.read(_MAX_ANSWER_BYTES)
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise UnavailableError(f"{self} is not trusted: {reason}", "--ca-file names what is to be") from None
+        except (OSError, http.client.HTTPException):
+            raise UnavailableError(
+                f"no server answers at {self}", "start one with gpuprof serve map.json, or give its address"
+            ) from None
+        finally:
+            connection.close()
+        try:
+            document = json.loads(text) if text else None
+        except ValueError:
+            raise InputError(f"{self}{path} does not answer in JSON: is it a server of the protocol?") from None
+        if answer.status >= 400:
+            said = document.get("error") if isinstance(document, dict) else None
+            raise InputError(f"{self}{path} answers {answer.status}: {said or answer.reason}")
+        return document
+
+    def model_inputs(self, model: str) -> list[TensorSpec]:
+        """Return the inputs of a model as the server describes them.
+
+        Raises
+        ------
+        GpuprofError
+            As `get`.
+        """
+        document = self.get(model_address(model))
+        try:
+            return [TensorSpec(t["name"], t["datatype"], tuple(t["shape"])) for t in document["inputs"]]
+        except (KeyError, TypeError):
+            raise InputError(f"{self} describes model {model!r} in a way that is not the protocol's") from None
+
+    def statistics(self, model: str) -> dict[str, Any] | None:
+        """Return the server's statistics of a model, None where it keeps none."""
+        try:
+            document = self.get(f"{model_address(model)}/stats")
+            stats: dict[str, Any] = document["model_stats"][0]
+            return stats
+        except (InputError, KeyError, TypeError, IndexError):
+            return None
+
+
+def requests_for(target: Target, model: str, path: str | None, seed: int) -> tuple[bytes, ...]:
+    """Return whole HTTP requests with random tensors of one row.
+
+    Parameters
+    ----------
+    target : Target
+    model : str
+    path : str or None
+        Its ONNX file, which says what indices its tables hold; None: guessed from the server's metadata.
+    seed : int
+    """
+    specs = target.model_inputs(model)
+    return tuple(
+        encode_request(target, model, specs, inputs)
+        for inputs in (_inputs(specs, path, seed + variant) for variant in range(VARIANTS))
+    )
+
+
+def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: Mapping[str, Array]) -> bytes:
+    """Return an inference request with binary tensors, head and body."""
+    described = []
+    tensors = []
+    for spec in specs:
+        array = inputs[spec.name]
+        data = _bytes(array, spec.datatype)
+        tensors.append(data)
+        described.append(
+            {
+                "name": spec.name,
+                "datatype": spec.datatype,
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": len(data)},
+            }
+        )
+    text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    body = text + b"".join(tensors)
+    own = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
+    head = (
+        f"POST {model_address(model)}/infer HTTP/1.1\r\n"
+        f"Host: {target.host}:{target.port}\r\n"
+        "Content-Type: application/octet-stream\r\n"
+        f"{own}"
+        f"Inference-Header-Content-Length: {len(text)}\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _bytes(array: Array, datatype: str) -> bytes:
+    if datatype == "BYTES":
+        return join_strings([str(text).encode() for text in array.ravel()])
+    return array.tobytes()
+
+
+def _inputs(specs: list[TensorSpec], path: str | None, seed: int) -> Mapping[str, Array]:
+    if path is not None and Path(path).is_file():
+        from gpuprof.inputs import random_inputs
+        from gpuprof.onnx_graph import load_graph
+
+        return random_inputs(load_graph(Path(path)), seed)
+    return {spec.name: _guess(spec, seed + position) for position, spec in enumerate(specs)}
+
+
+def _guess(spec: TensorSpec, seed: int) -> Array:
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    shape = tuple(1 if size == -1 else size for size in spec.shape)
+    if spec.datatype == "BYTES":
+        return np.full(shape, "gpuprof", dtype=object)
+    if spec.datatype == "BF16":  # the upper half of a float32
+        bits = random.standard_normal(shape, dtype=np.float32).view(np.uint32) >> 16
+        return bits.astype(np.uint16)
+    kind = np.dtype(NUMPY_NAMES[spec.datatype])
+    if kind.kind == "f":
+        return random.standard_normal(shape).astype(kind)
+    return random.integers(0, 2, shape).astype(kind)

@@ -1,0 +1,96 @@
+"""Holds workers of a machine to their parts of its GPUs: runs the MPS daemons and makes the MIG instances they need."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from typing import Any
+
+from gpuprof.mig_layout import MigLayout, cut, restore
+from gpuprof.mps import MpsDaemon, adopted_daemon, mps_daemon
+from gpuprof.serving.machine.launcher import WorkerOrder
+
+
+class GpuHolder:
+    """Starts a daemon for each GPU or MIG instance that needs one, cuts GPUs when told, and undoes both in the end.
+
+    Parameters
+    ----------
+    changed : callable
+        Told when `legacy` has changed.
+    """
+
+    def __init__(self, changed: Callable[[], None]) -> None:
+        self._changed = changed
+        self._daemons: dict[str, MpsDaemon] = {}
+        self._running = ExitStack()
+        self._starts_one = asyncio.Lock()
+        self._before: dict[int, MigLayout] = {}
+
+    def legacy(self) -> dict[str, Any]:
+        """Return what a process that takes over must know: the daemons that run, and how GPUs were cut before."""
+        daemons = {uuid: [daemon.pipe_directory, daemon.log_directory] for uuid, daemon in self._daemons.items()}
+        return {"daemons": daemons, "mig": [[gpu, asdict(layout)] for gpu, layout in self._before.items()]}
+
+    def inherit(self, legacy: dict[str, Any]) -> None:
+        """Take over what a process before this one left: daemons, where they still answer, and GPUs to be put back."""
+        for gpu, layout in legacy.get("mig", []):
+            self._before[gpu] = MigLayout(
+                layout["enabled"], tuple((name, start) for name, start in layout["instances"])
+            )
+        for uuid, (pipe, log) in legacy.get("daemons", {}).items():
+            daemon = self._running.enter_context(adopted_daemon(uuid, pipe, log))
+            if daemon is not None:
+                self._daemons[uuid] = daemon
+
+    async def bound(self, order: WorkerOrder) -> WorkerOrder:
+        """Return the order with the environment that holds the worker to its part of a GPU.
+
+        Raises
+        ------
+        UnavailableError
+            When it needs MPS and that does not run here.
+        """
+        if order.gpu is None:
+            return order
+        daemon = await self._daemon(order.gpu.uuid) if order.with_mps else None
+        return replace(order, environment=order.gpu.environment(daemon))
+
+    async def cut(self, layouts: dict[str, list[list[Any]]]) -> None:
+        """Cut GPUs into MIG instances; how they were cut before is put back in the end.
+
+        Parameters
+        ----------
+        layouts : mapping of str to list of [profile, start]
+            By the number of the GPU.
+
+        Raises
+        ------
+        UnavailableError
+            When the driver refuses.
+        """
+        for gpu, instances in layouts.items():
+            wanted = MigLayout.of([(profile, start) for profile, start in instances])
+            before = await asyncio.to_thread(cut, int(gpu), wanted)
+            if before is not None and int(gpu) not in self._before:
+                self._before[int(gpu)] = before
+                self._changed()
+
+    async def close(self) -> None:
+        """Stop the daemons, then put GPUs back as they were."""
+        await asyncio.to_thread(self._running.close)
+        for gpu, layout in self._before.items():
+            if (reason := await asyncio.to_thread(restore, gpu, layout)) is not None:
+                sys.stderr.write(f"gpuprof: GPU {gpu} could not be cut again as it was: {reason}\n")
+
+    async def _daemon(self, uuid: str) -> MpsDaemon:
+        """Return the MPS daemon of a GPU or MIG instance, started for the first worker that needs it."""
+        async with self._starts_one:
+            if uuid not in self._daemons:
+                enter = self._running.enter_context
+                self._daemons[uuid] = await asyncio.to_thread(enter, mps_daemon(uuid))
+                self._changed()
+            return self._daemons[uuid]

@@ -1,0 +1,193 @@
+"""The machine: one process that starts, watches and restarts the workers of a node.
+
+    python -m gpuprof.serving.machine.machine < ORDER
+
+The router starts it on its own machine; on others Ray does. It comes to the router's door, is told which workers are
+to be there, and keeps them so. Tensors do not pass through it: its workers go to the router's door themselves. When it
+is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes, and
+then ends its workers and undoes what it did to the GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.cgroup import remove_group
+from gpuprof.errors import GpuprofError
+from gpuprof.serving.machine.gpu_holder import GpuHolder
+from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.machine.nursery import Household
+from gpuprof.serving.machine.nursery_link import NurseryLink
+from gpuprof.serving.machine.post import PATIENCE_S, Post
+from gpuprof.serving.transport.door import DoorKey, connect
+from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.wire import Frame, Kind
+from gpuprof.serving.watch.living_process import LivingProcess
+
+_HURRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MachineOrder:
+    """What a machine process is told when it starts.
+
+    Attributes
+    ----------
+    node : str
+        Its name in the map.
+    key : DoorKey
+    memory : SharedMemory or None
+        What its workers share with the router; None: the router is elsewhere.
+    """
+
+    node: str
+    key: DoorKey
+    memory: SharedMemory | None = None
+
+    def to_json(self) -> str:
+        """Return the order as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> MachineOrder:
+        """Return what `to_json` described."""
+        said = json.loads(text)
+        memory = None if said["memory"] is None else SharedMemory(**said["memory"])
+        return cls(said["node"], DoorKey(**said["key"]), memory)
+
+
+class Machine:
+    """Keeps the workers that the router wants.
+
+    Parameters
+    ----------
+    order : MachineOrder
+    """
+
+    def __init__(self, order: MachineOrder) -> None:
+        self._order = order
+        self._posts: dict[str, Post] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._welcome = False
+        self._router_has_gone = asyncio.Event()
+        self._connection = FrameConnection(self)
+        self._gpus = GpuHolder(self._tell_legacy)
+        self._nursery = NurseryLink(Household(order.key, order.memory))
+
+    async def run(self) -> None:
+        """Keep workers until the router has gone, then end them.
+
+        Raises
+        ------
+        OSError
+            When the router does not open.
+        """
+        await connect(self._order.key, self._connection)
+        await self._router_has_gone.wait()
+        await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))
+        await self._gpus.close()
+        self._nursery.close()
+        if not self._welcome:
+            raise ConnectionError("the router does not want this machine")
+
+    def receive(self, frame: Frame) -> None:
+        """Do what the router says."""
+        if frame.kind == Kind.POST:
+            self._post(*frame.head)
+        elif frame.kind == Kind.KILL:
+            number, pid = frame.head
+            if number in self._posts:
+                self._posts[number].kill(pid)
+        elif frame.kind == Kind.DISMISS:
+            self._do(self._dismiss(frame.head))
+        elif frame.kind == Kind.CUT:
+            self._do(self._cut(frame.head))
+        elif frame.kind == Kind.PING:
+            self._send(Kind.PONG, None)
+        elif frame.kind == Kind.CHALLENGE:
+            self._introduce(frame.head)
+        elif frame.kind == Kind.WELCOME:
+            self._welcome = True
+            self._gpus.inherit(frame.head or {})
+
+    def closed(self) -> None:
+        """Take note that the router has gone."""
+        self._router_has_gone.set()
+
+    async def _cut(self, layouts: dict[str, list[list[Any]]]) -> None:
+        try:
+            await self._gpus.cut(layouts)
+        except GpuprofError as error:
+            self._send(Kind.PARTS, {"error": error.message, "fix": error.fix})
+        else:
+            self._send(Kind.PARTS, MachineParts.here().to_message())
+
+    def _introduce(self, challenge: str) -> None:
+        who = f"machine:{self._order.node}"
+        said = {"pid": os.getpid(), "host": host_id(), "parts": MachineParts.here().to_message()}
+        self._send(Kind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
+
+    def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
+        post = Post(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
+        self._posts[number] = post
+        if post.order.gpu is None:
+            self._do(self._nursery.prepare())  # also where the worker lives: it may have to be replaced
+        post.begin(None if living is None else LivingProcess.adopt(*living))
+
+    async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
+        return await self._nursery.start(number, await self._gpus.bound(order))
+
+    async def _dismiss(self, number: str, patience_s: float = PATIENCE_S) -> None:
+        post = self._posts.pop(number, None)
+        if post is not None:
+            await post.dismiss(patience_s)
+            group = post.order.group
+            if post.order.quota_cores is not None and all(other.order.group != group for other in self._posts.values()):
+                remove_group(group)
+        self._send(Kind.DISMISSED, number)
+
+    def _ended(self, number: str, pid: int) -> None:
+        self._send(Kind.ENDED, [number, pid])
+
+    def _refused(self, number: str, error: GpuprofError) -> None:
+        self._send(Kind.REFUSED, [number, type(error).__name__, error.message, error.fix])
+
+    def _tell_legacy(self) -> None:
+        self._send(Kind.LEGACY, self._gpus.legacy())
+
+    def _send(self, kind: Kind, head: object) -> None:
+        self._connection.send(kind, head)
+
+    def _do(self, task: Coroutine[Any, Any, None]) -> None:
+        running = asyncio.ensure_future(task)
+        self._tasks.add(running)
+        running.add_done_callback(self._tasks.discard)
+
+
+def host_id() -> str:
+    """Return what tells this machine, since it was started, from every other."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def main() -> int:
+    """Keep workers until the router has gone."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        asyncio.run(Machine(MachineOrder.from_json(sys.stdin.read())).run())
+    except OSError:  # the router has gone meanwhile; if not, it notices
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

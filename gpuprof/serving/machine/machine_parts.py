@@ -1,0 +1,35 @@
+"""What a machine has that workers can be given parts of: its cores and its GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpuprof.cpu_share import own_cores
+from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance, local_places
+
+
+@dataclass(frozen=True, slots=True)
+class MachineParts:
+    """Cores that processes of a machine may run on, and its GPUs with their MIG instances."""
+
+    cores: tuple[int, ...]
+    gpus: tuple[LocalGpu, ...] = ()
+
+    @classmethod
+    def here(cls) -> MachineParts:
+        """Return the parts of this machine."""
+        return cls(own_cores(), local_places())
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the parts as JSON for the wire."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> MachineParts:
+        """Return what `to_message` described."""
+        gpus = (
+            LocalGpu(gpu["index"], gpu["device"], gpu["uuid"], tuple(MigInstance(**mig) for mig in gpu["instances"]))
+            for gpu in message["gpus"]
+        )
+        return cls(tuple(message["cores"]), tuple(gpus))

@@ -1,0 +1,155 @@
+"""The nursery: a process that has imported what every worker needs, and forks a worker whenever it is asked for one.
+
+    python -m gpuprof.serving.machine.nursery SOCKET_FD ROOM < WHAT-THEY-SHARE
+
+An interpreter that imports everything anew takes two thirds of the time in which a worker starts, and all of it on
+cores that are busy because a worker has just died; a fork takes a few milliseconds. ONNX Runtime is left to the worker:
+it starts a thread as soon as it is imported, and threads do not survive a fork. What is bound to a GPU is started by
+`launcher.start_worker` instead. The nursery ends when the machine closes the socket; what it forked lives on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.serving.machine.launcher import SharedMemory
+from gpuprof.serving.transport.arena import map_arena
+from gpuprof.serving.transport.door import DoorKey
+from gpuprof.serving.watch.process_name import name_process
+from gpuprof.serving.worker.worker import work
+
+#: No request, and no answer, is longer.
+MESSAGE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Household:
+    """What all workers of a nursery have in common.
+
+    Attributes
+    ----------
+    key : DoorKey
+        Where they find the router.
+    memory : SharedMemory or None
+        What they share with it.
+    """
+
+    key: DoorKey
+    memory: SharedMemory | None
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Household:
+        """Return what `to_json` described."""
+        said = json.loads(text)
+        memory = None if said["memory"] is None else SharedMemory(**said["memory"])
+        return cls(DoorKey(**said["key"]), memory)
+
+
+class Nursery:
+    """Forks workers.
+
+    Parameters
+    ----------
+    machine : socket
+        On which it is asked for them: a message for each, answered by a process id and a descriptor of the process.
+    household : Household
+    """
+
+    def __init__(self, machine: socket.socket, household: Household) -> None:
+        self._machine = machine
+        self._household = household
+        self._children: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Fork workers until the machine closes the socket."""
+        self._say({"threads": _threads()})
+        while True:
+            readable, _, _ = select.select([*self._children, self._machine.fileno()], [], [])
+            for descriptor in readable:
+                if descriptor in self._children:
+                    self._bury(descriptor)
+                elif text := self._machine.recv(MESSAGE_BYTES):
+                    self._bear(json.loads(text))
+                else:
+                    self._leave()
+                    return
+
+    def _bear(self, asked: dict[str, Any]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._say({"errno": error.errno})
+            return
+        if not pid:
+            self._live(asked)
+        descriptor = os.pidfd_open(pid)  # nobody else waits for it, so that it is there even if it has ended
+        self._children[descriptor] = pid
+        self._say({"pid": pid}, [descriptor])
+
+    def _live(self, asked: dict[str, Any]) -> None:
+        """Be a worker, and never return."""
+        code = 1
+        try:
+            self._machine.close()
+            for descriptor in self._children:
+                os.close(descriptor)
+            os.environ.update(asked["environment"])
+            name_process([sys.executable, "-m", "gpuprof.serving.worker.worker", asked["number"]])
+            memory = self._household.memory
+            arena = None if memory is None else map_arena(memory.fd, memory.size)
+            code = work(asked["number"], self._household.key, arena)
+        except BaseException:  # what a process of its own would print
+            traceback.print_exc()
+        finally:
+            os._exit(code)  # what the nursery has is not this one's to tidy up
+
+    def _bury(self, descriptor: int) -> None:
+        os.waitpid(self._children.pop(descriptor), 0)
+        os.close(descriptor)
+
+    def _leave(self) -> None:
+        """Bury those whose end the machine has seen before it closed the socket; the others live on."""
+        ended, _, _ = select.select(list(self._children), [], [], 0.0)
+        for descriptor in ended:
+            self._bury(descriptor)
+
+    def _say(self, what: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        with suppress(ConnectionError):  # the machine has gone, as the next look at the socket tells
+            socket.send_fds(self._machine, [json.dumps(what).encode()], descriptors or [])
+
+
+def _threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def main(arguments: list[str]) -> int:
+    """Fork workers until the machine has gone."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first
+        signal.signal(ignored, signal.SIG_IGN)
+    household = Household.from_json(sys.stdin.read())
+    import numpy  # noqa: F401 - so that workers need not
+
+    gc.collect()
+    gc.freeze()  # a collection would touch, and so copy, what workers share
+    with socket.socket(fileno=int(arguments[0])) as machine:
+        Nursery(machine, household).run()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""The place of one worker on a machine: it is filled again whenever its process ends, until the worker is dismissed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from gpuprof.errors import GpuprofError
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.watch.living_process import LivingProcess
+
+_FIRST_BACKOFF_S = 0.05
+_MAX_BACKOFF_S = 10.0
+#: A worker that lived for so long is started again without delay.
+_LONG_LIFE_S = 30.0
+#: How long a worker may take to end by itself.
+PATIENCE_S = 5.0
+
+#: Starts the worker's process.
+Start = Callable[[str, WorkerOrder], Awaitable[LivingProcess]]
+
+
+class Post:
+    """Keeps one worker running.
+
+    Parameters
+    ----------
+    number : str
+        Under which the router waits for the worker.
+    order : WorkerOrder
+    start : callable
+        Starts its process; raises OSError, or GpuprofError when it cannot have its share.
+    ended : callable
+        Told the process id when a process has ended.
+    refused : callable
+        Told why none can be started.
+    """
+
+    def __init__(
+        self,
+        number: str,
+        order: WorkerOrder,
+        start: Start,
+        ended: Callable[[str, int], None],
+        refused: Callable[[str, GpuprofError], None],
+    ) -> None:
+        self.number = number
+        self.order = order
+        self._start = start
+        self._on_ended = ended
+        self._on_refused = refused
+        self._loop = asyncio.get_running_loop()
+        self._process: LivingProcess | None = None
+        self._began = 0.0
+        self._failures = 0
+        self._dismissed = False
+        self._next: asyncio.TimerHandle | None = None
+        self._starting: asyncio.Task[None] | None = None
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    def begin(self, living: LivingProcess | None = None) -> None:
+        """Fill the place, with a process that lives already or with a new one."""
+        if living is None:
+            self._starting = asyncio.ensure_future(self._fill())
+        else:
+            self._hold(living)
+
+    def kill(self, pid: int) -> None:
+        """End the process at once if it is still this one; another follows."""
+        if self._process is not None and self._process.pid == pid:
+            self._process.kill()
+
+    async def dismiss(self, patience_s: float = PATIENCE_S) -> None:
+        """Let the worker end, help it along after a while, and return when it has."""
+        self._dismissed = True
+        if self._next is not None:
+            self._next.cancel()
+        if self._starting is not None:
+            await self._starting
+        try:
+            await asyncio.wait_for(self._empty.wait(), patience_s)
+        except TimeoutError:
+            assert self._process is not None
+            self._process.kill()
+            await self._empty.wait()
+
+    async def _fill(self) -> None:
+        try:
+            process = await self._start(self.number, self.order)
+        except GpuprofError as error:
+            self._on_refused(self.number, error)
+            self._again()
+        except OSError as error:
+            self._on_refused(self.number, GpuprofError(f"cannot start a process: {error.strerror or error}"))
+            self._again()
+        else:
+            self._hold(process)
+
+    def _hold(self, process: LivingProcess) -> None:
+        self._process = process
+        self._began = time.monotonic()
+        self._empty.clear()
+        self._loop.add_reader(process.fileno(), self._ended)
+
+    def _ended(self) -> None:
+        assert self._process is not None
+        process, self._process = self._process, None
+        self._loop.remove_reader(process.fileno())
+        process.release()
+        self._on_ended(self.number, process.pid)
+        self._empty.set()
+        self._again()
+
+    def _again(self) -> None:
+        if self._dismissed:
+            return
+        lived_s = time.monotonic() - self._began if self._began else 0.0
+        self._failures = 0 if lived_s > _LONG_LIFE_S else self._failures + 1
+        delay = min(_MAX_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** (self._failures - 1)) if self._failures else 0.0
+        self._next = self._loop.call_later(delay, self.begin)

@@ -1,0 +1,1 @@
+"""From a deployment map to the processes that serve it."""

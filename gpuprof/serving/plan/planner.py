@@ -1,0 +1,105 @@
+"""Reads deployment maps and plans their workers: the same way at the start, for ``gpuprof apply``, and when a machine
+is replaced by another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.deployment import DeploymentMap, read_map
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.plan.serving_plan import PlannedReplica, chosen_node, mig_layouts, needs_machine, plan_workers
+
+
+@dataclass(frozen=True, slots=True)
+class MapSource:
+    """A map, and the directory in which its model files are looked for first."""
+
+    deployment: DeploymentMap
+    base: Path
+
+    @classmethod
+    def read(cls, path: Path) -> MapSource:
+        """Read the map at ``path``.
+
+        Raises
+        ------
+        InputError
+            As `gpuprof.deployment.read_map`.
+        """
+        return cls(read_map(path), path.absolute().parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Planner:
+    """How the workers of maps are planned.
+
+    Attributes
+    ----------
+    group : str
+        Prefix of the control groups' names, unique to this server.
+    node : str or None
+        Which node of the map this machine is; None: the only one.
+    simulated : bool
+        Whether nothing is computed.
+    shadow_pct : float
+        How much more of its device a standby has; 0: no standbys.
+    cluster : bool
+        Whether the map's nodes are machines of a cluster.
+    apply_mig : bool
+        Whether GPUs are cut into the MIG instances of the map.
+    """
+
+    group: str
+    node: str | None = None
+    simulated: bool = False
+    shadow_pct: float = 0.0
+    cluster: bool = False
+    apply_mig: bool = False
+
+    def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
+        """Return the nodes of a map whose machines must be there before its workers can be planned.
+
+        Returns
+        -------
+        dict of str to dict of str to list of (str, int)
+            By node and number of the GPU the MIG instances that are to be there: none unless ``apply_mig``.
+
+        Raises
+        ------
+        InputError
+            When it is not said which node of the map this machine is.
+        """
+        if self.cluster:
+            nodes = [node for node in source.deployment.nodes if needs_machine(node, self.simulated)]
+        elif self.apply_mig and not self.simulated:
+            nodes = [chosen_node(source.deployment, self.node)]
+        else:
+            return {}
+        return {node.name: mig_layouts(node) if self.apply_mig else {} for node in nodes}
+
+    def plan(self, source: MapSource, parts: Mapping[str, MachineParts]) -> Sequence[PlannedReplica]:
+        """Return the workers of a map.
+
+        Parameters
+        ----------
+        source : MapSource
+        parts : mapping of str to MachineParts
+            What the machines of `nodes` have.
+
+        Raises
+        ------
+        GpuprofError
+            As `gpuprof.serving.plan.serving_plan.plan_workers`.
+        """
+        return plan_workers(
+            source.deployment,
+            source.base,
+            self.group,
+            None if self.cluster else self.node,
+            simulated=self.simulated,
+            shadow_pct=self.shadow_pct,
+            parts=parts if self.cluster or parts else None,
+        )

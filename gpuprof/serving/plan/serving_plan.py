@@ -1,0 +1,326 @@
+"""From a deployment map to workers: who serves what, with which share of which device of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuprof.cpu_share import CpuSlice, plan_slices
+from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.errors import InputError, UnavailableError, unknown_name
+from gpuprof.runtimes import ORT_CUDA
+from gpuprof.serving.machine.gpu_places import find_gpu
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.machine_parts import MachineParts
+from gpuprof.serving.machine.mps import GpuShare, needs_mps
+from gpuprof.serving.plan.merged_plan import planned_members
+from gpuprof.serving.plan.shadow_plan import Spare, Standby
+from gpuprof.serving.router.merged_replica import PlannedMember
+from gpuprof.serving.router.public_name import PublicName
+from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
+from gpuprof.session import gpu_provider
+
+_CPU_PREFIX = "cpu"
+SIMULATED_PREFIX = "sim:"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedReplica:
+    """A replica and the orders of its workers, one for each process; ``standby`` may take over from them.
+
+    ``members`` are the models of a merged replica; any other serves ``model``.
+    """
+
+    model: str
+    plan: ReplicaPlan
+    orders: tuple[WorkerOrder, ...]
+    standby: Standby | None = None
+    members: tuple[PlannedMember, ...] = ()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that it serves."""
+        return tuple(member.model for member in self.members) or (self.model,)
+
+
+def plan_workers(
+    deployment: DeploymentMap,
+    base: Path,
+    group: str,
+    node: str | None = None,
+    *,
+    simulated: bool = False,
+    shadow_pct: float = 0.0,
+    parts: Mapping[str, MachineParts] | None = None,
+) -> tuple[PlannedReplica, ...]:
+    """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    base : Path
+        Directory of the map: model files are looked for there first.
+    group : str
+        Prefix of the control groups' names, unique to this server.
+    node : str or None
+        Which node of the map this machine is; None: the only one.
+    simulated : bool
+        Whether nothing is computed and batches take the time that the map predicts, on all nodes. A device whose
+        name starts with ``sim:`` is simulated anyway.
+    shadow_pct : float
+        How much more of its device, where so much is left, a standby of each replica has; 0: no standbys.
+    parts : mapping of str to MachineParts, optional
+        What the machines of a cluster have, by node; None: every node is this machine.
+
+    Raises
+    ------
+    InputError
+        When a model has no file, the node is not there, or the shares are more than the device.
+    UnavailableError
+        When a machine lacks a device of the map.
+    """
+    everywhere = node is None and (simulated or parts is not None)
+    nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
+    here = MachineParts.here() if parts is None else MachineParts(())
+    planning = _Planning(deployment, base, group, shadow_pct)
+    planned: list[PlannedReplica] = []
+    for one in nodes:
+        machine = here if parts is None else parts.get(one.name, here)
+        placed = list(_placed(one, machine, simulated))
+        planned += planning.replicas(placed, machine, "" if parts is None else one.name)
+    if not planned:
+        raise InputError("the map places no replica on this node", "nothing can be served from it")
+    return tuple(planned)
+
+
+def _public_names(deployment: DeploymentMap) -> dict[str, PublicName]:
+    """Return under which name and version clients find each model of the map; no two may have the same."""
+    names: dict[str, PublicName] = {}
+    owners: dict[PublicName, str] = {}
+    for model, asked in deployment.models.items():
+        names[model] = public = PublicName.of(model, asked.path)
+        if owners.setdefault(public, model) != model:
+            raise InputError(f"{model!r} and {owners[public]!r} are both version {public.version} of {public.name!r}")
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuPart:
+    """Part of a GPU for each process of a replica."""
+
+    share: GpuShare
+    with_mps: bool
+
+
+_Part = CpuSlice | _GpuPart | None
+_Placed = tuple[str, str, Replica, _Part]
+
+
+class _Planning:
+    """Turns the replicas of one node after another into orders."""
+
+    def __init__(self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float) -> None:
+        self._deployment = deployment
+        self._base = base
+        self._group = group
+        self._shadow_pct = shadow_pct
+        self._public_names = _public_names(deployment)
+        self._counts: dict[str, int] = {}
+
+    def replicas(self, placed: Sequence[_Placed], machine: MachineParts, node: str) -> Iterator[PlannedReplica]:
+        """Yield the replicas of a node; ``node`` names the machine that is to keep their workers."""
+        spare = Spare([(place, mig, replica.sm_share_pct) for place, mig, replica, _ in placed], machine.cores)
+        for place, mig, replica, part in placed:
+            name = self._next_name(replica.model)
+            order = self._order(replica, part, f"{self._group}-{name}", node)
+            plan = _plan(replica, name, place, mig)
+            extra_pct = self._shadow_pct
+            standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
+            members = planned_members(self._deployment, replica, self._base)
+            yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
+
+    def _next_name(self, model: str) -> str:
+        number = self._counts.get(model, 0)
+        self._counts[model] = number + 1
+        return f"{model}/{number}"
+
+    def _order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
+        find = _simulated_path if part is None else model_path
+        order = replace(_order(replica, find(self._deployment, replica.model, self._base), part, group), node=node)
+        public = self._public_names.get(replica.model)
+        return order if public is None else replace(order, model=public.name, version=public.version)
+
+
+def needs_machine(node: Node, simulated: bool) -> bool:
+    """Return whether anything of a node is more than simulated."""
+    return not simulated and any(
+        partition.replicas
+        for gpu in node.gpus
+        if not gpu.device.startswith(SIMULATED_PREFIX)
+        for partition in gpu.partitions
+    )
+
+
+def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
+    """Return the file of a model of the map, or its ``null:SIZE``.
+
+    Raises
+    ------
+    InputError
+        When the map does not say it, or the file is not there.
+    """
+    if model in deployment.merges:
+        path: str | None = deployment.merges[model].path
+    elif model not in deployment.models:
+        raise InputError(f"the map places {model!r}, which is not among its models")
+    else:
+        path = deployment.models[model].path
+    if path is None:
+        raise InputError(f"the map does not say where the file of model {model!r} is", 'add its "path" to the map')
+    if path.startswith(NULL_PREFIX):
+        null_bytes(path)
+        return path
+    for candidate in (base / path, Path(path)):
+        if candidate.is_file():
+            return str(candidate.resolve())
+    raise InputError(f"model {model!r}: cannot read {path}: no such file")
+
+
+def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:
+    """Return the MIG instances that a node's GPUs are to have, as profile and first slice, by number of the GPU."""
+    return {
+        str(gpu.index): [(part.mig.profile, part.mig.start) for part in gpu.partitions if part.mig is not None]
+        for gpu in node.gpus
+        if not gpu.device.startswith(SIMULATED_PREFIX) and any(part.mig is not None for part in gpu.partitions)
+    }
+
+
+def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
+    """Return the node of a map that has this name; None: the only one.
+
+    Raises
+    ------
+    InputError
+        When there is none, or several and no name.
+    """
+    nodes = {node.name: node for node in deployment.nodes}
+    if name is not None:
+        if name not in nodes:
+            raise unknown_name("node", name, list(nodes))
+        return nodes[name]
+    if len(nodes) != 1:
+        raise InputError(
+            f"the map has {len(nodes)} nodes", f"say which of them this machine is: --node {next(iter(nodes), 'NAME')}"
+        )
+    return next(iter(nodes.values()))
+
+
+def _placed(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
+    """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
+    for gpu in node.gpus:
+        place = f"{node.name}/{gpu.device}:{gpu.index}"
+        for partition, replica, part in _shares(gpu, machine, simulated):
+            mig = "" if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}"
+            yield place, mig, replica, part
+
+
+def _shares(gpu: Gpu, machine: MachineParts, simulated: bool) -> Iterator[tuple[Partition, Replica, _Part]]:
+    """Yield each replica of a device with its part of it."""
+    placed = [(partition, replica) for partition in gpu.partitions for replica in partition.replicas]
+    if simulated or gpu.device.startswith(SIMULATED_PREFIX):
+        yield from ((partition, replica, None) for partition, replica in placed)
+    elif gpu.device.startswith(_CPU_PREFIX):
+        slices = _cpu_shares(gpu, [replica for _, replica in placed], machine)
+        yield from ((partition, replica, part) for (partition, replica), part in zip(placed, slices, strict=True))
+    else:
+        yield from _gpu_shares(gpu, machine)
+
+
+def _cpu_shares(gpu: Gpu, placed: Sequence[Replica], machine: MachineParts) -> tuple[CpuSlice, ...]:
+    """Return the part of the machine's cores of each replica of a CPU."""
+    if gpu.index:
+        raise UnavailableError(f"the map uses {gpu.index + 1} CPUs of one node, but this machine is one")
+    return plan_slices([replica.sm_share_pct for replica in placed], machine.cores)
+
+
+def _gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Replica, _GpuPart]]:
+    """Yield each replica of a GPU with what each of its processes may use."""
+    local = find_gpu(gpu, machine.gpus)
+    for partition in gpu.partitions:
+        uuid = local.place(partition.mig)
+        each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
+        with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
+        for replica, pct in zip(partition.replicas, each, strict=True):
+            yield partition, replica, _GpuPart(GpuShare(uuid, pct, replica.memory_limit_bytes), with_mps)
+
+
+def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:
+    """Return the model's file if it is here, for its inputs and outputs; simulation does without."""
+    try:
+        return model_path(deployment, model, base)
+    except InputError:
+        if model not in deployment.models:
+            raise  # unknown, or merged: without the file nobody knows which tensor is whose
+        return ""
+
+
+def _order(replica: Replica, path: str, part: CpuSlice | _GpuPart | None, group: str) -> WorkerOrder:
+    if isinstance(part, _GpuPart):
+        return WorkerOrder(
+            model=replica.model,
+            version="1",
+            path=path,
+            batch=replica.batch,
+            provider=gpu_provider() or ORT_CUDA,
+            gpu=part.share,
+            with_mps=part.with_mps,
+        )
+    if part is None:
+        return WorkerOrder(
+            model=replica.model,
+            version="1",
+            path=path,
+            batch=replica.batch,
+            provider=SIMULATED_PROVIDER,
+            group=group,
+            latency_ms=_latency_ms(replica),
+            latency_cv=replica.predicted.latency_cv,
+        )
+    return WorkerOrder(
+        model=replica.model,
+        version="1",
+        path=path,
+        batch=replica.batch,
+        threads=part.threads,
+        cores=part.cores,
+        quota_cores=part.quota_cores,
+        group=group,
+    )
+
+
+def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
+    return ReplicaPlan(
+        name=name,
+        batch=replica.batch,
+        max_wait_ms=replica.max_wait_ms,
+        latency_ms=_latency_ms(replica),
+        rate_rps=replica.rate_rps,
+        place=place,
+        mig=mig,
+        share_pct=replica.sm_share_pct,
+    )
+
+
+def _latency_ms(replica: Replica) -> tuple[float, ...]:
+    """Return the predicted time of a batch of 1, 2, …; in proportion where the map has only the full one."""
+    if replica.batch_latency_ms:
+        return _filled(replica.batch_latency_ms, replica.batch)
+    full_ms = replica.predicted.latency_ms
+    return tuple(full_ms * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1))
+
+
+def _filled(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
+    return (*latency_ms[:batch], *[latency_ms[-1]] * (batch - len(latency_ms)))

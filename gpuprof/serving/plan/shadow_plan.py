@@ -1,0 +1,101 @@
+"""Shadow processes: for each replica a standby with a larger share, which iGniter (section 4.2) keeps against errors of
+prediction. It holds its model ready and computes nothing until it takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.cpu_share import CpuSlice, spare_cores
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+
+#: Percent of a device that a standby has more than its replica, if so much is left: iGniter's largest error.
+SHADOW_PCT = 10.0
+#: A standby with less than this percent of the device more would not be worth its memory.
+_LEAST_PCT = 1.0
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a standby takes of something when it takes over: a core, or a percentage of a GPU or MIG instance.
+
+    Attributes
+    ----------
+    resource : str
+    amount, spare : float
+        What it takes, and what the plan leaves over for everybody.
+    """
+
+    resource: str
+    amount: float
+    spare: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standby:
+    """The workers that wait to take over from those of a replica."""
+
+    plan: ReplicaPlan
+    orders: tuple[WorkerOrder, ...]
+    claims: tuple[Claim, ...]
+
+
+class Spare:
+    """What a plan leaves over of each device and MIG instance.
+
+    Parameters
+    ----------
+    placed : sequence of (str, str, float)
+        Place, MIG instance and share in percent of every replica.
+    cores : sequence of int
+        Of this machine.
+    """
+
+    def __init__(self, placed: Sequence[tuple[str, str, float]], cores: Sequence[int]) -> None:
+        self._cores = cores
+        self._shares: dict[tuple[str, str], list[float]] = {}
+        for place, mig, share in placed:
+            self._shares.setdefault((place, mig), []).append(share)
+
+    def standby(self, plan: ReplicaPlan, order: WorkerOrder, processes: int, extra_pct: float) -> Standby | None:
+        """Return a standby with ``extra_pct`` more of the device, or with all that is left; None if that is nothing."""
+        shares = self._shares[plan.place, plan.mig]
+        left_pct = 100.0 - sum(shares)
+        extra_pct = min(extra_pct, left_pct)
+        if extra_pct < _LEAST_PCT:
+            return None
+        larger = replace(plan, name=f"{plan.name}-shadow", share_pct=plan.share_pct + extra_pct)
+        if order.gpu is not None:
+            gpu = replace(order.gpu, active_pct=order.gpu.active_pct + extra_pct / processes)
+            claims: tuple[Claim, ...] = (Claim(gpu.uuid, extra_pct, left_pct),)
+            order = replace(order, gpu=gpu)
+        elif order.provider == SIMULATED_PROVIDER:
+            faster = tuple(ms * plan.share_pct / larger.share_pct for ms in order.latency_ms)
+            claims = (Claim(f"{plan.place}/{plan.mig}", extra_pct, left_pct),)
+            order = replace(order, latency_ms=faster)
+            larger = replace(larger, latency_ms=faster)
+        else:
+            order, claims = self._on_more_cores(order, extra_pct, shares)
+        return Standby(larger, (order,) * processes, claims)
+
+    def _on_more_cores(
+        self, order: WorkerOrder, extra_pct: float, shares: Sequence[float]
+    ) -> tuple[WorkerOrder, tuple[Claim, ...]]:
+        """Return the order of a worker that has more of the CPU, first of the cores that it runs on already."""
+        left = spare_cores(shares, self._cores)
+        extra = extra_pct * len(self._cores) / 100.0
+        claims: list[Claim] = []
+        part = CpuSlice(order.cores, order.quota_cores)
+        for core in sorted(left, key=lambda core: (core not in order.cores, -left[core])):
+            taken = min(extra - sum(claim.amount for claim in claims), left[core])
+            if taken > _EPSILON:
+                claims.append(Claim(f"{order.node} core {core}".lstrip(), taken, left[core]))
+                part = CpuSlice(tuple(sorted({*part.cores, core})), part.amount_cores + taken)
+        if len(part.cores) - part.amount_cores < _EPSILON:
+            part = CpuSlice(part.cores)
+        quota = None if part.quota_cores is None else round(part.quota_cores, 6)
+        return replace(order, cores=part.cores, quota_cores=quota, threads=part.threads), tuple(claims)

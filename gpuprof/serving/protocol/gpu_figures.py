@@ -1,0 +1,73 @@
+"""What NVML says of the GPUs and MIG instances of this machine while they serve."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpuprof.serving.machine.gpu_places import LocalGpu, local_places
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFigures:
+    """A GPU or a MIG instance at a moment.
+
+    Attributes
+    ----------
+    index : int
+        Of the GPU.
+    mig : str
+        Profile and first slice, empty for a whole GPU.
+    uuid : str
+    sm_ratio : float or None
+        Part of the last sample period in which a kernel ran; None where NVML does not say, as of MIG instances.
+    memory_bytes, memory_total_bytes : int
+    """
+
+    index: int
+    mig: str
+    uuid: str
+    sm_ratio: float | None
+    memory_bytes: int
+    memory_total_bytes: int
+
+
+def local_gpu_figures(nvml: Any = None) -> tuple[GpuFigures, ...]:
+    """Return the figures of every GPU and MIG instance, none where there is no NVML.
+
+    What NVML refuses to say, because a device was lost or a permission is lacking, is left out: figures are no reason
+    not to serve.
+    """
+    found = _known() if nvml is None else (nvml, local_places(nvml))
+    return () if found is None else tuple(_figures(*found))
+
+
+@cache
+def _known() -> tuple[Any, tuple[LocalGpu, ...]] | None:
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return None
+    return nvml, local_places(nvml)
+
+
+def _figures(nvml: Any, gpus: tuple[LocalGpu, ...]) -> Iterator[GpuFigures]:
+    for gpu in gpus:
+        places = [("", gpu.uuid)] + [(f"{one.profile}@{one.start}", one.uuid) for one in gpu.instances]
+        for mig, uuid in places:
+            try:
+                handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            except nvml.NVMLError:
+                continue
+            yield GpuFigures(gpu.index, mig, uuid, _sm_ratio(nvml, handle), int(memory.used), int(memory.total))
+
+
+def _sm_ratio(nvml: Any, handle: Any) -> float | None:
+    try:
+        return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100.0
+    except nvml.NVMLError:
+        return None

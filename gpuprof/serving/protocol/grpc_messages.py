@@ -1,0 +1,182 @@
+"""Messages of the gRPC service, to and from what the router works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from gpuprof.serving.protocol.grpc_raw import put_in, take_out
+from gpuprof.serving.protocol.proto_file import ProtoFile
+from gpuprof.serving.router.infer_request import Asked, check_rows, check_size, check_tensor, in_bytes
+from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.datatypes import join_strings
+from gpuprof.serving.transport.inference import InputTensor, OutputTensor, bad_request
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.transport.wire import Buffer
+
+#: Field of InferTensorContents by data type; half floats travel only raw.
+_CONTENTS = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+#: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
+#: ModelStreamInferResponse.infer_response.
+_RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
+
+
+@lru_cache(maxsize=1)
+def protocol() -> ProtoFile:
+    """Return the messages and calls of the Open Inference Protocol."""
+    name = "open_inference.proto"
+    return ProtoFile(files("gpuprof.serving.protocol").joinpath(name).read_text(encoding="utf-8"), name)
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """A ModelInferRequest without its raw contents, and these."""
+
+    message: Any
+    raw: Sequence[Buffer]
+
+    @classmethod
+    def decode(cls, data: bytes) -> InferCall:
+        """Read it off the wire; the raw contents of a large one stay where they are.
+
+        Raises
+        ------
+        google.protobuf.message.DecodeError
+            When it is no such message.
+        """
+        raw: list[memoryview] = []
+        small = data
+        if len(data) > INLINE_BYTES:
+            with suppress(ValueError):  # protobuf says what is wrong with it
+                small, raw = take_out(data, _RAW_INPUTS)
+        message = protocol().message("ModelInferRequest").FromString(small)
+        return cls(message, raw or message.raw_input_contents)
+
+
+def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, list[Slot]]:
+    """Read and check a request; large tensors are copied into the arena.
+
+    Raises
+    ------
+    RefusedError
+        400, saying what is wrong.
+    """
+    request = call.message
+    data = _tensors(spec, request, call.raw)
+    slots: list[Slot] = []
+    inputs = [InputTensor(shape, _place(own, arena, slots)) for shape, own in data]
+    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+    timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
+    asked = Asked(
+        id=request.id or None,
+        rows=check_rows(spec, inputs),
+        inputs=inputs,
+        outputs=_outputs(spec, request),
+        binary=None,
+        timeout_ms=timeout_us / 1000.0 if timeout_us else None,
+        priority=priority,
+    )
+    return asked, slots
+
+
+def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> bytes:
+    """Return a ModelInferResponse with raw contents, as it is sent."""
+    response = protocol().message("ModelInferResponse")(
+        model_name=spec.name, model_version=spec.version, id=asked.id or ""
+    )
+    if asked.outputs is not None:
+        by_position = {output.position: output for output in outputs}
+        outputs = [by_position[position] for position in asked.outputs]
+    for output in outputs:
+        tensor = spec.outputs[output.position]
+        response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=output.shape)
+    return put_in(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
+
+
+def as_streamed(response: bytes) -> bytes:
+    """Return a ModelStreamInferResponse with a ModelInferResponse, both as they are sent."""
+    return put_in(b"", _STREAMED, [response])
+
+
+def _tensors(spec: ModelSpec, request: Any, raw: Sequence[Buffer]) -> list[tuple[list[int], Buffer]]:
+    """Return shape and bytes of each input, in the order of the model's."""
+    if raw and len(raw) != len(request.inputs):
+        raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
+    found: dict[int, tuple[list[int], Buffer]] = {}
+    for number, entry in enumerate(request.inputs):
+        position = spec.input_index.get(entry.name)
+        if position is None or position in found:
+            known = ", ".join(spec.input_index)
+            raise bad_request(
+                f"model {spec.name!r} has {'no' if position is None else 'one'} input {entry.name!r} ({known})"
+            )
+        tensor = spec.inputs[position]
+        shape = check_tensor(tensor, entry.datatype, list(entry.shape))
+        own = raw[number] if raw else _from_contents(tensor, entry.contents)
+        check_size(tensor, shape, own)
+        found[position] = (shape, own)
+    missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in found]
+    if missing:
+        raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
+    return [found[position] for position in range(len(spec.inputs))]
+
+
+def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
+    if tensor.datatype not in _CONTENTS:
+        raise bad_request(f"input {tensor.name!r} of type {tensor.datatype} must be sent as raw contents")
+    values = list(getattr(contents, _CONTENTS[tensor.datatype]))
+    return join_strings(values) if tensor.datatype == "BYTES" else in_bytes(tensor, values)
+
+
+def _place(data: Buffer, arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
+    if len(data) <= INLINE_BYTES:
+        return data
+    slot = arena.take(len(data) + ALIGNMENT)
+    if slot is None:
+        return data
+    slots.append(slot)
+    arena.view(slot.offset, len(data))[:] = data
+    return slot.offset, len(data)
+
+
+def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:
+    positions = []
+    for entry in request.outputs:
+        position = spec.output_index.get(entry.name)
+        if position is None or position in positions:
+            known = ", ".join(spec.output_index)
+            raise bad_request(f"model {spec.name!r} has no output {entry.name!r} or it is asked for twice ({known})")
+        positions.append(position)
+    return positions or None
+
+
+def _value(parameter: Any) -> Any:
+    chosen = parameter.WhichOneof("parameter_choice")
+    return None if chosen is None else getattr(parameter, chosen)
+
+
+def _whole(parameters: dict[str, Any], name: str) -> int:
+    value = parameters.get(name)
+    if value is None:
+        return 0
+    if type(value) is not int or value < 0:
+        raise bad_request(f"the parameter {name!r} must be a whole number that is not negative")
+    return value

@@ -1,0 +1,229 @@
+"""The Open Inference Protocol over HTTP: which address answers what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from urllib.parse import unquote
+
+from gpuprof.serving.protocol import descriptions
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnection
+from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
+from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
+from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.router.infer_request import Asked, read_request
+from gpuprof.serving.router.public_name import version_order
+from gpuprof.serving.router.router import Router, deadline_ms
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.arena import Slot
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+
+_MAX_CACHED_ROUTES = 1024
+_MAX_TARGET_BYTES = 4096
+_FOR_EVERYBODY = b"/v2/health/"
+Answer = Callable[[HttpClient], None]
+
+
+class HttpApi:
+    """Answers the requests of all connections.
+
+    Parameters
+    ----------
+    router : Router
+    max_body_bytes : int
+        Of an inference request.
+    admits : callable
+        Whether the value of an Authorization header lets a request in; whether the server lives and is ready is told
+        to everybody.
+    """
+
+    def __init__(
+        self, router: Router, max_body_bytes: int, admits: Callable[[bytes], bool] = lambda authorization: True
+    ) -> None:
+        self.router = router
+        self.arena = router.arena
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.connections: set[HttpConnection] = set()
+        self._max_body_bytes = max_body_bytes
+        self._admits = admits
+        self._routes: dict[tuple[bytes, bytes], Route] = {}
+
+    @property
+    def draining(self) -> bool:
+        """Whether answers say that the connection closes."""
+        return self.router.draining
+
+    def route(self, head: HttpHead) -> Route:
+        """Return what answers a request; found once for each address.
+
+        Raises
+        ------
+        RefusedError
+            401 without the token, 404 for an address that there is not, 405 for a method that it does not have.
+        """
+        if not self._admits(head.headers.get(b"authorization", b"")) and not head.target.startswith(_FOR_EVERYBODY):
+            raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
+        key = (head.method, head.target)
+        route = self._routes.get(key)
+        if route is None:
+            route = self._find(head)
+            if len(self._routes) < _MAX_CACHED_ROUTES:
+                self._routes[key] = route
+        return route
+
+    def forget_routes(self) -> None:
+        """Find every address anew: the models have changed."""
+        self._routes.clear()
+
+    def _find(self, head: HttpHead) -> Route:
+        if len(head.target) > _MAX_TARGET_BYTES:
+            raise RefusedError(HTTPStatus.REQUEST_URI_TOO_LONG, "the address is too long")
+        path = head.target.split(b"?", 1)[0].decode("latin-1")
+        words = [unquote(word) for word in path.strip("/").split("/")]
+        method = "GET" if head.method == b"HEAD" else head.method.decode("latin-1")
+        match words:
+            case ["metrics"]:
+                return _only("GET", method, _simple(self._metrics))
+            case ["openapi.json"]:
+                return _only("GET", method, _simple(self._openapi))
+            case ["v2"]:
+                return _only("GET", method, _simple(lambda c: c.respond_json(200, descriptions.server_metadata())))
+            case ["v2", "health", "live"]:
+                return _only("GET", method, _simple(partial(_status, lambda: True)))
+            case ["v2", "health", "ready"]:
+                return _only("GET", method, _simple(partial(_status, lambda: self.router.is_ready)))
+            case ["v2", "repository", "index"]:
+                return _only("POST", method, _simple(self._index))
+            case ["v2", "models", "stats"]:
+                return _only("GET", method, _simple(partial(self._statistics, "", "")))
+            case ["v2", "models", name, "versions", version, *rest]:
+                return self._model_route(name, version, rest, method)
+            case ["v2", "models", name, *rest]:
+                return self._model_route(name, "", rest, method)
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {path[:100]!r}")
+
+    def _model_route(self, name: str, version: str, rest: list[str], method: str) -> Route:
+        model = self.router.find(name, version)
+        match rest:
+            case []:
+                return _only("GET", method, _simple(partial(self._metadata, name, version)))
+            case ["ready"]:
+                return _only("GET", method, _simple(partial(_status, lambda: self.router.find(name, version).is_ready)))
+            case ["config"]:
+                return _only("GET", method, _simple(partial(self._config, name, version)))
+            case ["stats"]:
+                return _only("GET", method, _simple(partial(self._statistics, name, version)))
+            case ["infer"]:
+                return _only("POST", method, Route(partial(self._infer, model), self._max_body_bytes, in_arena=True))
+        raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
+
+    def _metrics(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render
+
+        connection.respond(200, CONTENT_TYPE, render(self.router))
+
+    def _openapi(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.openapi import document
+
+        connection.respond_json(200, document(model.spec for model in self.router.all()))
+
+    def _index(self, connection: HttpClient) -> None:
+        connection.respond_json(200, descriptions.repository_index(self.router.models))
+
+    def _metadata(self, name: str, version: str, connection: HttpClient) -> None:
+        model = self.router.find(name, version)
+        versions = [version] if version else sorted(self.router.models[name], key=version_order)
+        connection.respond_json(200, descriptions.model_metadata(model.spec, versions))
+
+    def _config(self, name: str, version: str, connection: HttpClient) -> None:
+        connection.respond_json(200, descriptions.model_config(self.router.find(name, version)))
+
+    def _statistics(self, name: str, version: str, connection: HttpClient) -> None:
+        chosen = descriptions.chosen_statistics(self.router.models, name, version)
+        connection.respond_json(200, {"model_stats": chosen})
+
+    def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+        slots = [] if received.slot is None else [received.slot]
+        try:
+            asked = read_request(model.spec, received.body)
+            inference = Inference(
+                rows=asked.rows,
+                inputs=asked.inputs,
+                wanted=asked.outputs,
+                arrived=received.arrived,
+                deadline_ms=deadline_ms(model, asked),
+                on_done=partial(self._done, model, connection, asked),
+                on_refused=lambda _, refusal: connection.refuse(refusal),
+                priority=asked.priority,
+                slots=slots,
+                kin=kin(model, asked),
+                traceparent=head.headers.get(b"traceparent", b"").decode("latin-1"),
+            )
+            model.submit(inference)
+        except RefusedError as refusal:
+            for slot in slots:
+                self.arena.give_back(slot)
+            connection.refuse(refusal)
+            return
+        connection.on_gone = partial(_cancel, inference)
+
+    def _done(
+        self,
+        model: ServedModel,
+        connection: HttpClient,
+        asked: Asked,
+        inference: Inference,
+        outputs: list[OutputTensor],
+        slot: Slot | None,
+    ) -> None:
+        try:
+            text, tensors = write_response(model.spec, asked, outputs)
+        except RefusedError as refusal:
+            if slot is not None:
+                self.arena.give_back(slot)
+            connection.refuse(refusal)
+            return
+        if not tensors:
+            connection.respond(200, CONTENT_JSON, text, slot=slot)
+            return
+        extra = b"Inference-Header-Content-Length: %d\r\n" % len(text)
+        connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
+
+
+def kin(model: ServedModel, asked: Asked) -> object:
+    """Return what requests must have in common to share a batch: their shapes but for the batch."""
+    if not model.spec.max_batch:
+        return None
+    return tuple(tuple(tensor.shape[1:]) for tensor in asked.inputs)
+
+
+def _cancel(inference: Inference) -> None:
+    inference.cancelled = True
+
+
+def _simple(answer: Answer) -> Route:
+    """Return a route that needs no body."""
+
+    def handle(connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+        try:
+            answer(connection)
+        except RefusedError as refusal:
+            connection.refuse(refusal)
+
+    return Route(handle)
+
+
+def _only(allowed: str, method: str, route: Route) -> Route:
+    if method != allowed:
+        message = f"the method must be {allowed} but got {method[:20]}"
+        every = "GET, HEAD" if allowed == "GET" else allowed
+        raise RefusedError(HTTPStatus.METHOD_NOT_ALLOWED, message, allowed=every)
+    return route
+
+
+def _status(good: Callable[[], bool], connection: HttpClient) -> None:
+    if good():
+        connection.respond(200, CONTENT_JSON, b"")
+    else:
+        connection.respond_json(503, {"error": "not ready"})

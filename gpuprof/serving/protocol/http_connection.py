@@ -1,0 +1,305 @@
+"""One HTTP/1.1 connection: large bodies are received straight into the arena and large answers sent from it.
+
+A framework would copy every tensor several times on its way; at half a megabyte a request that is most of the cost
+of serving. So heads are parsed by httptools and bodies are read where they are needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Protocol, cast
+
+import orjson
+
+from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
+from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
+from gpuprof.serving.transport.arena import Arena, Slot
+from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.transport.wire import Buffer
+
+SCRATCH_BYTES = 1 << 16
+_MAX_HEAD_BYTES = 1 << 15
+_MAX_PENDING_BYTES = 1 << 18
+_LINGER_S = 2.0
+_ABOUT_TO_ASK_S = 1.0
+_MAX_LINGERING_BYTES = 1 << 24
+
+
+class Site(Protocol):
+    """What connections share."""
+
+    arena: Arena
+    scratch: bytearray
+    connections: set[HttpConnection]
+
+    @property
+    def draining(self) -> bool:
+        """Whether connections are to be closed after their answer."""
+        ...
+
+    def route(self, head: HttpHead) -> Route:
+        """Return what answers this request.
+
+        Raises
+        ------
+        RefusedError
+            404, 405, …
+        """
+        ...
+
+
+class HttpConnection(asyncio.BufferedProtocol):
+    """Reads requests one after another and writes their answers.
+
+    Parameters
+    ----------
+    site : Site
+    """
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._transport: asyncio.Transport | None = None
+        self._pending = bytearray()
+        self._incoming: Incoming | None = None
+        self._unsent: list[Slot] = []
+        self._paused = False
+        self._lingering = False
+        self._discarded = 0
+        self._keep_alive = True
+        self.busy = False
+        self.opened = self.touched = time.monotonic()
+        self.on_gone: Callable[[], None] | None = None
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport; its buffer counts from the first byte, to know when memory is free again."""
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=0)
+        self._site.connections.add(self)
+
+    def get_buffer(self, hint: int) -> memoryview:
+        """Return where the next bytes go: into the arena when a large body is being received."""
+        incoming = self._incoming
+        if incoming is not None and incoming.view is not None and not self.busy:
+            return incoming.view[incoming.received :]
+        return memoryview(self._site.scratch)
+
+    def buffer_updated(self, count: int) -> None:
+        """Take in what arrived."""
+        self.touched = time.monotonic()
+        incoming = self._incoming
+        if self._lingering:
+            self._discarded += count
+            if self._discarded > _MAX_LINGERING_BYTES:
+                self.abort()
+        elif incoming is not None and incoming.view is not None and not self.busy:
+            incoming.received += count
+            if incoming.received == incoming.length:
+                self._dispatch(incoming)
+        elif self._pending or self.busy:
+            self._pending += memoryview(self._site.scratch)[:count]
+            if not self.busy:
+                self._consume_pending()
+            elif len(self._pending) > _MAX_PENDING_BYTES and self._transport is not None and not self._paused:
+                self._paused = True
+                self._transport.pause_reading()
+        else:
+            used = self._consume(self._site.scratch, count)
+            if used < count:
+                self._pending += memoryview(self._site.scratch)[used:count]
+
+    def eof_received(self) -> bool:
+        """Keep the way back open while an answer is due: a client may close its side after asking."""
+        self._keep_alive = False
+        return self.busy
+
+    def resume_writing(self) -> None:
+        """Everything is written: the memory of the answer is free."""
+        self.touched = time.monotonic()
+        self._release()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Give everything back."""
+        self._site.connections.discard(self)
+        self._transport = None
+        self._release()
+        incoming = self._incoming
+        if incoming is not None:
+            incoming.release(self._site.arena)
+        self._incoming = None
+        if self.on_gone is not None:
+            self.on_gone()
+
+    # --- the server's side
+
+    def respond(
+        self,
+        status: int,
+        content_type: bytes,
+        body: Buffer,
+        tail: list[Buffer] | None = None,
+        slot: Slot | None = None,
+        extra: bytes = b"",
+    ) -> None:
+        """Answer the request at hand; ``slot`` is given back when ``tail``, which lies in it, has been written."""
+        self.on_gone = None
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            if slot is not None:
+                self._site.arena.give_back(slot)
+            return
+        keep_alive = self._keep_alive and not self._site.draining
+        length = len(body) + sum(map(len, tail or ()))
+        head = write_head(status, content_type, length, keep_alive, extra)
+        if self._incoming is not None and self._incoming.head.method == b"HEAD":
+            body, tail = b"", None
+        if slot is not None:
+            self._unsent.append(slot)
+        if tail:
+            transport.writelines([head + body, *tail])
+        else:
+            transport.write(head + body)
+        if not transport.get_write_buffer_size():
+            self._release()
+        self.touched = time.monotonic()
+        self.busy = False
+        self._incoming = None
+        if not keep_alive:
+            self._finish()
+        elif self._pending:
+            asyncio.get_running_loop().call_soon(self._consume_pending)
+
+    def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
+        """Answer with a JSON document."""
+        self.respond(status, CONTENT_JSON, orjson.dumps(document), extra=extra)
+
+    def refuse(self, refusal: RefusedError) -> None:
+        """Answer with an error."""
+        extra = b""
+        if refusal.retry_after_s is not None:
+            extra = b"Retry-After: %d\r\n" % max(1, round(refusal.retry_after_s))
+        if refusal.allowed:
+            extra += b"Allow: %s\r\n" % refusal.allowed.encode()
+        if refusal.status == HTTPStatus.UNAUTHORIZED:
+            extra += b"WWW-Authenticate: Bearer\r\n"
+        self.respond_json(refusal.status.value, {"error": refusal.message}, extra)
+
+    def close(self) -> None:
+        """Close the connection after what was written."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has been asked that is not answered."""
+        return not self.busy and self._incoming is None and not self._pending and not self._unsent
+
+    def owes_nothing(self, now: float) -> bool:
+        """Whether closing takes nothing from the client; one that has just come is about to ask."""
+        return self.is_idle and (self.touched > self.opened or now - self.opened > _ABOUT_TO_ASK_S)
+
+    # --- reading
+
+    def _consume_pending(self) -> None:
+        if self.busy or self._lingering or self._transport is None:
+            return
+        pending, self._pending = self._pending, bytearray()
+        used = self._consume(pending, len(pending))
+        self._pending[:0] = memoryview(pending)[used:]
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _consume(self, buffer: bytearray, end: int) -> int:
+        """Take requests out of ``buffer`` until one has to be waited for; return how far that is."""
+        position = 0
+        while position < end and not self.busy and not self._lingering:
+            if self._incoming is not None:
+                position = self._take_body(self._incoming, buffer, position, end)
+                continue
+            stop = buffer.find(b"\r\n\r\n", position, end)
+            if stop < 0:
+                if end - position > _MAX_HEAD_BYTES:
+                    self._reject(RefusedError(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the headers are too long"))
+                break
+            stop += 4
+            self._begin(bytes(memoryview(buffer)[position:stop]))
+            position = stop
+        return position
+
+    def _begin(self, text: bytes) -> None:
+        """Read a head and prepare for its body."""
+        self.touched = time.monotonic()
+        try:
+            head = read_head(text)
+        except RefusedError as refusal:
+            self._reject(refusal)
+            return
+        self._keep_alive = head.keep_alive and not head.chunked
+        incoming = self._incoming = Incoming.begin(head, self.touched)
+        try:
+            incoming.prepare(self._site.route(head), text, self._site.arena)
+        except RefusedError as refusal:
+            # A body that is not much too large is read, so that the connection can go on.
+            if head.chunked or incoming.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
+                self._reject(refusal)
+                return
+            incoming.refusal = refusal
+        if head.headers.get(b"expect", b"").lower() == b"100-continue" and self._transport is not None:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if incoming.is_whole:
+            self._dispatch(incoming)
+
+    def _take_body(self, incoming: Incoming, buffer: bytearray, position: int, end: int) -> int:
+        try:
+            used, whole = incoming.take(buffer, position, end)
+        except RefusedError as refusal:
+            self._reject(refusal)
+            return end
+        if whole:
+            self._dispatch(incoming)
+        return used
+
+    def _dispatch(self, incoming: Incoming) -> None:
+        self.busy = True
+        if incoming.refusal is not None:
+            self.refuse(incoming.refusal)
+            return
+        incoming.route.handle(self, incoming.head, incoming.body())
+
+    # --- writing and closing
+
+    def _release(self) -> None:
+        for slot in self._unsent:
+            self._site.arena.give_back(slot)
+        self._unsent = []
+
+    def _reject(self, refusal: RefusedError) -> None:
+        """Answer before the request was read, and close: what follows cannot be told apart from a request."""
+        if self._incoming is not None:
+            self._incoming.release(self._site.arena)
+        self._keep_alive = False
+        self.refuse(refusal)
+
+    def _finish(self) -> None:
+        """Close, but read on for a moment: closing with unread bytes would destroy the answer on its way."""
+        if self._transport is None:
+            return
+        self._lingering = True
+        self._pending.clear()
+        if self._paused:
+            self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGER_S, self.close)
+        else:
+            self._transport.close()

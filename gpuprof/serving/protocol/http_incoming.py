@@ -1,0 +1,220 @@
+"""A request whose body is being received: where its bytes go, and when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Protocol
+
+import httptools
+
+from gpuprof.serving.protocol.http_message import ChunkedBody, HttpHead, chunk_parser, too_large
+from gpuprof.serving.router.infer_request import Body
+from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import RefusedError, bad_request
+from gpuprof.serving.transport.wire import Buffer
+
+MAX_DISCARDED_BYTES = 1 << 20
+_JSON_LENGTH = b"inference-header-content-length"
+
+
+class HttpClient(Protocol):
+    """Who asked, and is to be answered once, by any of these calls.
+
+    Attributes
+    ----------
+    on_gone : callable or None
+        Called when it goes before that.
+    """
+
+    on_gone: Callable[[], None] | None
+
+    def respond(
+        self,
+        status: int,
+        content_type: bytes,
+        body: Buffer,
+        tail: list[Buffer] | None = None,
+        slot: Slot | None = None,
+        extra: bytes = b"",
+    ) -> None:
+        """Answer; ``slot`` is given back when ``tail``, which lies in it, has been written."""
+        ...
+
+    def respond_json(self, status: int, document: object, extra: bytes = b"") -> None:
+        """Answer with a JSON document."""
+        ...
+
+    def refuse(self, refusal: RefusedError) -> None:
+        """Answer with an error."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedBody:
+    """A body, the memory that it holds, and when it began to arrive (monotonic seconds)."""
+
+    body: Body
+    slot: Slot | None
+    arrived: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What answers a request.
+
+    Attributes
+    ----------
+    handle : callable
+        Given who asked, the head and the body; answers now or later.
+    max_body : int
+        Bytes that the body may have.
+    in_arena : bool
+        Whether a large body is to be received in the arena.
+    """
+
+    handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
+    max_body: int = MAX_DISCARDED_BYTES
+    in_arena: bool = False
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request whose body is being received.
+
+    Attributes
+    ----------
+    head : HttpHead
+    arrived : float
+        Monotonic seconds.
+    route : Route
+        Known once it was prepared.
+    refusal : RefusedError or None
+        The body is received for nothing: this is the answer.
+    view : memoryview or None
+        Where in the arena the body goes; None: into ``data``, or nowhere.
+    received, length : int
+        Bytes of the body.
+    """
+
+    head: HttpHead
+    arrived: float
+    route: Route
+    length: int = 0
+    refusal: RefusedError | None = None
+    view: memoryview | None = None
+    received: int = 0
+    _json_bytes: int = 0
+    _slot: Slot | None = None
+    _start: int = 0
+    _chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
+    _data: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    def begin(cls, head: HttpHead, arrived: float) -> Incoming:
+        """Return a request of which the head is there."""
+        return cls(head, arrived, _DISCARD, head.length or 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing; of a chunked body `take` says so."""
+        return self._chunks is None and self.received == self.length
+
+    def prepare(self, route: Route, text: bytes, arena: Arena) -> None:
+        """Prepare for the body that ``route`` takes; ``text`` is the head as it came.
+
+        Raises
+        ------
+        RefusedError
+            When it is too large, compressed, or there is no memory for it.
+        """
+        self.route = route
+        if self.head.headers.get(b"content-encoding", b"identity") != b"identity":
+            raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
+        if self.head.chunked:
+            body = ChunkedBody(route.max_body)
+            self._chunks = (chunk_parser(text, body), body)
+            return
+        if self.length > route.max_body:
+            raise too_large(route.max_body)
+        self._json_bytes = _json_length(self.head, self.length)
+        if route.in_arena and self.length > INLINE_BYTES:
+            self._reserve(arena)
+
+    def take(self, buffer: bytearray, position: int, end: int) -> tuple[int, bool]:
+        """Take what belongs to the body out of ``buffer``; return how far that is, and whether the body is whole.
+
+        Raises
+        ------
+        RefusedError
+            When it is no body, or larger than the route takes.
+        """
+        if self._chunks is not None:
+            return end, self._take_chunks(self._chunks, bytes(memoryview(buffer)[position:end]))
+        count = min(end - position, self.length - self.received)
+        piece = memoryview(buffer)[position : position + count]
+        if self.view is not None:
+            self.view[self.received : self.received + count] = piece
+        elif self.refusal is None:
+            self._data += piece
+        self.received += count
+        return position + count, self.received == self.length
+
+    def body(self) -> ReceivedBody:
+        """Return what was received; from now on the memory is the receiver's to give back."""
+        if self._slot is None:
+            return ReceivedBody(Body(bytes(self._data), self._json_bytes), None, self.arrived)
+        assert self.view is not None
+        received = ReceivedBody(Body(self.view, self._json_bytes, self._start), self._slot, self.arrived)
+        self._slot = self.view = None
+        return received
+
+    def release(self, arena: Arena) -> None:
+        """Give back the memory of a body that nobody will receive."""
+        if self._slot is not None:
+            arena.give_back(self._slot)
+        self._slot = self.view = None
+
+    def _reserve(self, arena: Arena) -> None:
+        """Take memory for a large body, placed so that the first tensor in it is aligned."""
+        slot = arena.take(self.length + ALIGNMENT)
+        if slot is None:
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the server has no memory left for this request", 1.0)
+        self._slot = slot
+        self._start = slot.offset + -self._json_bytes % ALIGNMENT
+        self.view = arena.view(self._start, self.length)
+
+    def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes) -> bool:
+        parser, body = chunks
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            raise (cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")) from None
+        if not body.is_whole:
+            return False
+        self._data = body.data
+        self.length = len(body.data)
+        try:
+            self._json_bytes = _json_length(self.head, self.length)
+        except RefusedError as refusal:
+            self.refusal = refusal
+        return True
+
+
+def _json_length(head: HttpHead, length: int) -> int:
+    text = head.headers.get(_JSON_LENGTH)
+    if text is None:
+        return length
+    if not text.isdigit() or len(text) > 18 or int(text) > length:
+        raise bad_request("Inference-Header-Content-Length must be a number and at most Content-Length")
+    return int(text)
+
+
+def _discard(client: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
+    raise AssertionError("a request without a route is refused before it is handled")
+
+
+_DISCARD = Route(_discard)

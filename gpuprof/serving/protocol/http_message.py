@@ -1,0 +1,122 @@
+"""Heads of HTTP requests, read by httptools, and of answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import httptools
+
+from gpuprof.serving.transport.inference import RefusedError, bad_request
+
+CONTENT_JSON = b"application/json"
+CONTENT_BINARY = b"application/octet-stream"
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+@dataclass(slots=True)
+class HttpHead:
+    """Request line and headers.
+
+    Attributes
+    ----------
+    method, target : bytes
+    headers : dict of bytes to bytes
+        Names in lower case; of a name given twice the last.
+    length : int or None
+        Content-Length; None when none was given.
+    chunked, keep_alive : bool
+    """
+
+    method: bytes = b""
+    target: bytes = b""
+    headers: dict[bytes, bytes] = field(default_factory=dict)
+    length: int | None = None
+    chunked: bool = False
+    keep_alive: bool = True
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser, perhaps several times."""
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self.headers[name.lower()] = value
+
+
+@dataclass(slots=True)
+class ChunkedBody:
+    """Collects a body whose length is not known in advance."""
+
+    limit: int
+    data: bytearray = field(default_factory=bytearray)
+    is_whole: bool = False
+
+    def on_body(self, data: bytes) -> None:
+        """Called by the parser."""
+        self.data += data
+        if len(self.data) > self.limit:
+            raise too_large(self.limit)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        self.is_whole = True
+
+
+def read_head(text: bytes) -> HttpHead:
+    """Read a head, blank line included.
+
+    Raises
+    ------
+    RefusedError
+        400, when it is no HTTP.
+    """
+    head = HttpHead()
+    parser = httptools.HttpRequestParser(head)
+    try:
+        parser.feed_data(text)
+    except httptools.HttpParserUpgrade:
+        pass  # the offer to speak another protocol is not taken up
+    except httptools.HttpParserError as error:
+        raise bad_request(f"not HTTP: {error}") from None
+    head.method = parser.get_method()
+    head.keep_alive = parser.should_keep_alive()
+    _read_framing(head)
+    return head
+
+
+def _read_framing(head: HttpHead) -> None:
+    length = head.headers.get(b"content-length")
+    if length is not None:
+        if not length.isdigit() or len(length) > 18:
+            raise bad_request("Content-Length is not a number")
+        head.length = int(length)
+    coding = head.headers.get(b"transfer-encoding")
+    if coding is not None:
+        if coding.lower() != b"chunked" or length is not None:
+            raise bad_request("a body must be chunked or have a Content-Length")
+        head.chunked = True
+
+
+def chunk_parser(text: bytes, body: ChunkedBody) -> httptools.HttpRequestParser:
+    """Return a parser that has read the head ``text`` and hands the chunks that follow to ``body``."""
+    parser = httptools.HttpRequestParser(body)
+    parser.feed_data(text)
+    return parser
+
+
+def too_large(limit: int) -> RefusedError:
+    """Return the refusal of a body of more than ``limit`` bytes."""
+    return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body is larger than {limit} bytes")
+
+
+def write_head(status: int, content_type: bytes, length: int, keep_alive: bool, extra: bytes = b"") -> bytes:
+    """Return the head of an answer; ``extra`` is further header lines, each with its line end."""
+    closing = b"" if keep_alive else b"Connection: close\r\n"
+    return b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s\r\n" % (
+        _STATUS_LINES[status],
+        content_type,
+        length,
+        closing,
+        extra,
+    )

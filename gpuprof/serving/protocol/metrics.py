@@ -1,0 +1,180 @@
+"""The server's figures for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.served_model import AnyReplica
+from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
+
+_Counted = Mapping[str, ModelStatistics]
+_Replicas = Sequence[tuple[str, AnyReplica]]
+CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class RouterCollector(Collector):
+    """Reads the figures of a router at the moment when they are asked for.
+
+    Parameters
+    ----------
+    router : Router
+    gpus : callable
+        Returns the figures of the GPUs and MIG instances of this machine.
+    """
+
+    def __init__(self, router: Router, gpus: Callable[[], Iterable[GpuFigures]] = local_gpu_figures) -> None:
+        self._router = router
+        self._gpus = gpus
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield every family."""
+        models = self._router.all()
+        counted = {model.name: model.statistics for model in models}
+        replicas = [(model.name, replica) for model in models for replica in model.replicas]
+        yield _requests(counted)
+        yield _seconds(counted)
+        yield _latencies(counted)
+        yield _stage_latencies(counted)
+        yield from _replicas(replicas)
+        yield from _places(replicas)
+        yield from _devices(self._gpus())
+        memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory that requests and answers hold")
+        memory.add_metric([], float(self._router.arena.used))
+        yield memory
+
+
+def render(router: Router) -> bytes:
+    """Return the figures in Prometheus' text format."""
+    return generate_latest(RouterCollector(router))
+
+
+def _requests(models: _Counted) -> Metric:
+    family = CounterMetricFamily("gpuprof_requests", "Requests by what became of them", labels=["model", "outcome"])
+    for model, own in models.items():
+        for outcome, value in _outcomes(own).items():
+            family.add_metric([model, outcome], value)
+    return family
+
+
+def _outcomes(own: ModelStatistics) -> dict[str, float]:
+    return {"in_slo": own.in_slo, "late": own.answered - own.in_slo, "failed": own.failed, "refused": own.refused}
+
+
+def _seconds(models: _Counted) -> Metric:
+    family = CounterMetricFamily(
+        "gpuprof_stage_seconds", "Time that answered requests spent by stage", labels=["model", "stage"]
+    )
+    for model, own in models.items():
+        for stage in STAGES:
+            family.add_metric([model, stage], getattr(own.stages, stage) / 1e9)
+    return family
+
+
+def _latencies(models: _Counted) -> Metric:
+    family = HistogramMetricFamily(
+        "gpuprof_latency_seconds", "Time from a request's arrival to its answer", labels=["model"]
+    )
+    for model, own in models.items():
+        family.add_metric([model], _cumulated(own.buckets), own.total_ns / 1e9)
+    return family
+
+
+def _stage_latencies(models: _Counted) -> Metric:
+    family = HistogramMetricFamily(
+        "gpuprof_stage_latency_seconds", "Time that an answered request spent in a stage", labels=["model", "stage"]
+    )
+    for model, own in models.items():
+        for stage in STAGES:
+            buckets = _cumulated(own.stage_buckets[stage])
+            family.add_metric([model, stage], buckets, getattr(own.stages, stage) / 1e9)
+    return family
+
+
+def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Return Prometheus' buckets: upper end in seconds, and how many are at most that."""
+    limits = [f"{limit / 1000.0:g}" for limit in BUCKETS_MS]
+    return [(limit, float(total)) for limit, total in zip([*limits, "+Inf"], accumulate(counts), strict=True)]
+
+
+def _replicas(replicas: _Replicas) -> Iterator[Metric]:
+    labels = ["model", "replica", "place", "mig"]
+    answered = CounterMetricFamily(
+        "gpuprof_replica_requests", "Requests that a replica answered", labels=[*labels, "outcome"]
+    )
+    seconds = CounterMetricFamily(
+        "gpuprof_replica_stage_seconds", "Time that they spent by stage", labels=[*labels, "stage"]
+    )
+    latencies = HistogramMetricFamily(
+        "gpuprof_replica_latency_seconds", "Time from their arrival to their answer", labels=labels
+    )
+    share = GaugeMetricFamily(
+        "gpuprof_replica_share_ratio", "Part of the device or MIG instance that its workers have", labels=labels
+    )
+    planned = GaugeMetricFamily("gpuprof_replica_planned_rps", "Requests per second in the plan", labels=labels)
+    waiting = GaugeMetricFamily("gpuprof_queue_requests", "Requests that wait for a batch", labels=labels)
+    workers = GaugeMetricFamily("gpuprof_workers_ready", "Workers that take batches", labels=labels)
+    restarts = CounterMetricFamily("gpuprof_worker_restarts", "Workers that were started again", labels=labels)
+    retried = CounterMetricFamily("gpuprof_requests_retried", "Requests whose worker died", labels=labels)
+    batches = CounterMetricFamily("gpuprof_batches", "Batches by their size", labels=[*labels, "size"])
+    for model, replica in replicas:
+        own, counted = [model, replica.plan.name, replica.plan.place, replica.plan.mig], replica.statistics
+        answered.add_metric([*own, "in_slo"], counted.in_slo)
+        answered.add_metric([*own, "late"], counted.answered - counted.in_slo)
+        for stage in STAGES:
+            seconds.add_metric([*own, stage], getattr(counted.stages, stage) / 1e9)
+        latencies.add_metric(own, _cumulated(counted.buckets), counted.total_ns / 1e9)
+        share.add_metric(own, replica.plan.share_pct / 100.0)
+        planned.add_metric(own, replica.plan.rate_rps)
+        waiting.add_metric(own, float(replica.waiting_rows))
+        workers.add_metric(own, float(sum(seat.is_ready for seat in replica.seats)))
+        restarts.add_metric(own, float(sum(seat.restarts for seat in replica.seats)))
+        retried.add_metric(own, float(counted.retried))
+        for size, batch in sorted(counted.batches.items()):
+            batches.add_metric([*own, str(size)], float(batch.count))
+    yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, retried, batches)
+
+
+def _places(replicas: _Replicas) -> Iterator[Metric]:
+    """Yield what replicas take of their devices and MIG instances, models that share one counted once.
+
+    Sums over a place are left to Prometheus: a sum from here would fall when a replica is retired.
+    """
+    labels = ["replica", "place", "mig"]
+    busy = CounterMetricFamily(
+        "gpuprof_replica_busy_seconds", "Time that its workers spent on batches, added up", labels=labels
+    )
+    share = GaugeMetricFamily(
+        "gpuprof_place_share_ratio", "Part of a device or MIG instance that its replicas have", labels=labels[1:]
+    )
+    shares: dict[tuple[str, str], float] = {}
+    for replica in {replica.plan.name: replica for _, replica in replicas}.values():
+        plan = replica.plan
+        worked_ns = sum(batch.gather + batch.infer + batch.scatter for batch in list(replica.batches.values()))
+        busy.add_metric([plan.name, plan.place, plan.mig], worked_ns / 1e9)
+        place = plan.place, plan.mig
+        shares[place] = shares.get(place, 0.0) + plan.share_pct / 100.0
+    for where, part in shares.items():
+        share.add_metric(list(where), part)
+    yield from (busy, share)
+
+
+def _devices(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
+    """Yield what NVML says of the GPUs and MIG instances of this machine."""
+    labels = ["gpu", "mig", "uuid"]
+    sm = GaugeMetricFamily("gpuprof_gpu_sm_ratio", "Part of the time in which a kernel ran (NVML)", labels=labels)
+    memory = GaugeMetricFamily("gpuprof_gpu_memory_bytes", "Memory in use (NVML)", labels=labels)
+    total = GaugeMetricFamily("gpuprof_gpu_memory_total_bytes", "Memory that there is (NVML)", labels=labels)
+    for gpu in gpus:
+        own = [str(gpu.index), gpu.mig, gpu.uuid]
+        if gpu.sm_ratio is not None:
+            sm.add_metric(own, gpu.sm_ratio)
+        memory.add_metric(own, float(gpu.memory_bytes))
+        total.add_metric(own, float(gpu.memory_total_bytes))
+    yield from (sm, memory, total)

@@ -1,0 +1,290 @@
+"""Reads the body of an inference request: JSON, or JSON followed by binary tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from math import prod
+from typing import Any
+
+import orjson
+
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, split_strings, to_bytes
+from gpuprof.serving.transport.inference import InputTensor, bad_request
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.transport.wire import Buffer
+
+_MAX_DIMENSION = 1 << 40
+_UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request asks for.
+
+    Attributes
+    ----------
+    id : str or None
+    rows : int
+    inputs : list of InputTensor
+        In the order of the model's inputs.
+    outputs : list of int or None
+        Positions asked for, in the order asked; None: all.
+    binary : set of int or None
+        Positions whose data is to be binary; None: all of them.
+    timeout_ms : float or None
+    priority : int
+        0 where none was given.
+    """
+
+    id: str | None
+    rows: int
+    inputs: list[InputTensor]
+    outputs: list[int] | None
+    binary: frozenset[int] | None
+    timeout_ms: float | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The bytes of a request.
+
+    Attributes
+    ----------
+    data : bytes-like
+    json_bytes : int
+        Length of the JSON at its start; all of it unless binary tensors follow.
+    offset : int or None
+        Where in the arena ``data`` begins; None when it is elsewhere.
+    """
+
+    data: Buffer
+    json_bytes: int
+    offset: int | None = None
+
+
+def read_request(spec: ModelSpec, body: Body) -> Asked:
+    """Read and check a request.
+
+    Raises
+    ------
+    RefusedError
+        400, saying what is wrong.
+    """
+    try:
+        head = orjson.loads(memoryview(body.data)[: body.json_bytes])
+    except ValueError as error:
+        raise bad_request(f"the request is not JSON: {error}") from None
+    if not isinstance(head, dict):
+        raise bad_request("the request must be a JSON object")
+    parameters = _mapping(head, "parameters")
+    inputs = _Inputs(spec, body).read(head.get("inputs"))
+    outputs, binary = _outputs(spec, head.get("outputs"), parameters)
+    timeout_us = _whole(parameters, "timeout", 0)
+    return Asked(
+        id=_id(head),
+        rows=check_rows(spec, inputs),
+        inputs=inputs,
+        outputs=outputs,
+        binary=binary,
+        timeout_ms=timeout_us / 1000.0 if timeout_us else None,
+        priority=_whole(parameters, "priority", 0),
+    )
+
+
+def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
+    """Return the number of rows, which all inputs must share.
+
+    Raises
+    ------
+    RefusedError
+        400, when they do not, or are none, or more than a batch holds.
+    """
+    if not spec.max_batch:
+        return 1
+    rows = {tensor.shape[0] for tensor in inputs}
+    if len(rows) != 1:
+        raise bad_request(f"all inputs must have the same batch but got {sorted(rows)}")
+    (count,) = rows
+    if not 1 <= count <= spec.max_batch:
+        raise bad_request(f"model {spec.name!r} takes batches of 1 to {spec.max_batch} but got {count}")
+    return count
+
+
+def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str = "input") -> list[int]:
+    """Return ``shape`` when it and ``datatype`` are those of ``tensor``.
+
+    Raises
+    ------
+    RefusedError
+        400, when they are not.
+    """
+    if datatype != tensor.datatype:
+        raise bad_request(f"{what} {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
+    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _MAX_DIMENSION for size in shape):
+        raise bad_request(f"the shape of {what} {tensor.name!r} must be a list of whole numbers")
+    if tensor.mismatch(shape):
+        raise bad_request(f"{what} {tensor.name!r} has shape {list(tensor.shape)} but got {shape}")
+    return shape
+
+
+class _Inputs:
+    """Reads the inputs of one request, the binary ones in the order in which they stand."""
+
+    def __init__(self, spec: ModelSpec, body: Body) -> None:
+        self._spec = spec
+        self._body = body
+        self._position = body.json_bytes
+
+    def read(self, entries: object) -> list[InputTensor]:
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise bad_request('the request must have a list of "inputs"')
+        index = self._spec.input_index
+        found: list[InputTensor | None] = [None] * len(self._spec.inputs)
+        for entry in entries:
+            name = entry.get("name")
+            position = index.get(name) if isinstance(name, str) else None
+            if position is None:
+                known = ", ".join(index)
+                raise bad_request(f"model {self._spec.name!r} has no input {_short(name)} (it has {known})")
+            if found[position] is not None:
+                raise bad_request(f"input {name!r} is given twice")
+            found[position] = self._tensor(self._spec.inputs[position], entry)
+        if self._position != len(self._body.data):
+            raise bad_request(f"{len(self._body.data) - self._position} bytes follow the last binary tensor")
+        missing = [tensor.name for tensor, got in zip(self._spec.inputs, found, strict=True) if got is None]
+        if missing:
+            raise bad_request(f"model {self._spec.name!r} needs input {', '.join(map(repr, missing))}")
+        return [tensor for tensor in found if tensor is not None]
+
+    def _tensor(self, tensor: TensorSpec, entry: dict[str, Any]) -> InputTensor:
+        shape = check_tensor(tensor, entry.get("datatype"), entry.get("shape"))
+        parameters = _mapping(entry, "parameters")
+        _refuse_unsupported(parameters)
+        size = parameters.get("binary_data_size")
+        if size is None:
+            return InputTensor(shape, self._from_json(tensor, shape, entry))
+        if "data" in entry:
+            raise bad_request(f"input {tensor.name!r} has both data and binary data")
+        if type(size) is not int or size < 0 or self._position + size > len(self._body.data):
+            raise bad_request(
+                f"input {tensor.name!r} has binary data of {size!r} bytes, which the request does not hold"
+            )
+        start = self._position
+        self._position += size
+        data = memoryview(self._body.data)[start : start + size]
+        check_size(tensor, shape, data)
+        if self._body.offset is not None:
+            return InputTensor(shape, (self._body.offset + start, size))
+        return InputTensor(shape, data)
+
+    def _from_json(self, tensor: TensorSpec, shape: list[int], entry: dict[str, Any]) -> bytes:
+        values = entry.get("data")
+        if not isinstance(values, list):
+            raise bad_request(f"input {tensor.name!r} has neither data nor binary data")
+        flat = _flat(values, tensor.name)
+        if len(flat) != prod(shape):
+            raise bad_request(f"input {tensor.name!r} of shape {shape} needs {prod(shape)} values but got {len(flat)}")
+        return in_bytes(tensor, flat)
+
+
+def in_bytes(tensor: TensorSpec, values: list[Any]) -> bytes:
+    """Return JSON values as the tensor's bytes.
+
+    Raises
+    ------
+    RefusedError
+        400, when one is not of the tensor's type.
+    """
+    try:
+        return to_bytes(values, tensor.datatype)
+    except ValueError as error:
+        raise bad_request(f"input {tensor.name!r} {error}") from None
+
+
+def check_size(tensor: TensorSpec, shape: list[int], data: Buffer) -> None:
+    """Check that ``data`` is a tensor of this shape.
+
+    Raises
+    ------
+    RefusedError
+        400, when it is not.
+    """
+    if tensor.datatype == "BYTES":
+        try:
+            split_strings(data, prod(shape))
+        except ValueError as error:
+            raise bad_request(f"the binary data of input {tensor.name!r} {error}") from None
+        return
+    expected = prod(shape) * ITEM_BYTES[tensor.datatype]
+    if len(data) != expected:
+        raise bad_request(f"input {tensor.name!r} of shape {shape} has {expected} bytes but got {len(data)}")
+
+
+def _outputs(
+    spec: ModelSpec, entries: object, parameters: dict[str, Any]
+) -> tuple[list[int] | None, frozenset[int] | None]:
+    every = parameters.get("binary_data_output", False) is True
+    if entries is None or entries == []:
+        return None, None if every else frozenset()
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise bad_request('"outputs" must be a list of objects')
+    positions = []
+    binary = set()
+    for entry in entries:
+        name = entry.get("name")
+        position = spec.output_index.get(name) if isinstance(name, str) else None
+        if position is None or position in positions:
+            known = ", ".join(spec.output_index)
+            wrong = "no" if position is None else "only one"
+            raise bad_request(f"model {spec.name!r} has {wrong} output {_short(name)} (it has {known})")
+        own = _mapping(entry, "parameters")
+        _refuse_unsupported(own)
+        if own.get("binary_data", every) is True:
+            binary.add(position)
+        positions.append(position)
+    return positions, frozenset(binary)
+
+
+def _refuse_unsupported(parameters: dict[str, Any]) -> None:
+    for name in _UNSUPPORTED:
+        if parameters.get(name):
+            raise bad_request(f"the parameter {name!r} is not supported")
+
+
+def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
+    value = head.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise bad_request(f'"{key}" must be an object')
+    return value
+
+
+def _whole(parameters: dict[str, Any], key: str, default: int) -> int:
+    value = parameters.get(key, default)
+    if type(value) is not int or value < 0:
+        raise bad_request(f"the parameter {key!r} must be a whole number that is not negative")
+    return value
+
+
+def _id(head: dict[str, Any]) -> str | None:
+    value = head.get("id")
+    if value is not None and not isinstance(value, str):
+        raise bad_request('"id" must be a string')
+    return value or None
+
+
+def _flat(values: list[Any], name: str) -> list[Any]:
+    """Flatten nested lists, which must all be equally deep."""
+    while values and isinstance(values[0], list):
+        if not all(isinstance(value, list) for value in values):
+            raise bad_request(f"the data of input {name!r} is nested unevenly")
+        values = list(chain.from_iterable(values))
+    return values
+
+
+def _short(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 80 else text[:79] + "…"

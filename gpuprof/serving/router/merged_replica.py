@@ -1,0 +1,250 @@
+"""A replica that serves several models with one graph: one queue for all their requests, and a face for each model.
+
+A request of one model enters the queue as a request of the whole graph: its own tensors, and for the inputs of the
+other models tensors without rows. A batch is the oldest requests that fit, whichever model they are for, so each model
+has its own number of rows in it, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from gpuprof.serving.router.public_name import PublicName
+from gpuprof.serving.router.replica import Replica, ReplicaOwner, ReplicaPlan
+from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.worker_link import BatchAnswer
+from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor, RefusedError
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
+
+if TYPE_CHECKING:
+    from gpuprof.routing import ReplicaLoad
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMember:
+    """A model of a merged file.
+
+    Attributes
+    ----------
+    model : str
+        Its name in the map.
+    inputs, outputs : tuple of (str, str)
+        Its own name of each tensor, in its order, and the name in the merged file.
+    path : str or None
+        Of its own file, which may tell its version.
+    """
+
+    model: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    path: str | None = None
+
+    def spec(self, whole: ModelSpec) -> ModelSpec:
+        """Return what the model takes and gives, out of what the merged file does."""
+
+        def named(
+            pairs: Sequence[tuple[str, str]], tensors: Sequence[TensorSpec], index: dict[str, int]
+        ) -> tuple[TensorSpec, ...]:
+            return tuple(replace(tensors[index[merged]], name=own) for own, merged in pairs)
+
+        inputs = named(self.inputs, whole.inputs, whole.input_index)
+        outputs = named(self.outputs, whole.outputs, whole.output_index)
+        public = PublicName.of(self.model, self.path)
+        return ModelSpec(public.name, public.version, whole.platform, inputs, outputs, whole.max_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guest:
+    """What an inference was before it entered the queue."""
+
+    face: MemberReplica
+    inputs: list[InputTensor]
+    wanted: list[int] | None
+    kin: object
+
+
+class MemberReplica:
+    """A merged replica as one of its models sees it; a `Replica` to everybody who asks.
+
+    Parameters
+    ----------
+    whole : MergedReplica
+    member : PlannedMember
+    model : ReplicaOwner
+    """
+
+    def __init__(self, whole: MergedReplica, member: PlannedMember, model: ReplicaOwner) -> None:
+        self.member = member
+        self.model = model
+        self.statistics = ModelStatistics()
+        self.in_flight = 0
+        self._whole = whole
+
+    @property
+    def plan(self) -> ReplicaPlan:
+        """How the merged replica batches."""
+        return self._whole.plan
+
+    @property
+    def seats(self) -> list[Seat]:
+        """Where its workers are, which are those of all its models."""
+        return self._whole.seats
+
+    @property
+    def specs(self) -> list[ModelSpec]:
+        """What the model takes and gives, as each worker that is there says."""
+        return [self.member.spec(seat.spec) for seat in self.seats if seat.spec is not None]
+
+    @property
+    def batches(self) -> dict[int, BatchStatistics]:
+        """What batches of all models took, by their rows: what predictions are of."""
+        return self._whole.batches
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker is there to serve."""
+        return self._whole.is_alive
+
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of this model in the queue."""
+        return sum(inference.rows for inference in self._whole.waiting() if _guest(inference).face is self)
+
+    def load(self, now: float) -> ReplicaLoad:
+        """Return what there is to do for all models together, for the routing rule."""
+        return self._whole.load(now)
+
+    def submit(self, inference: Inference) -> None:
+        """Queue a request."""
+        self._enter(inference)
+        self._whole.submit(inference)
+
+    def take_back(self, inferences: list[Inference]) -> None:
+        """Put accepted requests at the head of the queue again, in their order."""
+        for inference in inferences:
+            self._enter(inference)
+        self._whole.take_back(inferences)
+
+    def take_over(self, inference: Inference, before: int) -> None:
+        """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
+        self._enter(inference)
+        self._whole.take_over(inference, before)
+
+    def go_on(self) -> None:
+        """Send what may be sent after requests were taken over."""
+        self._whole.go_on()
+
+    def drop_cancelled(self) -> list[Inference]:
+        """Remove and return the model's requests whose client has gone."""
+        return self._taken_out(lambda inference: inference.cancelled)
+
+    def empty(self) -> list[Inference]:
+        """Remove and return everything of the model that waits."""
+        return self._taken_out(lambda inference: True)
+
+    def _taken_out(self, which: object) -> list[Inference]:
+        assert callable(which)
+        mine = self._whole.remove(lambda inference: _guest(inference).face is self and which(inference))
+        for inference in mine:
+            self.leave(inference)
+        return mine
+
+    def _enter(self, inference: Inference) -> None:
+        """Turn a request of the model into one of the merged graph."""
+        whole = next(seat.spec for seat in self.seats if seat.spec is not None)
+        inference.guest = _Guest(self, inference.inputs, inference.wanted, inference.kin)
+        own = {merged: tensor for (_, merged), tensor in zip(self.member.inputs, inference.inputs, strict=True)}
+        inference.inputs = [own.get(spec.name) or _nothing(spec) for spec in whole.inputs]
+        positions = [whole.output_index[merged] for _, merged in self.member.outputs]
+        wanted = range(len(positions)) if inference.wanted is None else inference.wanted
+        inference.wanted = [positions[position] for position in wanted]
+        inference.kin = None  # beside the batch, shapes of merged models are fixed: all may share one
+        self.in_flight += 1
+
+    def leave(self, inference: Inference) -> None:
+        """Turn a request of the merged graph into one of the model again."""
+        guest = _guest(inference)
+        inference.inputs, inference.wanted, inference.kin = guest.inputs, guest.wanted, guest.kin
+        inference.guest = None
+        self.in_flight -= 1
+
+    def outputs(self, tensors: Sequence[OutputTensor]) -> list[OutputTensor]:
+        """Return outputs of the merged graph as the model's, by its own positions."""
+        whole = next(seat.spec for seat in self.seats if seat.spec is not None)
+        own = {whole.output_index[merged]: position for position, (_, merged) in enumerate(self.member.outputs)}
+        return [replace(tensor, position=own[tensor.position]) for tensor in tensors]
+
+
+class MergedReplica(Replica):
+    """The replica behind the faces; see `Replica`.
+
+    Parameters
+    ----------
+    plan : ReplicaPlan
+    seats : list of Seat
+    members : sequence of (PlannedMember, ReplicaOwner)
+    """
+
+    def __init__(
+        self, plan: ReplicaPlan, seats: list[Seat], members: Sequence[tuple[PlannedMember, ReplicaOwner]]
+    ) -> None:
+        self.faces = tuple(MemberReplica(self, member, model) for member, model in members)
+        super().__init__(plan, seats, _Owners(self.faces), ModelStatistics())
+
+    def statistics_of(self, inference: Inference) -> ModelStatistics:
+        """Return where a request is counted: with its model."""
+        return _guest(inference).face.statistics
+
+    def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
+        """Count a batch, also with every model that has requests in it, by their rows."""
+        super().count_batch(inferences, answer)
+        for face in self.faces:
+            own = [inference for inference in inferences if _guest(inference).face is face]
+            if own:
+                rows = sum(inference.rows for inference in own)
+                face.statistics.add_batch(rows, len(own), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+
+
+class _Owners:
+    """Hands what becomes of requests to the models that they are for."""
+
+    def __init__(self, faces: Sequence[MemberReplica]) -> None:
+        self._faces = faces
+
+    def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
+        """Hand on an answer, its outputs by the model's own positions."""
+        face = _guest(inference).face
+        outputs = face.outputs(answer.outputs[position])
+        face.leave(inference)
+        face.model.answer(inference, replace(answer, outputs=[outputs]), 0)
+
+    def refuse(self, inference: Inference, refusal: RefusedError) -> None:
+        """Hand on a refusal."""
+        face = _guest(inference).face
+        face.leave(inference)
+        face.model.refuse(inference, refusal)
+
+    def adopt(self, inferences: list[Inference]) -> None:
+        """Give requests back to their models, which place them elsewhere."""
+        for face in self._faces:
+            own = [one for one in inferences if isinstance(one.guest, _Guest) and one.guest.face is face]
+            for inference in own:
+                face.leave(inference)
+            face.model.adopt(own)
+
+    def revive(self) -> None:
+        """Tell every model that a worker lives here again."""
+        for face in self._faces:
+            face.model.revive()
+
+
+def _guest(inference: Inference) -> _Guest:
+    return cast("_Guest", inference.guest)
+
+
+def _nothing(spec: TensorSpec) -> InputTensor:
+    """Return an input without rows."""
+    return InputTensor([0, *spec.shape[1:]], b"")

@@ -1,0 +1,303 @@
+"""A replica: a queue in front of its workers, and the batching rule between them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Protocol
+
+from gpuprof.batching import batch_size_now, wait_limit_ms
+from gpuprof.routing import ReplicaLoad, goes_alone, is_given_up
+from gpuprof.serving.router.latency_table import LatencyTable
+from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
+from gpuprof.serving.transport.inference import Inference, RefusedError, bad_request
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
+
+_LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlan:
+    """How a replica batches.
+
+    Attributes
+    ----------
+    name : str
+        ``"resnet50/0"``.
+    batch : int
+    max_wait_ms : float
+    latency_ms : tuple of float or None
+        Predicted time of a batch of 1, 2, … ``batch``.
+    rate_rps : float
+        That it is planned for.
+    place, mig : str
+        Node and device; MIG instance, empty where there is none: for people and metrics.
+    share_pct : float
+        Part of the device or MIG instance that its workers have together.
+    """
+
+    name: str
+    batch: int
+    max_wait_ms: float
+    latency_ms: tuple[float, ...] | None
+    rate_rps: float = 0.0
+    place: str = ""
+    mig: str = ""
+    share_pct: float = 100.0
+
+
+class ReplicaOwner(Protocol):
+    """Whom a replica tells what became of its requests."""
+
+    def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
+        """Take an answered inference; its outputs are those at ``position``."""
+        ...
+
+    def refuse(self, inference: Inference, refusal: RefusedError) -> None:
+        """Take an accepted inference that cannot be answered."""
+        ...
+
+    def adopt(self, inferences: list[Inference]) -> None:
+        """Take accepted inferences that had better go elsewhere, because no worker lives here."""
+        ...
+
+    def revive(self) -> None:
+        """A worker lives here again."""
+        ...
+
+
+class Replica:
+    """Queues the requests of one replica and feeds its workers.
+
+    Parameters
+    ----------
+    plan : ReplicaPlan
+    seats : list of Seat
+        One for each process.
+    owner : ReplicaOwner
+    statistics : ModelStatistics
+    """
+
+    def __init__(
+        self,
+        plan: ReplicaPlan,
+        seats: list[Seat],
+        owner: ReplicaOwner,
+        statistics: ModelStatistics,
+    ) -> None:
+        self.plan = plan
+        self.seats = seats
+        self.statistics = statistics
+        self.latency = LatencyTable(plan.batch, plan.latency_ms)
+        self._owner = owner
+        self._queue: deque[Inference] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self.waiting_rows = 0
+        for seat in seats:
+            seat.bind(self._seat_ready, self._batch_done, self._batch_failed, self._batches_lost)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker is there to serve."""
+        return any(seat.is_ready for seat in self.seats)
+
+    @property
+    def specs(self) -> list[ModelSpec]:
+        """What the model takes and gives, as each worker that is there says."""
+        return [seat.spec for seat in self.seats if seat.spec is not None]
+
+    @property
+    def batches(self) -> dict[int, BatchStatistics]:
+        """What its batches took, by their rows."""
+        return self.statistics.batches
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are queued or with a worker."""
+        return len(self._queue) + sum(seat.requests for seat in self.seats)
+
+    def load(self, now: float) -> ReplicaLoad:
+        """Return what there is to do, for the routing rule."""
+        oldest = 1000.0 * (now - self._queue[0].arrived) if self._queue else 0.0
+        busy = tuple(seat.busy_ms(now) for seat in self.seats if seat.is_ready)
+        return ReplicaLoad(self.waiting_rows, oldest, busy, self.latency.ms, self.plan.max_wait_ms)
+
+    def submit(self, inference: Inference) -> None:
+        """Queue a request; priorities first, and among equals the oldest."""
+        queue = self._queue
+        if not queue or queue[-1].priority <= inference.priority:
+            queue.append(inference)
+        else:
+            place = next(i for i, other in enumerate(queue) if other.priority > inference.priority)
+            queue.insert(place, inference)
+        self.waiting_rows += inference.rows
+        self._pump()
+
+    def take_back(self, inferences: list[Inference]) -> None:
+        """Put accepted requests at the head of the queue again, in their order."""
+        self._queue.extendleft(reversed(inferences))
+        self.waiting_rows += sum(inference.rows for inference in inferences)
+        self._pump()
+
+    def take_over(self, inference: Inference, before: int) -> None:
+        """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
+        self._queue.insert(before, inference)
+        self.waiting_rows += inference.rows
+
+    def go_on(self) -> None:
+        """Send what may be sent after requests were taken over."""
+        self._pump()
+
+    def drop_cancelled(self) -> list[Inference]:
+        """Remove and return requests whose client has gone."""
+        return self.remove(lambda inference: inference.cancelled)
+
+    def empty(self) -> list[Inference]:
+        """Remove and return everything that waits."""
+        waiting = list(self._queue)
+        self._queue.clear()
+        self.waiting_rows = 0
+        return waiting
+
+    def waiting(self) -> Iterable[Inference]:
+        """Return the requests that wait, first that which is next."""
+        return self._queue
+
+    def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
+        """Remove and return the waiting requests for which ``which`` is true."""
+        gone = [inference for inference in self._queue if which(inference)]
+        if gone:
+            self._queue = deque(inference for inference in self._queue if not which(inference))
+            self.waiting_rows -= sum(inference.rows for inference in gone)
+        return gone
+
+    def statistics_of(self, inference: Inference) -> ModelStatistics:
+        """Return where a request is counted."""
+        return self.statistics
+
+    def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
+        """Count an answered batch."""
+        rows = sum(inference.rows for inference in inferences)
+        self.statistics.add_batch(rows, len(inferences), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+
+    def _pump(self) -> None:
+        """Send every batch that may go now, and set the clock for the next one."""
+        while self._queue:
+            seat = self._free_seat()
+            if seat is None:
+                return
+            now = time.monotonic()
+            oldest = self._queue[0]
+            if oldest.alone:
+                self._send(seat, self._take(oldest.rows), now)
+                continue
+            limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.ms)
+            waited_ms = 1000.0 * (now - oldest.arrived)
+            rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)
+            if not rows:
+                self._wake_in((limit_ms - waited_ms) / 1000.0)
+                return
+            self._send(seat, self._take(rows), now)
+
+    def _free_seat(self) -> Seat | None:
+        """Return an idle worker, or one that can be given its next full batch while it still runs one.
+
+        A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
+        are given in advance only when there is one for every process, so that the order of arrival is kept.
+        """
+        idle = next((seat for seat in self.seats if seat.is_idle), None)
+        if idle is not None:
+            return idle
+        ready = [seat for seat in self.seats if seat.is_ready]
+        if not ready or self.waiting_rows < self.plan.batch * len(ready):
+            return None
+        return next((seat for seat in ready if seat.has_room), None)
+
+    def _take(self, rows: int) -> list[Inference]:
+        """Remove the oldest requests that can share a batch, up to ``rows`` rows."""
+        first = self._queue.popleft()
+        taken = [first]
+        left = rows - first.rows
+        if left > 0 and not first.alone and self._queue:
+            kept: list[Inference] = []
+            while self._queue and left > 0 and len(kept) < _LOOK_AHEAD:
+                other = self._queue.popleft()
+                if other.kin == first.kin and other.rows <= left and not other.alone:
+                    taken.append(other)
+                    left -= other.rows
+                else:
+                    kept.append(other)
+            self._queue.extendleft(reversed(kept))
+        self.waiting_rows -= sum(inference.rows for inference in taken)
+        return taken
+
+    def _send(self, seat: Seat, inferences: list[Inference], now: float) -> None:
+        rows = sum(inference.rows for inference in inferences)
+        for inference in inferences:
+            inference.attempts += 1
+            inference.sent = now
+            inference.replica = self.plan.name
+        seat.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
+
+    def _wake_in(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(max(0.0, seconds), self._pump)
+
+    def _seat_ready(self) -> None:
+        self._owner.revive()
+        self._pump()
+
+    def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms)
+        self.count_batch(batch.inferences, answer)
+        self._pump()  # before the answers are written: the worker must not wait for them
+        now_ms = int(time.time() * 1000)
+        for position, inference in enumerate(batch.inferences):
+            self._count(inference, answer, now_ms)
+            self._owner.answer(inference, answer, position)
+
+    def _count(self, inference: Inference, answer: BatchAnswer, now_ms: int) -> None:
+        times = inference.times
+        times.queue = int(1e9 * (inference.sent - inference.arrived))
+        times.gather, times.infer, times.scatter = answer.gather_ns, answer.infer_ns, answer.scatter_ns
+        took_ms = 1000.0 * (time.monotonic() - inference.arrived)
+        in_slo = took_ms <= inference.deadline_ms
+        self.statistics_of(inference).add_answer(inference.rows, int(took_ms * 1e6), times.queue, in_slo, now_ms)
+
+    def _batch_failed(self, batch: SentBatch, message: str) -> None:
+        """Answer the request that failed; of several, try each alone, so that one does not spoil the others."""
+        if len(batch.inferences) == 1:
+            inference = batch.inferences[0]
+            self._owner.refuse(inference, bad_request(f"the model failed on these inputs: {message}"))
+            self._pump()
+            return
+        for inference in batch.inferences:
+            inference.alone = True
+            inference.attempts -= 1
+        self.take_back(batch.inferences)
+
+    def _batches_lost(self, batches: list[SentBatch]) -> None:
+        """Send again what a worker had when it died, elsewhere if nobody is left here."""
+        lost = [inference for batch in batches for inference in batch.inferences]
+        again = []
+        for inference in lost:
+            if is_given_up(inference.attempts):
+                message = f"{inference.attempts} workers ended while they ran this request"
+                self._owner.refuse(inference, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, message))
+            else:
+                inference.alone = goes_alone(inference.attempts)
+                again.append(inference)
+        for inference in again:
+            self.statistics_of(inference).retried += 1
+        if self.is_alive:
+            self.take_back(again)
+        else:
+            self._owner.adopt([*again, *self.empty()])

@@ -1,0 +1,101 @@
+"""The router: every model that is served, behind one door for all protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from http import HTTPStatus
+
+from gpuprof.serving.router.infer_request import Asked
+from gpuprof.serving.router.public_name import version_order
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import RefusedError, bad_request
+from gpuprof.serving.watch.tracing import RequestTracer
+
+LOWEST_PRIORITY = 1 << 31
+
+
+class Router:
+    """Finds models by name and version.
+
+    Parameters
+    ----------
+    arena : Arena
+    tracer : RequestTracer or None
+        Is told what becomes of requests.
+    """
+
+    def __init__(self, arena: Arena, tracer: RequestTracer | None = None) -> None:
+        self.arena = arena
+        self.tracer = tracer
+        self.models: dict[str, dict[str, ServedModel]] = {}
+        self.draining = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` whenever models came or went."""
+        self._listeners.append(listener)
+
+    def publish(self, models: Iterable[ServedModel]) -> None:
+        """Serve exactly these models from now on."""
+        self.models = {}
+        for model in models:
+            model.tracer = self.tracer
+            self.models.setdefault(model.public.name, {})[model.public.version] = model
+        for listener in self._listeners:
+            listener()
+
+    def served(self, model: str) -> ServedModel | None:
+        """Return what is served of a model of the map, by its name there."""
+        return next((served for served in self.all() if served.name == model), None)
+
+    def find(self, name: str, version: str = "") -> ServedModel:
+        """Return a model; without a version the newest.
+
+        Raises
+        ------
+        RefusedError
+            404.
+        """
+        versions = self.models.get(name)
+        if versions is None:
+            import difflib
+
+            near = difflib.get_close_matches(name, list(self.models), n=1, cutoff=0.4)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(self.models))}"
+            raise RefusedError(HTTPStatus.NOT_FOUND, f"unknown model {name[:100]!r} ({hint})")
+        if not version:
+            return versions[max(versions, key=version_order)]
+        if version not in versions:
+            known = ", ".join(sorted(versions, key=version_order))
+            raise RefusedError(
+                HTTPStatus.NOT_FOUND, f"model {name!r} has no version {version[:100]!r} (it has {known})"
+            )
+        return versions[version]
+
+    def all(self) -> list[ServedModel]:
+        """Return every version of every model."""
+        return [model for versions in self.models.values() for model in versions.values()]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every model can be answered."""
+        return not self.draining and all(model.is_ready for model in self.all())
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are accepted and not yet answered."""
+        return sum(model.in_flight for model in self.all())
+
+
+def deadline_ms(model: ServedModel, asked: Asked) -> float:
+    """Return until when a request is to be answered: its own timeout, or the model's SLO.
+
+    Raises
+    ------
+    RefusedError
+        400, for a priority that there is not.
+    """
+    if asked.priority > LOWEST_PRIORITY:
+        raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")
+    return model.slo_ms if asked.timeout_ms is None else asked.timeout_ms

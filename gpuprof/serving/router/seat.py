@@ -1,0 +1,163 @@
+"""The router's view of one worker, which its machine replaces when it dies, and the router has killed when it hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.router.worker_link import BatchAnswer, Link, LinkEvents, SentBatch
+from gpuprof.serving.transport.inference import Inference
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.watch.logs import LOGGER
+
+_DEPTH = 2  # batches that a worker may have: one it runs, one at hand
+
+
+class Seat:
+    """Gives one worker its batches and watches it.
+
+    Parameters
+    ----------
+    name : str
+        For logs, ``"resnet50/0.1"``.
+    order : WorkerOrder
+    connect : callable
+        Makes a link that reports to the events it is given.
+    hang_s : float
+        A worker that owes an answer for so long beyond what its batches should take is killed.
+    """
+
+    def __init__(self, name: str, order: WorkerOrder, connect: Callable[[LinkEvents], Link], hang_s: float) -> None:
+        self.name = name
+        self.order = order
+        self._connect = connect
+        self._hang_s = hang_s
+        self._link: Link | None = None
+        self._busy_until = 0.0
+        self._last_done = 0.0
+        self._stopping = False
+        self._refusal: GpuprofError | None = None
+        self._was_ready = asyncio.Event()
+        self.restarts = 0
+
+    def bind(
+        self,
+        ready: Callable[[], None],
+        done: Callable[[SentBatch, BatchAnswer], None],
+        failed: Callable[[SentBatch, str], None],
+        lost: Callable[[list[SentBatch]], None],
+    ) -> None:
+        """Say whom to tell what."""
+        self._on_ready = ready
+        self._on_done = done
+        self._on_failed = failed
+        self._on_lost = lost
+
+    async def start(self) -> ModelSpec:
+        """Start the worker and wait until it is ready.
+
+        Raises
+        ------
+        GpuprofError
+            What the worker found wrong with the model or its share.
+        """
+        self._link = self._connect(LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost))
+        await self._link.start(self.order)
+        await self._was_ready.wait()
+        if self._refusal is not None:
+            raise self._refusal
+        assert self._link is not None and self._link.spec is not None
+        return self._link.spec
+
+    async def stop(self) -> None:
+        """End the worker and wait for its end."""
+        self._stopping = True
+        if self._link is not None:
+            await self._link.end()
+
+    @property
+    def pid(self) -> int | None:
+        """Process of the worker that is there now."""
+        return None if self._link is None else self._link.pid
+
+    @property
+    def spec(self) -> ModelSpec | None:
+        """What the worker that is there now said of its model."""
+        return None if self._link is None else self._link.spec
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether there is a worker that takes batches."""
+        return self._link is not None and self._link.is_ready
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is a worker with nothing to do."""
+        return self._link is not None and self._link.is_ready and not self._link.sent
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is a worker that may be given a batch in advance."""
+        return self._link is not None and self._link.is_ready and len(self._link.sent) < _DEPTH
+
+    @property
+    def requests(self) -> int:
+        """Requests that the worker has."""
+        return 0 if self._link is None else sum(len(batch.inferences) for batch in self._link.sent.values())
+
+    def busy_ms(self, now: float) -> float:
+        """Return the time until the worker is expected to have finished what it has."""
+        return max(0.0, 1000.0 * (self._busy_until - now)) if self._link is not None and self._link.sent else 0.0
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> None:
+        """Give the worker a batch."""
+        assert self._link is not None
+        begins = max(now, self._busy_until) if self._link.sent else now
+        self._busy_until = begins + expected_ms / 1000.0
+        self._link.send(inferences, rows, expected_ms, now)
+
+    def watch(self, now: float) -> None:
+        """Kill the worker when it has been silent for too long; ask an idle one for a sign of life."""
+        link = self._link
+        if link is None or not link.is_ready:
+            return
+        expected_s = sum(batch.expected_ms for batch in link.sent.values()) / 1000.0
+        if link.silent_s(now) > self._hang_s + 3.0 * expected_s:
+            LOGGER.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": link.pid})
+            link.kill()
+        elif not link.sent:
+            link.ping(now)
+
+    def _ready(self, spec: ModelSpec) -> None:
+        LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
+        self._was_ready.set()
+        self._on_ready()
+
+    def _refused(self, kind: str, message: str, fix: str) -> None:
+        LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
+        if not self._was_ready.is_set():
+            self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
+
+    def _done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+        assert self._link is not None
+        now = time.monotonic()
+        begun = max(batch.sent, self._last_done)
+        for inference in batch.inferences:
+            inference.sent = begun  # at hand, but behind another batch, is still in the queue
+        batch.took_ms = 1000.0 * (now - begun)
+        self._last_done = now
+        self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
+        self._on_done(batch, answer)
+
+    def _lost(self, batches: list[SentBatch]) -> None:
+        if not self._was_ready.is_set():
+            if self._refusal is None:
+                self._refusal = UnavailableError(f"the worker {self.name} ended while it loaded {self.order.path}")
+            self._was_ready.set()
+        elif not self._stopping:
+            self.restarts += 1
+            LOGGER.warning("worker died, starts again", extra={"worker": self.name})
+        self._on_lost(batches)

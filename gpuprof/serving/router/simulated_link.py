@@ -1,0 +1,130 @@
+"""A worker that takes the time that was predicted and computes nothing: maps of hundreds of replicas on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import zlib
+from math import prod
+from pathlib import Path
+
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.datatypes import ITEM_BYTES
+from gpuprof.serving.transport.inference import Inference, OutputTensor
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
+from gpuprof.serving.worker.runtime import NULL_PREFIX, NullRuntime, null_bytes
+
+SIMULATED_PROVIDER = "simulated"
+_ONNX_NAMES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+    "bfloat16": "BF16", "string": "BYTES",
+}  # fmt: skip
+_zeros = bytearray(INLINE_BYTES)
+
+
+class SimulatedLink:
+    """Stands in for a `WorkerLink`: answers each batch, one after another, with zeros when its time has passed.
+
+    Parameters
+    ----------
+    events : LinkEvents
+    """
+
+    def __init__(self, events: LinkEvents) -> None:
+        self._events = events
+        self._timers: dict[int, asyncio.TimerHandle] = {}
+        self._free_at = 0.0
+        self._numbers = 0
+        self.sent: dict[int, SentBatch] = {}
+        self.spec: ModelSpec | None = None
+        self.is_ready = False
+        self.pid: int | None = None
+
+    async def start(self, order: WorkerOrder) -> None:
+        """Find out what the model takes; ready at once."""
+        self._order = order
+        self._loop = asyncio.get_running_loop()
+        self._random = random.Random(zlib.crc32(order.group.encode()))
+        self.spec = simulated_spec(order)
+        self.is_ready = True
+        self._events.ready(self.spec)
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
+        """Begin a batch when those before it are done."""
+        self._numbers += 1
+        batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
+        self.sent[batch.number] = batch
+        takes_s = self._takes_ms(rows) / 1000.0
+        self._free_at = max(now, self._free_at) + takes_s
+        delay = self._free_at - now
+        self._timers[batch.number] = self._loop.call_later(delay, self._finish, batch, int(1e9 * takes_s))
+        return batch
+
+    def ping(self, now: float) -> None:
+        """Do nothing: what is simulated does not hang."""
+
+    def silent_s(self, now: float) -> float:
+        """Return 0: it is never silent."""
+        return 0.0
+
+    def kill(self) -> None:
+        """Do nothing: what is simulated does not hang."""
+
+    async def end(self) -> None:
+        """End it; batches on their way are lost."""
+        if not self.is_ready:
+            return
+        for timer in self._timers.values():
+            timer.cancel()
+        self.is_ready = False
+        lost, self.sent = list(self.sent.values()), {}
+        self._loop.call_soon(self._events.lost, lost)
+
+    def _takes_ms(self, rows: int) -> float:
+        mean = self._order.latency_ms[min(rows, len(self._order.latency_ms)) - 1]
+        cv = self._order.latency_cv
+        return self._random.gammavariate(1.0 / cv**2, mean * cv**2) if cv > 0.0 else mean
+
+    def _finish(self, batch: SentBatch, infer_ns: int) -> None:
+        del self._timers[batch.number], self.sent[batch.number]
+        assert self.spec is not None
+        outputs = [_outputs(self.spec, inference) for inference in batch.inferences]
+        self._events.done(batch, BatchAnswer(0, infer_ns, 0, outputs))
+
+
+def simulated_spec(order: WorkerOrder) -> ModelSpec:
+    """Return what a model takes and gives: as its file says, or one number in and out where there is no file."""
+    path = order.path
+    if path.startswith(NULL_PREFIX) or not Path(path).is_file():
+        size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
+        return NullRuntime(order.model, order.version, size, order.batch).spec
+    from gpuprof.onnx_graph import load_graph
+
+    graph = load_graph(Path(path))
+    inputs, outputs = (
+        tuple(TensorSpec(t.name, _ONNX_NAMES.get(t.dtype, "FP32"), (-1, *t.shape[1:])) for t in tensors)
+        for tensors in (graph.inputs, graph.outputs)
+    )
+    batched = is_batched(inputs, outputs)
+    return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
+
+
+def _outputs(spec: ModelSpec, inference: Inference) -> list[OutputTensor]:
+    wanted = range(len(spec.outputs)) if inference.wanted is None else inference.wanted
+    tensors = []
+    for position in wanted:
+        tensor = spec.outputs[position]
+        shape = [inference.rows if spec.max_batch else 1, *(1 if size == -1 else size for size in tensor.shape[1:])]
+        # A string is preceded by 4 bytes of its length, so that zeros are empty strings.
+        tensors.append(OutputTensor(position, shape, _zero_bytes(prod(shape) * (ITEM_BYTES[tensor.datatype] or 4))))
+    return tensors
+
+
+def _zero_bytes(size: int) -> memoryview:
+    global _zeros
+    if size > len(_zeros):
+        _zeros = bytearray(size)
+    return memoryview(_zeros)[:size]

@@ -1,0 +1,270 @@
+"""The router's end of one worker, whichever process it is at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.machine_link import MachineLink
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, output_room
+from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.inference import Inference, OutputTensor
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.wire import Buffer, Frame, Kind
+
+
+@dataclass(slots=True, eq=False)
+class SentBatch:
+    """A batch that a worker has and has not answered.
+
+    ``took_ms`` is set when it is answered: for how long it kept the worker from the next, as the router sees it.
+    """
+
+    number: int
+    inferences: list[Inference]
+    rows: int
+    expected_ms: float
+    sent: float
+    took_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """What came back of a batch: nanoseconds by stage, and the outputs of each request."""
+
+    gather_ns: int
+    infer_ns: int
+    scatter_ns: int
+    outputs: list[list[OutputTensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEvents:
+    """Whom a link tells what happens to its worker."""
+
+    ready: Callable[[ModelSpec], None]
+    refused: Callable[[str, str, str], None]
+    done: Callable[[SentBatch, BatchAnswer], None]
+    failed: Callable[[SentBatch, str], None]
+    lost: Callable[[list[SentBatch]], None]
+
+
+class Link(Protocol):
+    """What a seat needs of a worker, real or simulated; see `WorkerLink`."""
+
+    sent: dict[int, SentBatch]
+    spec: ModelSpec | None
+    is_ready: bool
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process."""
+        ...
+
+    async def start(self, order: WorkerOrder) -> None:
+        """Start the worker."""
+        ...
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
+        """Send a batch."""
+        ...
+
+    def ping(self, now: float) -> None:
+        """Ask for a sign of life."""
+        ...
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long the worker has owed an answer."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once; another follows."""
+        ...
+
+    async def end(self) -> None:
+        """Let the worker end, and return when nothing is left of it."""
+        ...
+
+
+class WorkerLink:
+    """Has a machine keep a worker, sends it batches, hands on its answers, and says at once when it has gone.
+
+    Parameters
+    ----------
+    machine : MachineLink
+    arena : Arena
+    events : LinkEvents
+    """
+
+    def __init__(self, machine: MachineLink, arena: Arena, events: LinkEvents) -> None:
+        self._machine = machine
+        self._arena = arena
+        self._events = events
+        self._number = ""
+        self._order: WorkerOrder | None = None
+        self._connection: FrameConnection | None = None
+        self._shares_memory = False
+        self._numbers = 0
+        self._pinged: float | None = None
+        self._learned_row_bytes = 0.0
+        self._ending = False
+        self._came_last = -1
+        self.identity: list[int] | None = None
+        self.sent: dict[int, SentBatch] = {}
+        self.spec: ModelSpec | None = None
+        self.is_ready = False
+
+    async def start(self, order: WorkerOrder) -> None:
+        """Have the worker kept; it says by an event when it is ready, each time anew when it was replaced."""
+        self._order = order
+        self._number = self._machine.post(order, self)
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process, None while there is none."""
+        return None if self.identity is None else self.identity[0]
+
+    def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
+        """Send a batch."""
+        self._numbers += 1
+        batch = SentBatch(self._numbers, inferences, rows, expected_ms, now)
+        self.sent[batch.number] = batch
+        described = []
+        payload: list[Buffer] = []
+        for inference in inferences:
+            tensors = []
+            for tensor in inference.inputs:
+                if not isinstance(tensor.data, tuple):
+                    tensors.append((tensor.shape, INLINE, len(tensor.data)))
+                    payload.append(tensor.data)
+                elif self._shares_memory:
+                    tensors.append((tensor.shape, *tensor.data))
+                else:
+                    tensors.append((tensor.shape, INLINE, tensor.data[1]))
+                    payload.append(self._arena.view(*tensor.data))
+            slot = self._room(inference) if self._shares_memory else None
+            place = None if slot is None else (slot.offset, slot.size)
+            described.append((inference.rows, tensors, place, inference.wanted))
+        assert self._connection is not None
+        self._connection.send(Kind.RUN, (batch.number, described), payload)
+        return batch
+
+    def ping(self, now: float) -> None:
+        """Ask for a sign of life, unless one is still awaited."""
+        if self._pinged is None and self._connection is not None:
+            self._pinged = now
+            self._connection.send(Kind.PING, None)
+
+    def silent_s(self, now: float) -> float:
+        """Return for how long the worker has owed an answer."""
+        owed = [batch.sent for batch in self.sent.values()] + ([] if self._pinged is None else [self._pinged])
+        return now - min(owed) if owed else 0.0
+
+    def kill(self) -> None:
+        """End the worker at once; `LinkEvents.lost` follows, and another worker."""
+        if self.identity is not None:
+            self._machine.kill(self._number, self.identity[0])
+        if self._connection is not None and not self._shares_memory:
+            self._connection.abort()  # it may be out of reach; it has no memory of ours that it could still write to
+
+    async def end(self) -> None:
+        """Let the worker end in its own time, and return when nothing is left of it."""
+        self._ending = True
+        gone = self._machine.dismiss(self._number)
+        if self._connection is not None:
+            self._connection.close()
+        await gone
+
+    # --- the door's and the machine's side
+
+    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+        """Tell a worker what it is to serve."""
+        assert self._order is not None
+        if self._connection is not None:
+            self._connection.abort()
+            self.closed()
+        self._connection = connection
+        self._shares_memory = said["shares_memory"]
+        self.identity = said["process"]
+        self._came_last = said["process"][0]
+        connection.send(Kind.RUN, self._order.to_message())
+
+    def closed(self) -> None:
+        """Tell what the worker still had."""
+        # The system takes a dying process's memory away before its sockets: it can no longer write to the arena.
+        if not self._ending and self.identity is not None:
+            self._machine.kill(self._number, self.identity[0])
+        if self._connection is not None:
+            self._connection.drop()
+        self._connection = self.identity = self._pinged = None
+        self.is_ready = False
+        sent, self.sent = list(self.sent.values()), {}
+        self._events.lost(sent)
+
+    def died(self, pid: int) -> None:
+        """Tell of a process that ended before it came; of one that had come the connection tells."""
+        if pid != self._came_last:
+            self._events.lost([])
+
+    def strand(self) -> None:
+        """Give up a worker on a machine that is gone."""
+        if self._connection is not None:
+            self.closed()
+
+    def refused(self, kind: str, message: str, fix: str) -> None:
+        """Tell why the machine cannot start it."""
+        self._events.refused(kind, message, fix)
+        self._events.lost([])
+
+    def receive(self, frame: Frame) -> None:
+        """Hand on what the worker says."""
+        self._pinged = None
+        if frame.kind == Kind.DONE:
+            number, gather_ns, infer_ns, scatter_ns, described = frame.head
+            outputs = self._outputs(described, frame.payload)
+            batch = self.sent.pop(number)
+            self._learn(batch, outputs)
+            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs))
+        elif frame.kind == Kind.FAILED:
+            number, message = frame.head
+            self._events.failed(self.sent.pop(number), message)
+        elif frame.kind == Kind.READY:
+            self.spec = ModelSpec.from_message(frame.head)
+            self.is_ready = True
+            self._events.ready(self.spec)
+        elif frame.kind == Kind.REFUSED:
+            self._events.refused(*frame.head)
+
+    def _outputs(self, described: list[Any], payload: memoryview) -> list[list[OutputTensor]]:
+        start = 0
+        requests = []
+        for tensors in described:
+            outputs = []
+            for position, shape, offset, size in tensors:
+                if offset == INLINE:
+                    outputs.append(OutputTensor(position, shape, payload[start : start + size]))
+                    start += size
+                else:
+                    outputs.append(OutputTensor(position, shape, self._arena.view(offset, size)))
+            requests.append(outputs)
+        return requests
+
+    def _room(self, inference: Inference) -> Any:
+        """Reserve memory for the outputs of a request, where they are too large for the message."""
+        if inference.output_slot is None and self.spec is not None:
+            room = output_room(self.spec, inference.rows)
+            if room is None:
+                room = int(1.25 * self._learned_row_bytes * inference.rows)
+            if room > INLINE_BYTES:
+                inference.output_slot = self._arena.take(room)
+        return inference.output_slot
+
+    def _learn(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:
+        """Remember how large the outputs of models with open shapes are."""
+        for inference, tensors in zip(batch.inferences, outputs, strict=True):
+            if inference.output_slot is None:
+                size = sum(len(tensor.data) for tensor in tensors)
+                self._learned_row_bytes = max(self._learned_row_bytes, size / inference.rows)

@@ -1,0 +1,167 @@
+"""Puts the requests of a batch together into the model's inputs, and takes its outputs apart again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.serving.transport.arena import ALIGNMENT
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, NUMPY_NAMES, join_strings, split_strings
+from gpuprof.serving.transport.metadata import ModelSpec
+from gpuprof.serving.transport.wire import Buffer
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.datatypes import Array
+
+#: Outputs of a request up to this size travel in the message; larger ones through the arena.
+INLINE_BYTES = 1 << 15
+INLINE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One request of a batch, as the router describes it.
+
+    Attributes
+    ----------
+    rows : int
+    inputs : list of [shape, offset, bytes]
+        Offset in the arena, `INLINE` where the bytes follow in the message, in order.
+    slot : [offset, size] or None
+        Where large outputs may be written.
+    wanted : list of int or None
+        Positions of the outputs that were asked for; None: all.
+    """
+
+    rows: int
+    inputs: list[tuple[list[int], int, int]]
+    slot: tuple[int, int] | None
+    wanted: list[int] | None
+
+
+class BatchInputs:
+    """Reads the tensors of a batch out of the arena and the message.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+    arena : memoryview
+    """
+
+    def __init__(self, spec: ModelSpec, arena: memoryview) -> None:
+        self._spec = spec
+        self._arena = arena
+
+    def gather(self, parts: Sequence[Part], payload: memoryview) -> list[Array]:
+        """Return the model's inputs; those of a single request are views, several are copied together."""
+        import numpy as np
+
+        columns: list[list[Array]] = [[] for _ in self._spec.inputs]
+        position = 0
+        for part in parts:
+            for column, tensor, (shape, offset, size) in zip(columns, self._spec.inputs, part.inputs, strict=True):
+                if offset == INLINE:
+                    data = payload[position : position + size]
+                    position += size
+                else:
+                    data = self._arena[offset : offset + size]
+                column.append(_array(data, tensor.datatype, shape))
+        return [column[0] if len(column) == 1 else np.concatenate(column) for column in columns]
+
+
+def _array(data: memoryview, datatype: str, shape: list[int]) -> Array:
+    import numpy as np
+
+    if datatype == "BYTES":
+        texts = [text.decode(errors="surrogateescape") for text in split_strings(data, prod(shape))]
+        return np.array(texts, dtype=object).reshape(shape)
+    array: Array = np.frombuffer(data, NUMPY_NAMES[datatype]).reshape(shape)
+    return array if array.flags.aligned else array.copy()
+
+
+class BatchOutputs:
+    """Writes the outputs of a batch, request by request, into the arena or the message.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+    arena : memoryview
+    """
+
+    def __init__(self, spec: ModelSpec, arena: memoryview) -> None:
+        self._spec = spec
+        self._arena = arena
+
+    def wanted(self, parts: Sequence[Part]) -> list[int]:
+        """Return the positions of the outputs that any request of the batch asked for, in order."""
+        every = range(len(self._spec.outputs))
+        if any(part.wanted is None for part in parts):
+            return list(every)
+        asked = {position for part in parts for position in part.wanted or ()}
+        return [position for position in every if position in asked]
+
+    def scatter(
+        self, parts: Sequence[Part], wanted: Sequence[int], outputs: Sequence[Array]
+    ) -> tuple[list[Any], list[Buffer]]:
+        """Return, for each request, a list of [position, shape, offset, bytes], and the bytes that travel inline."""
+        described = []
+        payload: list[Buffer] = []
+        for part, row in zip(parts, self.begins(parts), strict=True):
+            own = []
+            for position, output in zip(wanted, outputs, strict=True):
+                if part.wanted is None or position in part.wanted:
+                    piece = output if len(parts) == 1 else output[row : row + part.rows]
+                    own.append((position, list(piece.shape), self._bytes(piece, position)))
+            described.append(self._write(own, part.slot, payload))
+        return described, payload
+
+    def begins(self, parts: Sequence[Part]) -> list[int]:
+        """Return the row at which the outputs of each request begin."""
+        return [0, *accumulate(part.rows for part in parts)][:-1]
+
+    def rows(self, parts: Sequence[Part], position: int) -> int:
+        """Return how many rows an output of the batch has."""
+        return sum(part.rows for part in parts)
+
+    def _bytes(self, piece: Array, position: int) -> Buffer:
+        import numpy as np
+
+        if self._spec.outputs[position].datatype == "BYTES":
+            return join_strings([str(text).encode(errors="surrogateescape") for text in piece.ravel()])
+        return np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data
+
+    def _write(
+        self, own: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
+    ) -> list[tuple[int, list[int], int, int]]:
+        sizes = [len(data) for _, _, data in own]
+        room = sum(_aligned(size) for size in sizes)
+        described = []
+        if slot is None or sum(sizes) <= INLINE_BYTES or room > slot[1]:
+            payload += [data for _, _, data in own]
+            return [(position, shape, INLINE, len(data)) for position, shape, data in own]
+        offset = slot[0]
+        for position, shape, data in own:
+            self._arena[offset : offset + len(data)] = data
+            described.append((position, shape, offset, len(data)))
+            offset += _aligned(len(data))
+        return described
+
+
+def output_room(spec: ModelSpec, rows: int) -> int | None:
+    """Return the bytes that the outputs of a request of ``rows`` take in the arena, None where shapes leave it open."""
+    room = 0
+    for tensor in spec.outputs:
+        if tensor.datatype == "BYTES" or -1 in tensor.shape[1:]:
+            return None
+        shape = (rows, *tensor.shape[1:]) if spec.max_batch else tensor.shape
+        if -1 in shape:
+            return None
+        room += _aligned(prod(shape) * ITEM_BYTES[tensor.datatype])
+    return room
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,244 @@
+"""Where machines and workers come to the router: by a socket of this machine, or by TCP from others.
+
+Whoever comes is sent a number that is used once, and says who it is together with that number, hashed with a secret
+that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the door has
+a certificate, and whoever comes accepts no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import ssl
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.wire import MAX_GREETING_BYTES, BlockingStream, Frame, Kind
+
+_GREETING_S = 20.0
+_SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class DoorKey:
+    """What a machine or a worker needs to be let in.
+
+    Attributes
+    ----------
+    address : str
+        ``"unix:NAME"``, a name that is not in the file system, or ``"tcp:HOST:PORT"``.
+    secret : str
+        Hexadecimal.
+    certificate : str
+        The one certificate that the door has, PEM; empty: the connection is not encrypted.
+    """
+
+    address: str
+    secret: str
+    certificate: str = ""
+
+    def to_json(self) -> str:
+        """Return the key as JSON."""
+        return json.dumps(asdict(self))
+
+    def proof(self, challenge: str, who: str) -> str:
+        """Return what proves, for this challenge, that the secret is known."""
+        return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{who}".encode(), hashlib.sha256).hexdigest()
+
+    def context(self) -> ssl.SSLContext | None:
+        """Return what accepts the door's certificate and no other; None where it has none."""
+        if not self.certificate:
+            return None
+        context = ssl.create_default_context(cadata=self.certificate)
+        context.check_hostname = False  # the certificate itself is compared, whatever name it was made for
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
+
+class Guest(Protocol):
+    """Whom the door waits for: the router's end of a machine or of a worker."""
+
+    def receive(self, frame: Frame) -> None:
+        """Take a frame."""
+        ...
+
+    def closed(self) -> None:
+        """Learn that the connection has ended."""
+        ...
+
+    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+        """Take a connection, and what the other side said of itself."""
+        ...
+
+
+class Door:
+    """Lets in those whom it waits for.
+
+    Parameters
+    ----------
+    secret : str, optional
+        Hexadecimal; by default one that nobody knows yet.
+    """
+
+    def __init__(self, secret: str = "") -> None:
+        self._secret = secret or secrets.token_hex(_SECRET_BYTES)
+        self._guests: dict[str, Guest] = {}
+        self._listeners: list[asyncio.AbstractServer] = []
+
+    async def open_local(self) -> DoorKey:
+        """Listen for processes of this machine."""
+        name = f"gpuprof-{secrets.token_hex(8)}"
+        server = await asyncio.get_running_loop().create_unix_server(self._greet, f"\0{name}", backlog=1024)
+        self._listeners.append(server)
+        return DoorKey(f"unix:{name}", self._secret)
+
+    async def open_remote(self, host: str, context: ssl.SSLContext | None = None, certificate: str = "") -> DoorKey:
+        """Listen on any free port of ``host``, with ``certificate`` where ``context`` has it loaded.
+
+        Raises
+        ------
+        OSError
+            When it cannot be listened there.
+        """
+        server = await asyncio.get_running_loop().create_server(self._greet, host, 0, ssl=context, backlog=1024)
+        self._listeners.append(server)
+        port = server.sockets[0].getsockname()[1]
+        return DoorKey(f"tcp:{host}:{port}", self._secret, certificate)
+
+    def expect(self, name: str, guest: Guest) -> None:
+        """Let in who calls itself ``name``, as often as it comes."""
+        self._guests[name] = guest
+
+    def forget(self, name: str) -> None:
+        """Let it in no more."""
+        self._guests.pop(name, None)
+
+    def close(self) -> None:
+        """Let nobody in any more; who is in stays."""
+        for server in self._listeners:
+            server.close()
+
+    def admit(self, connection: FrameConnection, challenge: str, said: object) -> bool:
+        """Hand a connection to whom it is for, if what was said proves that it may come in."""
+        if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("who", "proof")):
+            return False
+        expected = DoorKey("", self._secret).proof(challenge, said["who"])
+        guest = self._guests.get(said["who"])
+        if not hmac.compare_digest(said["proof"].encode(), expected.encode()) or guest is None:
+            return False
+        connection.trust()
+        connection.receiver = guest
+        guest.came(connection, said)
+        return True
+
+    def _greet(self) -> FrameConnection:
+        return _Arrival(_Stranger(self))
+
+
+class _Arrival(FrameConnection):
+    """The connection of somebody who has not said yet who it is."""
+
+    def __init__(self, stranger: _Stranger) -> None:
+        super().__init__(stranger, MAX_GREETING_BYTES)
+        self._stranger = stranger
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._stranger.ask(self)
+
+
+class _Stranger:
+    """Somebody at the door who has not said yet who it is."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._challenge = secrets.token_hex(_SECRET_BYTES)
+        self._connection: FrameConnection | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    def ask(self, connection: FrameConnection) -> None:
+        self._connection = connection
+        self._patience = asyncio.get_running_loop().call_later(_GREETING_S, connection.abort)
+        connection.send(Kind.CHALLENGE, self._challenge)
+
+    def receive(self, frame: Frame) -> None:
+        assert self._connection is not None
+        self._stop_waiting()
+        if frame.kind != Kind.HELLO or not self._door.admit(self._connection, self._challenge, frame.head):
+            self._connection.abort()
+
+    def closed(self) -> None:
+        self._stop_waiting()
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+
+
+def knock(key: DoorKey, who: str, said: dict[str, Any]) -> BlockingStream:
+    """Come to the door as ``who``, saying also ``said``; return the connection.
+
+    Raises
+    ------
+    OSError
+        When nobody opens.
+    """
+    connection = _connected(key)
+    stream = BlockingStream(connection)
+    try:
+        frame = stream.receive()
+        if frame is None or frame.kind != Kind.CHALLENGE or not isinstance(frame.head, str):
+            raise ConnectionError("the router does not open")
+        stream.send(Kind.HELLO, {**said, "who": who, "proof": key.proof(frame.head, who)})
+    except (OSError, ValueError) as error:
+        connection.close()
+        raise ConnectionError(str(error)) from error
+    return stream
+
+
+async def connect(key: DoorKey, connection: FrameConnection) -> None:
+    """Bring ``connection`` to the door; its receiver is asked who it is by a `Kind.CHALLENGE`.
+
+    Raises
+    ------
+    OSError
+        When nobody opens.
+    """
+    loop = asyncio.get_running_loop()
+    kind, _, where = key.address.partition(":")
+    if kind == "unix":
+        await loop.create_unix_connection(lambda: connection, f"\0{where}")
+    else:
+        host, _, port = where.rpartition(":")
+        await loop.create_connection(lambda: connection, host, int(port), ssl=key.context())
+
+
+def _connected(key: DoorKey) -> socket.socket:
+    kind, _, where = key.address.partition(":")
+    if kind == "unix":
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(f"\0{where}")
+        return connection
+    host, _, port = where.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=_GREETING_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _notice_silence(connection)
+    context = key.context()
+    if context is not None:
+        connection = context.wrap_socket(connection)
+    connection.settimeout(None)
+    return connection
+
+
+def _notice_silence(connection: socket.socket) -> None:
+    """Let the system ask after half a minute without a word whether the other machine is still there."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        with suppress(OSError, AttributeError):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,102 @@
+"""A connection of an event loop that carries frames: the router's side of machines and workers, and a machine's own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from gpuprof.serving.transport.wire import MAX_FRAME_BYTES, Buffer, Frame, FrameBuffer, Kind, encode
+
+
+class FrameReceiver(Protocol):
+    """Who is told what a connection brings."""
+
+    def receive(self, frame: Frame) -> None:
+        """Take a frame."""
+        ...
+
+    def closed(self) -> None:
+        """Learn that the connection has ended."""
+        ...
+
+
+class _Nobody:
+    """Who is told what nobody wants to hear any more."""
+
+    def receive(self, frame: Frame) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
+
+
+class FrameConnection(asyncio.BufferedProtocol):
+    """Hands whole frames to its receiver, which may be exchanged, and sends frames.
+
+    Parameters
+    ----------
+    receiver : FrameReceiver
+    limit : int
+        Bytes that a frame may have.
+    """
+
+    def __init__(self, receiver: FrameReceiver, limit: int = MAX_FRAME_BYTES) -> None:
+        self.receiver = receiver
+        self._buffer = FrameBuffer(limit)
+        self._transport: asyncio.Transport | None = None
+
+    def trust(self) -> None:
+        """Take frames of any size from now on."""
+        self._buffer.limit = MAX_FRAME_BYTES
+
+    def send(self, kind: Kind, head: object, payload: Sequence[Buffer] = ()) -> None:
+        """Send a frame; nothing when the connection has ended."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        buffers = encode(kind, head, payload)
+        if len(buffers) == 1:
+            transport.write(buffers[0])
+        else:
+            transport.writelines(buffers)
+
+    def close(self) -> None:
+        """End the connection after what was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def drop(self) -> None:
+        """End the connection at once without telling the receiver."""
+        self.receiver = _Nobody()
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection at once, whatever the other side does."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    def get_buffer(self, hint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._buffer.room()
+
+    def buffer_updated(self, count: int) -> None:
+        """Hand on the frames that are whole now."""
+        try:
+            frames = self._buffer.take(count)
+        except ValueError:  # it does not speak the protocol: as good as gone
+            self.abort()
+            return
+        for frame in frames:
+            self.receiver.receive(frame)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell the receiver."""
+        self._transport = None
+        self.receiver.closed()

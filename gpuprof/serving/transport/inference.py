@@ -1,0 +1,142 @@
+"""One inference on its way through the server: what is asked, until when, and who waits for the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from gpuprof.serving.transport.arena import Arena, Slot
+from gpuprof.serving.transport.wire import Buffer
+
+
+class RefusedError(Exception):
+    """The server does not answer a request, and says why.
+
+    Parameters
+    ----------
+    status : HTTPStatus
+    message : str
+    retry_after_s : float or None
+        When it makes sense to ask again.
+    overloaded : bool
+        Whether there was too much to do, rather than nobody to do it.
+    allowed : str
+        The methods that the address has, where that was what was wrong.
+    """
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        retry_after_s: float | None = None,
+        *,
+        overloaded: bool = False,
+        allowed: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.overloaded = overloaded
+        self.allowed = allowed
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+
+def bad_request(message: str) -> RefusedError:
+    """Return the refusal of a request that is wrong in itself."""
+    return RefusedError(HTTPStatus.BAD_REQUEST, message)
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """A tensor of a request.
+
+    Attributes
+    ----------
+    shape : list of int
+    data : bytes-like, or (offset, size)
+        Where in the arena it lies.
+    """
+
+    shape: list[int]
+    data: Buffer | tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """A tensor of an answer: the output's position, its shape and its bytes."""
+
+    position: int
+    shape: list[int]
+    data: Buffer
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Nanoseconds that an inference spent in each stage; the batch's own times count for each of its requests."""
+
+    queue: int = 0
+    gather: int = 0
+    infer: int = 0
+    scatter: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Inference:
+    """What the router queues, sends to a worker and answers, exactly once.
+
+    Attributes
+    ----------
+    rows : int
+        Of the batch; 1 for a model without a batch dimension.
+    inputs : list of InputTensor
+        In the order of the model's inputs.
+    wanted : list of int or None
+        Positions of the outputs that were asked for; None: all.
+    arrived : float
+        Seconds on the loop's clock.
+    deadline_ms : float
+        From the arrival on.
+    priority : int
+        0 is served first.
+    on_done, on_refused : callables
+        One of them is called, once.
+    slots : list of Slot
+        Memory of the inputs, held until the answer.
+    attempts : int
+        How often it was sent to a worker.
+    alone : bool
+        It must not share a batch, because the last one that it was in failed.
+    guest : object
+        What it was before it entered the queue of a merged replica, which alone knows what that is.
+    replica : str
+        Where it was sent last.
+    traceparent : str
+        The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
+    """
+
+    rows: int
+    inputs: list[InputTensor]
+    wanted: list[int] | None
+    arrived: float
+    deadline_ms: float
+    on_done: Callable[[Inference, list[OutputTensor], Slot | None], None]
+    on_refused: Callable[[Inference, RefusedError], None]
+    priority: int = 0
+    slots: list[Slot] = field(default_factory=list)
+    attempts: int = 0
+    alone: bool = False
+    cancelled: bool = False
+    output_slot: Slot | None = None
+    sent: float = 0.0
+    times: StageTimes = field(default_factory=StageTimes)
+    kin: object = None
+    guest: object = None
+    replica: str = ""
+    traceparent: str = ""
+
+    def release(self, arena: Arena) -> None:
+        """Give the memory of the inputs back."""
+        for slot in self.slots:
+            arena.give_back(slot)
+        self.slots = []

@@ -1,0 +1,99 @@
+"""What a served model takes and gives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from gpuprof.serving.transport.datatypes import ITEM_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """An input or an output of a model.
+
+    Attributes
+    ----------
+    name : str
+    datatype : str
+        As the Open Inference Protocol names it, ``"FP32"``.
+    shape : tuple of int
+        -1 where any size will do.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+    def mismatch(self, shape: Sequence[int]) -> bool:
+        """Return whether a tensor of ``shape`` does not fit."""
+        if len(shape) != len(self.shape):
+            return True
+        return any(want not in (-1, got) for want, got in zip(self.shape, shape, strict=True))
+
+    def row_bytes(self) -> int | None:
+        """Return the bytes of one request's part of the tensor, None where the shape leaves them open."""
+        dims = self.shape[1:]
+        if self.datatype == "BYTES" or -1 in dims:
+            return None
+        return prod(dims) * ITEM_BYTES[self.datatype]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model as its workers found it.
+
+    Attributes
+    ----------
+    name, version : str
+    platform : str
+        What runs it, ``"onnxruntime_onnx"``.
+    inputs, outputs : tuple of TensorSpec
+    max_batch : int
+        Largest number of rows in a request; 0 when the first dimension is not a batch.
+    input_index, output_index : mapping of str to int
+        Position by name.
+    """
+
+    name: str
+    version: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int
+    input_index: dict[str, int] = field(init=False)
+    output_index: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "input_index", {spec.name: i for i, spec in enumerate(self.inputs)})
+        object.__setattr__(self, "output_index", {spec.name: i for i, spec in enumerate(self.outputs)})
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the spec as JSON for the wire."""
+        return {
+            "name": self.name,
+            "version": self.version,
+            "platform": self.platform,
+            "inputs": [[spec.name, spec.datatype, spec.shape] for spec in self.inputs],
+            "outputs": [[spec.name, spec.datatype, spec.shape] for spec in self.outputs],
+            "max_batch": self.max_batch,
+        }
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> ModelSpec:
+        """Return the spec that `to_message` wrote."""
+        return cls(
+            message["name"],
+            message["version"],
+            message["platform"],
+            tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in message["inputs"]),
+            tuple(TensorSpec(name, datatype, tuple(shape)) for name, datatype, shape in message["outputs"]),
+            message["max_batch"],
+        )
+
+
+def is_batched(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Return whether the first dimension of every input and output is one batch dimension of any size."""
+    return bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))

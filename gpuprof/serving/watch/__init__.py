@@ -1,0 +1,1 @@
+"""What a running server tells of itself: logs, statistics, traces."""

@@ -1,0 +1,132 @@
+"""What a model's server has done since it started: counts, times by stage, latencies."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gpuprof.serving.transport.inference import StageTimes
+
+#: Upper ends of the latency histogram's buckets in milliseconds.
+BUCKETS_MS = (
+    0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 50.0, 75.0, 100.0, 150.0, 200.0, 300.0, 500.0, 750.0,
+    1000.0, 2000.0, 5000.0, 10000.0,
+)  # fmt: skip
+STAGES = ("queue", "gather", "infer", "scatter")
+
+
+@dataclass(slots=True)
+class BatchStatistics:
+    """Batches of one size: how many, and their nanoseconds of gathering, of the model and of scattering."""
+
+    count: int = 0
+    gather: int = 0
+    infer: int = 0
+    scatter: int = 0
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Counts of one model, or of one of its replicas.
+
+    Attributes
+    ----------
+    arrived : int
+        Requests that were asked for, whatever became of them.
+    answered, in_slo, failed, refused : int
+        Requests; ``in_slo`` are those answered within their deadline: goodput.
+    rows : int
+        Inferences, a request of n rows counting n.
+    batches : dict of int to BatchStatistics
+        By number of rows.
+    total_ns : int
+        Time from arrival to answer, of the answered requests.
+    failed_ns : int
+        Likewise of the failed.
+    stages : StageTimes
+        Sums over the answered requests.
+    last_ms : int
+        Milliseconds since the epoch of the last answer.
+    buckets : list of int
+        Answers by latency, `BUCKETS_MS` and one more for the rest.
+    stage_buckets : dict of str to list of int
+        Answers by the time that they spent in each of `STAGES`.
+    retried : int
+        Requests sent again because their worker died.
+    """
+
+    arrived: int = 0
+    answered: int = 0
+    in_slo: int = 0
+    failed: int = 0
+    refused: int = 0
+    rows: int = 0
+    batches: dict[int, BatchStatistics] = field(default_factory=dict)
+    total_ns: int = 0
+    failed_ns: int = 0
+    stages: StageTimes = field(default_factory=StageTimes)
+    last_ms: int = 0
+    buckets: list[int] = field(default_factory=lambda: _empty())
+    stage_buckets: dict[str, list[int]] = field(default_factory=lambda: {stage: _empty() for stage in STAGES})
+    retried: int = 0
+
+    def add_batch(self, rows: int, requests: int, gather: int, infer: int, scatter: int) -> None:
+        """Count a batch, whose times are those of each of its requests."""
+        own = self.batches.setdefault(rows, BatchStatistics())
+        own.count += 1
+        own.gather += gather
+        own.infer += infer
+        own.scatter += scatter
+        stages, buckets = self.stages, self.stage_buckets
+        stages.gather += requests * gather
+        stages.infer += requests * infer
+        stages.scatter += requests * scatter
+        buckets["gather"][bisect_left(BUCKETS_MS, gather / 1e6)] += requests
+        buckets["infer"][bisect_left(BUCKETS_MS, infer / 1e6)] += requests
+        buckets["scatter"][bisect_left(BUCKETS_MS, scatter / 1e6)] += requests
+
+    def add_answer(self, rows: int, total_ns: int, queue_ns: int, in_slo: bool, now_ms: int) -> None:
+        """Count an answered request."""
+        self.answered += 1
+        self.in_slo += in_slo
+        self.rows += rows
+        self.total_ns += total_ns
+        self.stages.queue += queue_ns
+        self.last_ms = now_ms
+        self.buckets[bisect_left(BUCKETS_MS, total_ns / 1e6)] += 1
+        self.stage_buckets["queue"][bisect_left(BUCKETS_MS, queue_ns / 1e6)] += 1
+
+    def add(self, other: ModelStatistics) -> None:
+        """Count what another has counted."""
+        for name in _COUNTS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.last_ms = max(self.last_ms, other.last_ms)
+        for size, theirs in list(other.batches.items()):
+            own = self.batches.setdefault(size, BatchStatistics())
+            for name in ("count", "gather", "infer", "scatter"):
+                setattr(own, name, getattr(own, name) + getattr(theirs, name))
+        for stage in STAGES:
+            setattr(self.stages, stage, getattr(self.stages, stage) + getattr(other.stages, stage))
+            _add_up(self.stage_buckets[stage], other.stage_buckets[stage])
+        _add_up(self.buckets, other.buckets)
+
+
+_COUNTS = ("arrived", "answered", "in_slo", "failed", "refused", "rows", "total_ns", "failed_ns", "retried")
+
+
+def summed(parts: Iterable[ModelStatistics]) -> ModelStatistics:
+    """Return what all of them have counted together."""
+    total = ModelStatistics()
+    for part in parts:
+        total.add(part)
+    return total
+
+
+def _empty() -> list[int]:
+    return [0] * (len(BUCKETS_MS) + 1)
+
+
+def _add_up(own: list[int], theirs: list[int]) -> None:
+    for position, count in enumerate(theirs):
+        own[position] += count

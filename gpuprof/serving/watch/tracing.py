@@ -1,0 +1,158 @@
+"""OpenTelemetry traces: a span for each request and one for each stage that it went through, sent by OTLP over HTTP.
+
+Spans are made when a request is answered, from the times that were taken anyway, so that a request that is not sampled
+costs next to nothing. What a stage took is measured; the worker's stages are drawn one after another from when the
+worker had the batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.serving.transport.inference import Inference, RefusedError
+from gpuprof.serving.watch.logs import LOGGER
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Span
+
+_EXPORT_S = 5.0
+_WORKER_STAGES = ("gather", "infer", "scatter")
+
+
+class RequestTracer(Protocol):
+    """Is told what becomes of requests."""
+
+    def answered(self, model: str, inference: Inference) -> None:
+        """Take an answered request, at the moment of its answer."""
+        ...
+
+    def refused(self, model: str, inference: Inference, refusal: RefusedError) -> None:
+        """Take a request that is not answered, at the moment when this is decided."""
+        ...
+
+
+class SpanTracer:
+    """Makes spans of requests.
+
+    Parameters
+    ----------
+    provider : TracerProvider
+        Samples the spans and sends them.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._provider = provider
+        self._tracer = provider.get_tracer("gpuprof.serving")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def answered(self, model: str, inference: Inference) -> None:
+        """Make the spans of an answered request: itself, its wait, and the stages in its worker."""
+        now_ns, arrived_ns = self._times(inference)
+        span = self._begin(model, inference, arrived_ns)
+        if span.is_recording():
+            in_slo = now_ns - arrived_ns <= 1e6 * inference.deadline_ms
+            span.set_attributes({"gpuprof.replica": inference.replica, "gpuprof.in_slo": in_slo})
+            begin = self._stage(span, "queue", arrived_ns, inference.times.queue)
+            for stage in _WORKER_STAGES:
+                begin = self._stage(span, stage, begin, getattr(inference.times, stage))
+        span.end(now_ns)
+
+    def refused(self, model: str, inference: Inference, refusal: RefusedError) -> None:
+        """Make the span of a request that is not answered."""
+        from opentelemetry.trace import Status, StatusCode
+
+        now_ns, arrived_ns = self._times(inference)
+        span = self._begin(model, inference, arrived_ns)
+        span.set_attribute("http.response.status_code", int(refusal.status))
+        span.set_status(Status(StatusCode.ERROR, refusal.message))
+        span.end(now_ns)
+
+    def close(self) -> None:
+        """Send what is left; gives up after a few seconds."""
+        self._provider.force_flush(int(1000 * _EXPORT_S))
+        self._provider.shutdown()
+
+    def _times(self, inference: Inference) -> tuple[int, int]:
+        """Return now and the arrival in nanoseconds since the epoch."""
+        now_ns = time.time_ns()
+        return now_ns, now_ns - int(1e9 * (time.monotonic() - inference.arrived))
+
+    def _begin(self, model: str, inference: Inference, arrived_ns: int) -> Span:
+        from opentelemetry.trace import SpanKind
+
+        carrier = {"traceparent": inference.traceparent} if inference.traceparent else {}
+        attributes: Mapping[str, str | int | float] = {
+            "gpuprof.model": model,
+            "gpuprof.rows": inference.rows,
+            "gpuprof.attempts": inference.attempts,
+            "gpuprof.deadline_ms": inference.deadline_ms,
+        }
+        return self._tracer.start_span(
+            f"infer {model}",
+            context=self._propagator.extract(carrier),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=arrived_ns,
+        )
+
+    def _stage(self, parent: Span, name: str, begin_ns: int, took_ns: int) -> int:
+        from opentelemetry.trace import set_span_in_context
+
+        end_ns = begin_ns + took_ns
+        self._tracer.start_span(name, context=set_span_in_context(parent), start_time=begin_ns).end(end_ns)
+        return end_ns
+
+
+def span_tracer(exporter: SpanExporter, sampled: float) -> SpanTracer:
+    """Return a tracer that sends to ``exporter`` a part of the requests, and those whose client traces them."""
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+
+    resource = Resource.create({"service.name": "gpuprof"})
+    provider = TracerProvider(
+        sampler=ParentBased(TraceIdRatioBased(sampled)), resource=resource, shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter, export_timeout_millis=1000 * _EXPORT_S))
+    return SpanTracer(provider)
+
+
+def otlp_tracer(url: str, sampled: float) -> SpanTracer:
+    """Return a tracer that sends to a collector.
+
+    Parameters
+    ----------
+    url : str
+        ``http://host:4318``; with a path, just there.
+    sampled : float
+        Part of the requests, in [0, 1].
+
+    Raises
+    ------
+    InputError
+        When that is no address.
+    UnavailableError
+        When OpenTelemetry is not installed.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InputError(f"cannot read the address of the collector {url!r}", "write http://127.0.0.1:4318")
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise UnavailableError("traces need OpenTelemetry", "pip install 'gpuprof[trace]'") from None
+    endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
+    # A collector that is away is a line in the server's log, not a traceback beside it.
+    theirs = logging.getLogger("opentelemetry")
+    theirs.handlers[:], theirs.propagate = LOGGER.handlers, False
+    return span_tracer(OTLPSpanExporter(endpoint=endpoint, timeout=_EXPORT_S), sampled)

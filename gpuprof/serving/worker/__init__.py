@@ -1,0 +1,1 @@
+"""A worker: one process of a replica, which batches and runs its model."""

@@ -1,0 +1,157 @@
+"""What a worker does with the batches that it is sent: one after another, or the next one's inputs copied meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
+from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
+from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
+from gpuprof.serving.worker.merged_io import MergedInputs, MergedOutputs
+from gpuprof.serving.worker.runtime import ModelError, Runtime
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.datatypes import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A batch whose inputs are together.
+
+    Attributes
+    ----------
+    number : int
+    parts : list of Part
+    inputs : sequence of array, or Staged
+    wanted : list of int
+    gather_ns : int
+        What putting them together took, with the copy to the device.
+    """
+
+    number: int
+    parts: list[Part]
+    inputs: Sequence[Array] | Staged
+    wanted: list[int]
+    gather_ns: int
+
+
+class Batches:
+    """Runs batches.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    arena : memoryview
+        Shared with the router.
+    """
+
+    def __init__(self, runtime: Runtime, arena: memoryview) -> None:
+        self._runtime = runtime
+        merged = runtime.merged
+        self._inputs = MergedInputs(runtime.spec, arena, merged) if merged else BatchInputs(runtime.spec, arena)
+        self._outputs = MergedOutputs(runtime.spec, arena, merged) if merged else BatchOutputs(runtime.spec, arena)
+
+    def begin(self, frame: Frame) -> Begun:
+        """Put the inputs of a batch together, where there is a device on it.
+
+        Raises
+        ------
+        ModelError
+            When they cannot be.
+        """
+        number, requests = frame.head
+        parts = [Part(*request) for request in requests]
+        started = time.perf_counter_ns()
+        try:
+            inputs: Sequence[Array] | Staged = self._inputs.gather(parts, frame.payload)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+        if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, Staged):
+            inputs = self._runtime.stage(inputs)
+        wanted = self._outputs.wanted(parts)
+        return Begun(number, parts, inputs, wanted, time.perf_counter_ns() - started)
+
+    def finish(self, begun: Begun) -> tuple[Any, list[Any]]:
+        """Run the model and return the head and the payload of the answer.
+
+        The head is [batch, nanoseconds of gathering, of the model, of scattering, outputs of each request].
+
+        Raises
+        ------
+        ModelError
+            When the model cannot work on the inputs.
+        """
+        gathered = time.perf_counter_ns()
+        if isinstance(begun.inputs, Staged):
+            assert isinstance(self._runtime, BoundRuntime)
+            outputs = self._runtime.run_staged(begun.inputs, begun.wanted)
+        else:
+            outputs = self._runtime.run(begun.inputs, begun.wanted)
+        ran = time.perf_counter_ns()
+        self._check_rows(begun, outputs)
+        described, payload = self._outputs.scatter(begun.parts, begun.wanted, outputs)
+        scattered = time.perf_counter_ns()
+        return [begun.number, begun.gather_ns, ran - gathered, scattered - ran, described], payload
+
+    def _check_rows(self, begun: Begun, outputs: list[Any]) -> None:
+        for position, output in zip(begun.wanted, outputs, strict=True):
+            rows = self._outputs.rows(begun.parts, position)
+            if self._runtime.spec.max_batch and output.shape[:1] != (rows,):
+                raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
+
+
+def serve(stream: BlockingStream, batches: Batches) -> None:
+    """Answer batches one after another until the router has gone."""
+    while (frame := stream.receive()) is not None:
+        if frame.kind == Kind.PING:
+            stream.send(Kind.PONG, None)
+            continue
+        try:
+            head, payload = batches.finish(batches.begin(frame))
+        except ModelError as error:
+            stream.send(Kind.FAILED, [frame.head[0], str(error)])
+            continue
+        try:
+            stream.send(Kind.DONE, head, payload)
+        except ConnectionError:
+            return
+
+
+def serve_overlapped(stream: BlockingStream, batches: Batches) -> None:
+    """Answer batches in order until the router has gone; inputs of the next are copied while one is computed.
+
+    This thread receives and copies, another computes and answers. The router sends a batch in advance, so that there is
+    a next one when there is enough to do.
+    """
+    with ThreadPoolExecutor(1) as computing:
+        last: Future[None] | None = None
+        while (frame := stream.receive()) is not None:
+            begun: Begun | ModelError | None
+            try:
+                begun = None if frame.kind == Kind.PING else batches.begin(frame)
+            except ModelError as error:
+                begun = error
+            if last is not None:
+                last.result()  # one that is copied at a time; its memory is bounded
+            number = None if frame.kind == Kind.PING else frame.head[0]
+            last = computing.submit(_answer, stream, batches, number, begun)
+
+
+def _answer(stream: BlockingStream, batches: Batches, number: int | None, begun: Begun | ModelError | None) -> None:
+    with suppress(ConnectionError):  # the receiving thread sees that the router has gone
+        if begun is None:
+            stream.send(Kind.PONG, None)
+            return
+        try:
+            if isinstance(begun, ModelError):
+                raise begun
+            head, payload = batches.finish(begun)
+        except ModelError as error:
+            stream.send(Kind.FAILED, [number, str(error)])
+        else:
+            stream.send(Kind.DONE, head, payload)

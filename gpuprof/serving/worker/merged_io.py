@@ -1,0 +1,71 @@
+"""Batches of a merged model: each of its models has its own rows in them, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpuprof.merged_model import MergedModel
+from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
+from gpuprof.serving.transport.metadata import ModelSpec
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.datatypes import Array
+
+
+class MergedInputs(BatchInputs):
+    """Reads the tensors of a batch; models without a request in it get what stands for nothing.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+    arena : memoryview
+    merged : MergedModel
+    """
+
+    def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
+        super().__init__(spec, arena)
+        self._absent: dict[int, Array] = {}
+        for member in merged.members:
+            self._absent |= {spec.input_index[name]: value for name, value in member.nothing().items()}
+
+    def gather(self, parts: Sequence[Part], payload: memoryview) -> list[Array]:
+        """Return the merged model's inputs."""
+        arrays = super().gather(parts, payload)
+        return [array if len(array) else self._absent[position] for position, array in enumerate(arrays)]
+
+
+class MergedOutputs(BatchOutputs):
+    """Writes the outputs of a batch: a request's rows stand behind those of its own model before it.
+
+    Parameters
+    ----------
+    spec : ModelSpec
+    arena : memoryview
+    merged : MergedModel
+    """
+
+    def __init__(self, spec: ModelSpec, arena: memoryview, merged: MergedModel) -> None:
+        super().__init__(spec, arena)
+        self._of_input: dict[int, int] = {}
+        self._of_output: dict[int, int] = {}
+        for number, member in enumerate(merged.members):
+            self._of_input |= {spec.input_index[value.merged]: number for value in member.inputs}
+            self._of_output |= {spec.output_index[value.merged]: number for value in member.outputs}
+
+    def begins(self, parts: Sequence[Part]) -> list[int]:
+        """Return the row at which the outputs of each request begin."""
+        reached: dict[int, int] = {}
+        found = []
+        for part in parts:
+            member = self._member(part)
+            found.append(reached.get(member, 0))
+            reached[member] = found[-1] + part.rows
+        return found
+
+    def rows(self, parts: Sequence[Part], position: int) -> int:
+        """Return how many rows an output of the batch has: those of its own model."""
+        return sum(part.rows for part in parts if self._member(part) == self._of_output[position])
+
+    def _member(self, part: Part) -> int:
+        return next(self._of_input[i] for i, (shape, _, _) in enumerate(part.inputs) if shape[0])

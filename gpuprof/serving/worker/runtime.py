@@ -1,0 +1,193 @@
+"""What runs a model inside a worker: ONNX Runtime, or nothing at all to show what serving itself costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gpuprof.errors import InputError
+from gpuprof.merged_model import MergedModel, read_description, read_merged
+from gpuprof.serving.transport.datatypes import NUMPY_NAMES, datatype_of
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
+
+if TYPE_CHECKING:
+    from gpuprof.serving.transport.datatypes import Array
+
+NULL_PREFIX = "null:"
+_NULL_SIZE = re.compile(r"(\d+)([km]?)")
+_BFLOAT16 = 16  # ONNX's number for the type
+
+
+class ModelError(Exception):
+    """The model raised an error on its inputs."""
+
+
+class Runtime(Protocol):
+    """A model that is loaded and can be run."""
+
+    spec: ModelSpec
+    merged: MergedModel | None
+    """The models of a merged file; None for any other."""
+
+    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+        """Return the outputs at the positions ``wanted``.
+
+        Raises
+        ------
+        ModelError
+            When the model cannot work on these inputs.
+        """
+        ...
+
+
+def null_bytes(path: str) -> int:
+    """Return the bytes of a row of the null model ``null:4``, ``null:600k`` or ``null:1m``.
+
+    Raises
+    ------
+    InputError
+        For any other form, and for sizes of nothing or beyond a gigabyte.
+    """
+    match = _NULL_SIZE.fullmatch(path.removeprefix(NULL_PREFIX).lower())
+    size = int(match[1]) * {"": 1, "k": 1000, "m": 1_000_000}[match[2]] if match else 0
+    if not 1 <= size <= 1_000_000_000:
+        raise InputError(f"{path!r} is not a null model", "write null: and the bytes of a request, null:4 or null:600k")
+    return size
+
+
+class NullRuntime:
+    """The identity: FP32 where the size is a multiple of 4 bytes, UINT8 otherwise."""
+
+    merged: MergedModel | None = None
+
+    def __init__(self, name: str, version: str, row_bytes: int, batch: int) -> None:
+        datatype, item = ("UINT8", 1) if row_bytes % 4 else ("FP32", 4)
+        shape = (-1, row_bytes // item)
+        self.spec = ModelSpec(
+            name,
+            version,
+            "gpuprof_null",
+            (TensorSpec("INPUT0", datatype, shape),),
+            (TensorSpec("OUTPUT0", datatype, shape),),
+            batch,
+        )
+
+    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+        """Return the inputs."""
+        return [inputs[position] for position in wanted]
+
+
+class OnnxRuntime:
+    """A session of ONNX Runtime."""
+
+    def __init__(self, name: str, version: str, path: Path, batch: int, threads: int, provider: str) -> None:
+        from gpuprof.session import open_session, runtime_errors
+
+        if not path.is_file():
+            raise InputError(f"cannot read {path}: no such file")
+        self._session = open_session(path, threads=threads, provider=provider)
+        self._errors = runtime_errors()
+        self.merged = _merged(self._session, path)
+        inputs = tuple(_spec(value) for value in self._session.get_inputs())
+        outputs = tuple(_spec(value) for value in self._session.get_outputs())
+        mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
+        batched = is_batched(inputs, outputs) and mixing is None
+        if batch > 1 and not batched:
+            reason = f"output {mixing} relates its items to one another" if mixing else "its first dimension is fixed"
+            raise InputError(
+                f"{path} cannot be served with batches of {batch}: {reason}",
+                "place it with batches of 1" if mixing else "make its batch dynamic, or place it with batches of 1",
+            )
+        self.spec = ModelSpec(name, version, "onnxruntime_onnx", inputs, outputs, batch if batched else 0)
+        self._names = [spec.name for spec in outputs]
+        types = {spec.datatype for spec in (*inputs, *outputs)}
+        if {"BF16", "BYTES"} <= types:
+            raise InputError(
+                f"{path} takes or gives strings and bfloat16, which ONNX Runtime serves from Python only apart"
+            )
+        self._bfloat16 = "BF16" in types
+
+    def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
+        """Run the session."""
+        names = [self._names[position] for position in wanted]
+        feeds = {spec.name: array for spec, array in zip(self.spec.inputs, inputs, strict=True)}
+        try:
+            if self._bfloat16:
+                return self._run_values(names, feeds)
+            return [_array(value) for value in self._session.run(names, feeds)]
+        except self._errors as error:
+            raise ModelError(" ".join(str(error).split())[:300]) from error
+
+    def _run_values(self, names: list[str], feeds: dict[str, Array]) -> list[Array]:
+        """Run with values that say their type themselves: NumPy cannot for bfloat16."""
+        import numpy as np
+        import onnxruntime as ort
+
+        values = {}
+        for spec in self.spec.inputs:
+            array = np.ascontiguousarray(feeds[spec.name])
+            make = ort.OrtValue
+            values[spec.name] = (
+                make.ortvalue_from_numpy_with_onnx_type(array, _BFLOAT16)
+                if spec.datatype == "BF16"
+                else make.ortvalue_from_numpy(array)
+            )
+        results = self._session.run_with_ort_values(names, values)
+        return [
+            _from_value(value, self.spec.outputs[self.spec.output_index[n]])
+            for n, value in zip(names, results, strict=True)
+        ]
+
+
+def _mixing(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
+    """Return an output with the batch in a second dimension, too: no part of it belongs to one request alone."""
+    batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
+    return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
+
+
+def _merged(session: Any, path: Path) -> MergedModel | None:
+    """Return the models of a merged file; PyTorch's sessions do not know the metadata, so there the file says."""
+    if not hasattr(session, "get_modelmeta"):
+        return read_merged(path)
+    return read_description(session.get_modelmeta().custom_metadata_map, str(path))
+
+
+def _from_value(value: Any, spec: TensorSpec) -> Array:
+    if spec.datatype != "BF16":
+        return _array(value.numpy())
+    import ctypes
+    from math import prod
+
+    import numpy as np
+
+    shape = value.shape()
+    buffer = (ctypes.c_uint16 * prod(shape)).from_address(value.data_ptr())
+    return np.array(buffer, dtype=np.uint16).reshape(shape)
+
+
+def _array(value: Any) -> Array:
+    import numpy as np
+
+    return np.asarray(value)
+
+
+def _spec(value: Any) -> TensorSpec:
+    datatype = datatype_of(value.type, f"tensor {value.name!r}")
+    shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
+    return TensorSpec(value.name, datatype, shape)
+
+
+def example_inputs(spec: ModelSpec, rows: int) -> list[Array]:
+    """Return inputs of zeros, open dimensions 1, to run the model for the first time with."""
+    import numpy as np
+
+    arrays: list[Array] = []
+    for tensor in spec.inputs:
+        shape = [1 if size == -1 else size for size in tensor.shape]
+        if spec.max_batch:
+            shape[0] = rows
+        fill: Any = "" if tensor.datatype == "BYTES" else 0
+        arrays.append(np.full(shape, fill, dtype=NUMPY_NAMES[tensor.datatype]))
+    return arrays

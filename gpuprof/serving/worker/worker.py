@@ -1,0 +1,98 @@
+"""A worker: one process that holds one copy of a model under its share and runs the batches it is sent.
+
+    python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
+
+The machine process starts it so, or has its nursery fork it. It goes to the router's door by itself, where it is known
+by its number, is told what it is to serve, then sent batches; it ends when the router closes the connection. Without an
+arena, which is shared only within one machine, tensors travel with the messages.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from gpuprof.cpu_share import CpuSlice, confine
+from gpuprof.errors import GpuprofError
+from gpuprof.scheduling import compute_steadily
+from gpuprof.serving.transport.arena import map_arena
+from gpuprof.serving.transport.door import DoorKey, knock
+from gpuprof.serving.transport.wire import Kind
+from gpuprof.serving.watch.living_process import start_time
+from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
+from gpuprof.serving.worker.bound_runtime import BoundRuntime
+from gpuprof.serving.worker.model_loading import open_runtime
+from gpuprof.serving.worker.runtime import ModelError, Runtime, example_inputs
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the router has gone."""
+    key = DoorKey(**json.loads(sys.stdin.read()))
+    arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else None
+    return work(arguments[0], key, arena)
+
+
+def work(number: str, key: DoorKey, arena: memoryview | None) -> int:
+    """Serve until the router has gone; return the exit code of the process.
+
+    Parameters
+    ----------
+    number : str
+        Under which the router waits for this worker.
+    key : DoorKey
+    arena : memoryview or None
+        Shared with the router; None: tensors travel with the messages.
+    """
+    for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
+        signal.signal(ignored, signal.SIG_IGN)
+    said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
+    try:
+        stream = knock(key, number, said)
+    except OSError:  # the router has gone meanwhile, or no longer wants this worker
+        return 0
+    order = stream.receive()
+    if order is None:
+        return 0
+    with ExitStack() as held:
+        try:
+            runtime = _start(order.head, held)
+        except GpuprofError as error:
+            stream.send(Kind.REFUSED, [type(error).__name__, error.message, error.fix])
+            return error.exit_code
+        gc.collect()
+        gc.freeze()  # what exists now stays; later collections need not look at it
+        stream.send(Kind.READY, runtime.spec.to_message())
+        overlapped = isinstance(runtime, BoundRuntime)
+        (serve_overlapped if overlapped else serve)(
+            stream, Batches(runtime, memoryview(b"") if arena is None else arena)
+        )
+    return 0
+
+
+def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
+    """Take the share, load the model and run it once at each batch size that will be common."""
+    if order["cores"]:
+        compute_steadily()
+        held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
+    runtime = open_runtime(
+        order["model"],
+        order["version"],
+        order["path"],
+        batch=order["batch"],
+        threads=order["threads"],
+        provider=order["provider"],
+    )
+    sizes = {2**power for power in range(order["batch"].bit_length())} | {order["batch"]}
+    with suppress(ModelError):  # not every model works on zeros
+        for rows in sorted(sizes if runtime.spec.max_batch else {1}):
+            runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
+    return runtime
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

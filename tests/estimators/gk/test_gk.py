@@ -1,0 +1,134 @@
+"""The GK-Estimator: start times along the graph, sets of concurrent kernels, and what they need together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.estimators.gk.gk import Launch, concurrent_sets, launch_times, memory_bytes, require
+from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable, read_kernel_table
+from gpuprof.estimators.learned.features import facts_of_op
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.kernel_db.schema import KernelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.model import ModelGraph, Op, Tensor
+from tests.estimators.rows import GPU
+
+
+def _tensor(name: str, elements: int = 1000) -> Tensor:
+    return Tensor(name, "float32", (elements,))
+
+
+def _op(name: str, kind: str, reads: list[str], makes: str, elements: int = 1000) -> Op:
+    inputs = tuple(_tensor(one, elements) for one in reads)
+    return Op(name, kind, "", inputs, (_tensor(makes, elements),), (), {"name": name}, 10, 100, 100)
+
+
+def _graph(*ops: Op) -> ModelGraph:
+    return ModelGraph("net", 1, ops, (_tensor("x"),), (ops[-1].outputs[0],), (), 17, "", "")
+
+
+#: An Inception block in small: two branches from one input, joined.
+BRANCHES = _graph(
+    _op("stem", "Conv", ["x"], "a"),
+    _op("left", "Conv", ["a"], "b"),
+    _op("right", "Pool", ["a"], "c"),
+    _op("join", "Concat", ["b", "c"], "y"),
+)
+
+
+def _table(**kernels: list[Kernel]) -> KernelTable:
+    by_name = {op.name: op for op in BRANCHES.ops}
+    return KernelTable(
+        GPU,
+        {by_name[name].signature: found for name, found in kernels.items()},
+        {by_name[name].signature: facts_of_op(by_name[name], 1) for name in kernels},
+    )
+
+
+TABLE = _table(
+    stem=[Kernel("pad", 1000.0, 20.0, 50.0), Kernel("conv", 9000.0, 60.0, 90.0)],
+    left=[Kernel("conv", 5000.0, 70.0, 100.0)],
+    right=[Kernel("pool", 2000.0, 25.0, 40.0)],
+    join=[Kernel("copy", 1000.0, 10.0, 10.0)],
+)
+
+
+def test_a_kernel_starts_when_what_it_reads_is_there() -> None:
+    launches, unknown = launch_times(BRANCHES, TABLE)
+    assert [(one.op, one.start_ns) for one in launches] == [
+        (0, 0.0),
+        (0, 1000.0),
+        (1, 10000.0),
+        (2, 10000.0),
+        (3, 15000.0),
+    ]
+    assert unknown == ()
+
+
+def test_branches_run_at_once_and_need_the_sum() -> None:
+    said = require(BRANCHES, TABLE)
+    assert said.max_occupancy_pct == 95.0
+    assert said.wavg_occupancy_pct == pytest.approx((20.0 * 1 + 60.0 * 9 + 95.0 * 5 + 10.0 * 1) / 16)
+    assert said.wavg_sm_util_pct == pytest.approx((50.0 * 1 + 90.0 * 9 + 100.0 * 5 + 10.0 * 1) / 16)
+    assert said.latency_ms == pytest.approx(0.018) and said.parallel_ms == pytest.approx(0.016)
+
+
+def test_a_requirement_is_never_more_than_the_device() -> None:
+    full = _table(**{op.name: [Kernel("k", 1000.0, 80.0, 80.0)] for op in BRANCHES.ops})
+    assert require(BRANCHES, full).max_occupancy_pct == 100.0
+
+
+def test_tau_decides_what_is_concurrent() -> None:
+    kernel = Kernel("k", 10.0)
+    launches = [Launch(0, kernel, 0.0), Launch(1, kernel, 900.0), Launch(2, kernel, 1800.0), Launch(2, kernel, 1900.0)]
+    assert [len(members) for members in concurrent_sets(launches, 1000.0)] == [2, 1, 1]
+    assert [len(members) for members in concurrent_sets(launches, 2000.0)] == [3, 1]
+    assert [len(members) for members in concurrent_sets(launches, 0.0)] == [1, 1, 1, 1]
+
+
+def test_counters_that_were_not_measured_leave_the_requirement_open() -> None:
+    blind = _table(**{op.name: [Kernel("k", 1000.0)] for op in BRANCHES.ops})
+    said = require(BRANCHES, blind)
+    assert (said.max_occupancy_pct, said.wavg_occupancy_pct, said.wavg_sm_util_pct) == (None, None, None)
+
+
+def test_an_op_never_seen_has_the_kernels_of_the_nearest_of_its_type() -> None:
+    bigger = replace(BRANCHES.ops[1], flops=40, bytes_read=400, bytes_written=400)
+    found = TABLE.kernels_of("never seen", facts_of_op(bigger, 1))
+    assert found is not None and {one.name for one in found} <= {"pad", "conv"}
+
+
+def test_an_op_type_never_seen_is_named() -> None:
+    odd = _graph(_op("odd", "Einsum", ["x"], "y"))
+    assert require(odd, TABLE).unknown_ops == ("Einsum",)
+
+
+def test_memory_is_what_is_alive_at_once() -> None:
+    # a and b and c are alive together while the right branch runs; x is gone by then.
+    assert peak_activation_bytes(BRANCHES) == 3 * 4000
+    assert memory_bytes(BRANCHES) == 3 * 4000
+
+
+def test_a_view_shares_its_inputs_memory() -> None:
+    chain = _graph(_op("one", "Relu", ["x"], "a"), _op("two", "Reshape", ["a"], "b"), _op("three", "Relu", ["b"], "y"))
+    assert peak_activation_bytes(chain) == 2 * 4000
+
+
+def test_the_table_is_read_from_the_database_with_medians_over_repeats(tmp_path: Path) -> None:
+    op = BRANCHES.ops[0]
+    row = OpRow("r1", "net", GPU.name, 1, 0, "stem", "Conv", op.signature, shapes="1000->1000", dtype="float32")
+    kernels = [
+        KernelRow("r1", "net", GPU.name, 1, name, position, repeat, op_signature=op.signature, op_name="stem",
+                  duration_ns=duration + 10 * repeat, achieved_occupancy_pct=50.0)
+        for repeat in range(3)
+        for position, (name, duration) in enumerate((("pad", 100), ("conv", 900)))
+    ]  # fmt: skip
+    db = KernelDb.create(tmp_path / "db")
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), GPU.name, "test", "net")
+    db.append(Run(run, ops=[row], kernels=kernels))
+    found = read_kernel_table(db, GPU).kernels_of(op.signature, facts_of_op(op, 1))
+    assert found == (Kernel("pad", 110.0, 50.0), Kernel("conv", 910.0, 50.0))

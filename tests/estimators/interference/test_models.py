@@ -1,0 +1,133 @@
+"""Interference models: each learns the law that it assumes, and leaving out leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.interference.judgement import evaluate, read_pairs
+from gpuprof.estimators.interference.models import (
+    Colocated,
+    ConstantInterference,
+    ContentionModel,
+    IgniterInterference,
+    InterferenceModel,
+    LinearInterference,
+    NoInterference,
+    Running,
+)
+
+GPU = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
+WORKLOAD = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))
+
+
+def _running(model: str, random: np.random.Generator) -> Running:
+    solo = float(random.uniform(1.0, 30.0))
+    return Running(
+        model=model,
+        batch=int(random.integers(1, 33)),
+        share=0.5,
+        solo_ms=solo,
+        l2_pct=float(random.uniform(2.0, 30.0)),
+        dram_pct=float(random.uniform(2.0, 30.0)),
+        kernels=int(random.integers(10, 100)),
+        transfer_ms=solo * float(random.uniform(0.01, 0.4)),
+        power_w=float(random.uniform(50.0, 200.0)),
+    )
+
+
+def _pairs(slowdown: InterferenceModel, rows: int = 120) -> list[Colocated]:
+    random = np.random.default_rng(3)
+    found = []
+    for i in range(rows):
+        victim, other = _running("abc"[i % 3], random), _running("abc"[(i // 3) % 3], random)
+        found.append(Colocated(victim, (other,), victim.solo_ms * slowdown.slowdown(victim, (other,))))
+    return found
+
+
+def _contention(weights: list[float]) -> ContentionModel:
+    model = ContentionModel(GPU)
+    model.weights_ = np.array(weights)
+    return model
+
+
+def test_ours_learns_what_each_resource_costs_and_carries_it_to_an_unseen_model() -> None:
+    truth = _contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])
+    measured = _pairs(truth)
+    assert ContentionModel(GPU).fit(measured).weights_ == pytest.approx(truth.weights_, abs=1e-6)
+    assert evaluate("ours", lambda: ContentionModel(GPU), measured, "victim").mean_pct < 1e-6
+
+
+def test_ours_never_speeds_anybody_up() -> None:
+    faster = [Colocated(row.victim, row.beside, 0.7 * row.victim.solo_ms) for row in _pairs(NoInterference())]
+    model = ContentionModel(GPU).fit(faster)
+    assert all(model.slowdown(row.victim, row.beside) >= 1.0 for row in faster)
+
+
+def test_linear_learns_a_linear_law() -> None:
+    truth = LinearInterference()
+    truth.weights_ = np.array([1.0, 0.001, 0.002, 0.003, 0.004])
+    assert evaluate("linear", LinearInterference, _pairs(truth), "pair").worst_pct < 1e-6
+
+
+def test_constant_is_the_mean_slowdown() -> None:
+    random = np.random.default_rng(1)
+    victim, other = _running("a", random), _running("b", random)
+    rows = [Colocated(victim, (other,), victim.solo_ms * factor) for factor in (1.1, 1.3)]
+    assert ConstantInterference().fit(rows).slowdown(victim, (other,)) == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    "make", [NoInterference, ConstantInterference, LinearInterference, lambda: ContentionModel(GPU)]
+)
+def test_without_neighbours_nothing_is_slower(make: type[InterferenceModel]) -> None:
+    measured = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
+    assert make().fit(measured).slowdown(measured[0].victim, ()) == 1.0
+
+
+def test_igniter_slows_down_with_each_neighbour() -> None:
+    model = IgniterInterference(GPU, {"net": WORKLOAD})
+    victim = Running("net", 8, 0.3, 20.0)
+    slow = [model.slowdown(victim, [victim] * count) for count in range(4)]
+    assert slow[0] == 1.0 and slow == sorted(slow) and slow[3] > slow[1] > 1.0
+
+
+def test_what_is_left_out_is_not_learnt_from() -> None:
+    random = np.random.default_rng(1)
+    victims = {name: _running(name, random) for name in "ab"}
+    rows = [
+        Colocated(victims["a"], (victims["b"],), victims["a"].solo_ms * 1.1),
+        Colocated(victims["b"], (victims["a"],), victims["b"].solo_ms * 1.5),
+    ]
+    assert (
+        evaluate("constant", ConstantInterference, rows, "nothing").mean_pct
+        < evaluate("constant", ConstantInterference, rows, "victim").mean_pct
+        == pytest.approx((0.4 / 1.1 + 0.4 / 1.5) / 2 * 100)
+    )
+
+
+_HEADER = (
+    "pair,model,batch,mps_share_pct,latency_ms,beside,beside_batch,beside_mps_share_pct,solo_latency_ms,"
+    "l2_utilization_pct,beside_l2_utilization_pct,dram_utilization_pct,beside_dram_utilization_pct\n"
+)
+
+
+def test_pairs_are_read_with_each_sides_own_figures(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(_HEADER + "0,a,2,20,2.7,b,4,80,2.5,5,14,7,9\n0,b,4,80,3.5,a,2,20,3.0,14,5,9,7\n")
+    first, second = read_pairs(path, GPU, {"a": WORKLOAD, "b": WORKLOAD})
+    assert first.victim.solo_ms == second.beside[0].solo_ms == 2.5
+    assert second.victim.l2_pct == 14.0 and second.slowdown == pytest.approx(3.5 / 3.0)
+    assert second.victim.transfer_ms == pytest.approx(4 * 604e3 / 1e7)
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", _HEADER + "0,x,2,20,2.7,b,4,80,2.5,5,14,7,9\n"])
+def test_pairs_that_are_none_are_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(content)
+    with pytest.raises(InputError):
+        read_pairs(path, GPU, {"b": WORKLOAD})

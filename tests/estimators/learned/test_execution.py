@@ -1,0 +1,72 @@
+"""What is executed as one: measured, or as ONNX Runtime's optimizer says, with what is fused counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuprof.estimators.learned.execution import group_facts, measured_groups, optimized_groups, working_set_bytes
+from gpuprof.estimators.learned.features import FEATURES, facts_of_op, feature_matrix
+from gpuprof.onnx_graph import load_graph
+from gpuprof.share import Share
+from tests.estimators.measured_world import convolutional
+from tests.estimators.rows import CPU, two_layers
+
+
+def test_the_optimizer_executes_a_relu_with_its_convolution(tmp_path: Path) -> None:
+    graph = load_graph(convolutional(tmp_path / "net.onnx", (16, 16)))
+    groups = optimized_groups(graph)
+    assert groups is not None
+    together = {graph.ops[anchor].name: {graph.ops[place].name for place in group} for anchor, group in groups.items()}
+    assert together["conv0"] == {"conv0", "relu0"} and together["conv1"] == {"conv1", "relu1"}
+
+
+def test_a_graph_that_the_runtime_refuses_or_whose_file_is_gone_is_left_to_what_was_learnt(tmp_path: Path) -> None:
+    odd = load_graph(two_layers(tmp_path / "odd.onnx", middle="Nobodys"))
+    assert optimized_groups(odd) is None
+    assert optimized_groups(replace(odd, path=str(tmp_path / "gone.onnx"))) is None
+
+
+def test_what_was_measured_together_is_read_from_the_rows(tmp_path: Path) -> None:
+    graph = load_graph(convolutional(tmp_path / "net.onnx", (16,)))
+    rows = [{"name": op.name, "duration_p50_ns": 5, "note": None} for op in graph.ops]
+    rows[1] = {"name": "relu0", "duration_p50_ns": None, "note": "fused into conv0"}
+    groups = measured_groups(graph, rows)
+    assert groups is not None and groups[0] == (0, 1) and 1 not in groups
+    assert measured_groups(graph, rows[1:]) is None
+
+
+def test_a_group_counts_functions_and_the_activations_that_it_reads_besides(tmp_path: Path) -> None:
+    graph = load_graph(convolutional(tmp_path / "net.onnx", (16,)))
+    conv, relu = graph.ops[:2]
+    skipped = replace(relu.inputs[0], name="skipped")
+    for other, functions, inputs in (
+        (replace(relu, op_type="Sigmoid"), 1, 0),
+        (replace(relu, op_type="Add", inputs=(relu.inputs[0], skipped)), 0, 1),
+        (replace(relu, op_type="Add", inputs=(relu.inputs[0], graph.inputs[0])), 0, 0),  # the convolution reads it
+    ):
+        fused = replace(graph, ops=(conv, other))
+        (facts,) = group_facts(fused, {0: (0, 1)})
+        assert (facts.fused, facts.fused_functions, facts.fused_inputs) == (2, functions, inputs)
+        assert facts.working_set == working_set_bytes(fused)
+
+
+def test_weights_that_stay_in_the_cache_are_told_from_those_that_do_not(tmp_path: Path) -> None:
+    facts = facts_of_op(load_graph(two_layers(tmp_path / "two.onnx")).ops[0], 1)
+    sizes = (CPU.l2_bytes / 64, CPU.l2_bytes / 2, CPU.l2_bytes * 1000.0, float("inf"))
+    column = feature_matrix([replace(facts, working_set=size) for size in sizes], CPU, Share())
+    residency = column[:, FEATURES.index("log_residency")]
+    assert residency[0] < residency[1] < residency[2] == residency[3]
+
+
+@pytest.mark.parametrize(("group", "width", "blocked"), [(1, 60, True), (3, 48, True), (3, 60, False)])
+def test_grouped_convolutions_run_in_blocks_where_their_channels_fill_them(
+    tmp_path: Path, group: int, width: int, blocked: bool
+) -> None:
+    facts = facts_of_op(load_graph(convolutional(tmp_path / "c.onnx", (8,))).ops[0], 1)
+    weight = (width, width // group, 3, 3)
+    grouped = replace(facts, inputs=(facts.inputs[0], weight), attributes={"group": group})
+    column = feature_matrix([grouped], CPU, Share())[0]
+    assert bool(column[FEATURES.index("blocked")]) is blocked

@@ -1,0 +1,268 @@
+"""Regressors of op times and memory: what they learn, carry over, promise, keep on disk and refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.errors import InputError
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.learned.evaluation import (
+    ROOFLINE,
+    SCALED,
+    UNSEEN,
+    Prediction,
+    coverage,
+    leave_one_architecture_out,
+    new_batches,
+    summarise,
+)
+from gpuprof.estimators.learned.evaluation_plot import svg
+from gpuprof.estimators.learned.features import FEATURES, facts_of_op, facts_of_row, feature_matrix, kind_of
+from gpuprof.estimators.learned.fusion_rule import learn_fusion
+from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
+from gpuprof.estimators.learned.store import is_trained, load, save
+from gpuprof.estimators.learned.training_set import TrainingSet, database_graphs, load_training_set, without
+from gpuprof.estimators.measured.conformal import interval_factor
+from gpuprof.onnx_graph import load_graph
+from gpuprof.share import Share
+from tests.estimators.measured_world import convolutional, measure, true_bytes
+from tests.estimators.rows import CPU, GPU, database
+
+NETWORKS = {
+    "thin": (8, 8, 16),
+    "wide": (32, 32),
+    "deep": (8, 16, 16, 32, 32),
+    "mixed": (16, 32, 16, 8),
+}
+QUICK = ("lasso", "kernel_ridge", "gradient_boosting")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainingSet]:
+    folder = tmp_path_factory.mktemp("world")
+    db = measure(folder, NETWORKS)
+    return folder, load_training_set(db, CPU, database_graphs(db))
+
+
+@pytest.fixture(scope="module")
+def model(world: tuple[Path, TrainingSet]) -> LearnedModel:
+    return fit_with_intervals(world[1], QUICK)
+
+
+def test_a_row_of_the_database_and_the_node_of_the_graph_have_the_same_features(
+    world: tuple[Path, TrainingSet],
+) -> None:
+    folder, _ = world
+    from gpuprof.kernel_db.store import KernelDb
+
+    graph = load_graph(folder / "thin.onnx", 4, name="thin")
+    rows = KernelDb(folder / "db").read("ops", where={"model": "thin", "batch": 4}).to_pylist()
+    rows.sort(key=lambda row: row["position"])
+    of_rows = feature_matrix([facts_of_row(row) for row in rows], CPU, Share())
+    of_graph = feature_matrix([facts_of_op(op, 4) for op in graph.ops], CPU, Share())
+    assert of_rows.shape == (len(graph.ops), len(FEATURES))
+    assert of_rows == pytest.approx(of_graph)
+
+
+def test_convolutions_are_told_apart_by_window_and_groups(tmp_path: Path) -> None:
+    conv = facts_of_op(load_graph(convolutional(tmp_path / "c.onnx", (8,))).ops[0], 1)
+    assert kind_of(conv) == "conv"
+    assert kind_of(replace(conv, attributes={"kernel_shape": [1, 1]})) == "pointwise"
+    weight = conv.inputs[1]
+    grouped = replace(conv, attributes={"kernel_shape": [3, 3], "group": 8})
+    assert kind_of(replace(grouped, inputs=(conv.inputs[0], (weight[0], 1, 3, 3)))) == "depthwise"
+    assert kind_of(replace(grouped, inputs=(conv.inputs[0], (weight[0], 4, 3, 3)))) == "grouped"
+    assert kind_of(replace(conv, op_type="Nobody")) == "other"
+
+
+def test_each_architecture_has_an_op_once_and_ops_without_a_time_are_not_learnt(
+    world: tuple[Path, TrainingSet],
+) -> None:
+    _, data = world
+    assert data.architectures == ("deep", "mixed", "thin", "wide")
+    # 5 + 4 + 3 + 2 convolutions, a pool, a view and a product each; the second of "wide" is not like its first.
+    assert len(data.ops.target) == sum(len(channels) + 3 for channels in NETWORKS.values()) * 4
+    assert set(without(data, "deep").ops.groups) == {"mixed", "thin", "wide"}
+
+
+def test_the_hash_of_the_data_changes_with_the_data(world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
+    db = measure(tmp_path, {"thin": (8, 8, 16)})
+    assert load_training_set(db, CPU, database_graphs(db)).data_hash != world[1].data_hash
+
+
+def test_an_unseen_network_is_predicted_from_the_law_of_its_ops(world: tuple[Path, TrainingSet]) -> None:
+    _, data = world
+    fitted = fit(without(data, "mixed"), QUICK)
+    case = next(case for case in data.cases if case.graph.name == "mixed" and case.graph.batch == 8)
+    assert fitted.latency_ms(case.graph, case.share) == pytest.approx(case.latency_ms, rel=0.15)
+    assert fitted.memory_bytes(case.graph) == pytest.approx(case.memory_bytes, rel=0.1)
+    assert case.roofline_ms < 0.7 * case.latency_ms
+
+
+def test_memory_goes_on_in_proportion_beyond_the_batches_that_were_measured(world: tuple[Path, TrainingSet]) -> None:
+    folder, data = world
+    fitted = fit(data, ("lasso", "kernel_ridge"))
+    graph = load_graph(folder / "wide.onnx", 512, name="wide")
+    assert fitted.memory_bytes(graph) == pytest.approx(true_bytes(graph), rel=0.05)
+
+
+def test_ops_that_the_runtime_fuses_cost_nothing_by_themselves(
+    model: LearnedModel, world: tuple[Path, TrainingSet]
+) -> None:
+    case = world[1].cases[0]
+    times = model.op_times_ns(case.graph, case.share)
+    assert all((time == 0.0) == (op.op_type == "Relu") for time, op in zip(times, case.graph.ops, strict=True))
+
+
+def test_an_op_is_as_likely_fused_as_its_like_was(tmp_path: Path) -> None:
+    graph = load_graph(convolutional(tmp_path / "c.onnx", (8, 8)))
+    executed = [op.op_type != "Relu" or op.name == "relu0" for op in graph.ops]
+    fractions = dict(
+        zip([op.name for op in graph.ops], learn_fusion([(graph, executed)]).fractions(graph), strict=True)
+    )
+    assert fractions["relu0"] == fractions["relu1"] == 0.5 and fractions["conv0"] == 1.0
+
+
+def test_many_graphs_at_once_are_predicted_as_one_by_one(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
+    graphs = [case.graph for case in world[1].cases[:5]]
+    assert model.latencies_ms(graphs, Share()) == pytest.approx([model.latency_ms(graph, Share()) for graph in graphs])
+
+
+def test_intervals_hold_what_was_measured(model: LearnedModel, world: tuple[Path, TrainingSet]) -> None:
+    for case in world[1].cases:
+        latency = model.latency(case.graph, case.share)
+        assert latency.low is not None and latency.low <= case.latency_ms <= latency.upper()
+
+
+def test_the_interval_counts_architectures_and_not_figures() -> None:
+    many = {"steady": [0.01] * 1000, **{str(i): [0.01 * i] for i in range(1, 19)}}
+    assert interval_factor(many) == pytest.approx(math.exp(0.17))
+    assert interval_factor({"a": [0.1], "b": [-0.3]}) == pytest.approx(math.exp(0.3))
+    assert interval_factor({}) is None
+
+
+def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, TrainingSet]) -> None:
+    predictions = leave_one_architecture_out(world[1], QUICK)
+    found = {(one.setting, one.quantity, one.predictor): one for one in summarise(predictions)}
+    stack, roofline = found[UNSEEN, "latency", "stack"], found[UNSEEN, "latency", ROOFLINE]
+    assert stack.count == roofline.count == 16
+    assert stack.median_pct < 0.5 * roofline.median_pct
+    assert stack.coverage_pct is not None and roofline.coverage_pct is None
+    assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
+
+
+def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:
+    found = new_batches(world[1])
+    assert {one.batch for one in found} == {2, 4}
+    assert max(one.error for one in found if one.quantity == "latency") < 0.05
+
+
+def test_coverage_is_the_part_inside_the_interval_of_the_others() -> None:
+    def one(model: str, measured: float) -> Prediction:
+        return Prediction(UNSEEN, "latency", "stack", model, 1, measured, 1.0)
+
+    steady = [one(name, 1.1) for name in "abc"]
+    assert coverage(steady) == 1.0
+    assert coverage([*steady, one("odd", 2.0)]) == pytest.approx(0.75)
+    assert coverage(steady[:2]) is None
+
+
+def test_one_architecture_cannot_be_left_out(tmp_path: Path) -> None:
+    db = measure(tmp_path, {"thin": (8, 8)})
+    with pytest.raises(InputError, match="needs two but there is 1"):
+        leave_one_architecture_out(load_training_set(db, CPU, database_graphs(db)), QUICK)
+
+
+def test_the_plot_has_a_point_for_each_prediction_of_its_panels() -> None:
+    shown = [Prediction(UNSEEN, "latency", "stack", f"net<{i}>", 1, 1.0 + i, 2.0) for i in range(3)]
+    drawn = svg([*shown, replace(shown[0], predictor=ROOFLINE)], [(UNSEEN, "latency", "stack")])
+    assert drawn.count("<circle") == 3 and "net&lt;0&gt;" in drawn
+
+
+def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
+    data = world[1]
+    assert not is_trained(tmp_path, CPU.name)
+    save(model, tmp_path, data.data_hash, data.architectures)
+    kept = load(tmp_path, CPU, data.data_hash)
+    case = data.cases[-1]
+    assert kept.latency(case.graph, case.share) == model.latency(case.graph, case.share)
+    assert kept.memory_figure(case.graph) == model.memory_figure(case.graph)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("schema", "gpuprof.learned/9"), ("features", ["log_flops"]), ("device", "other"), ("memory_features", [])],
+)
+def test_another_schema_or_feature_list_is_refused(
+    model: LearnedModel, tmp_path: Path, key: str, value: object
+) -> None:
+    manifest = save(model, tmp_path, "hash", ()) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), key: value}))
+    with pytest.raises(InputError, match=f"another {key}"):
+        load(tmp_path, CPU)
+
+
+def test_other_data_other_rates_and_a_changed_file_are_refused(model: LearnedModel, tmp_path: Path) -> None:
+    folder = save(model, tmp_path, "hash", ())
+    with pytest.raises(InputError, match="another data_hash"):
+        load(tmp_path, CPU, "other hash")
+    with pytest.raises(InputError, match="another rates"):
+        load(tmp_path, replace(CPU, dram_bytes_per_s=1.0))
+    (folder / "regressors.skops").write_bytes(b"nonsense")
+    with pytest.raises(InputError, match="is not what was trained"):
+        load(tmp_path, CPU)
+
+
+def test_a_file_that_would_make_foreign_objects_is_refused(model: LearnedModel, tmp_path: Path) -> None:
+    import hashlib
+
+    import skops.io
+
+    folder = save(model, tmp_path, "hash", ())
+    content = skops.io.dumps({"times": Foreign(), "memory": {}})
+    (folder / "regressors.skops").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["regressors_sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match=r"would make tests\.estimators\.learned\.test_learned\.Foreign"):
+        load(tmp_path, CPU)
+
+
+class Foreign:
+    """Something that no regressor has."""
+
+    def __init__(self) -> None:
+        self.values = np.zeros(2)
+
+
+def test_the_default_estimator_asks_the_regressors_for_models_that_were_not_measured(
+    model: LearnedModel, world: tuple[Path, TrainingSet], tmp_path: Path
+) -> None:
+    path = convolutional(tmp_path / "new.onnx", (16, 16, 32))
+    estimator = DatabaseEstimator(None, learned=lambda device: model if device.name == CPU.name else None)
+    said = estimator.estimate(str(path), CPU, 4, Share())
+    assert said.latency_ms == model.latency(load_graph(path, 4), Share())
+    assert said.memory_bytes is not None and said.memory_bytes.source == "allocation"
+    assert estimator.estimate(str(path), GPU, 4, Share()).latency_ms.source == "roofline, uncalibrated"
+
+
+def test_a_device_without_ops_cannot_be_learnt(tmp_path: Path) -> None:
+    db = database(tmp_path / "db")
+    with pytest.raises(InputError, match="no ops were measured on cpu-test-4c"):
+        load_training_set(db, CPU, database_graphs(db))
+
+
+def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
+    row = {
+        "op_type": "Clip", "shapes": "2x8,(),()->2x8", "dtype": "float32", "attributes": None, "flops": 16,
+        "bytes_read": 72, "bytes_written": 64, "weight_bytes": 0, "batch": 2,
+    }  # fmt: skip
+    facts = facts_of_row(row)
+    assert facts.inputs == ((2, 8), (), ())
+    assert facts.outputs == ((2, 8),)

@@ -1,0 +1,198 @@
+"""The queueing model against a request-by-request simulation, known formulas and its own invariants."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench.brute_force import simulate, truth
+from bench.queueing import configurations
+from gpuprof.estimators.queueing.batch_backlog import backlog_law
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.sojourn import Arrivals, BatchServer
+
+QUEUE = BatchQueue()
+
+
+def _server(batch: int, wait: float, cv: float = 0.0, processes: int = 1, fixed: float = 0.3) -> BatchServer:
+    latency = tuple(10.0 * (fixed + (1.0 - fixed) * n / batch) for n in range(1, batch + 1))
+    return BatchServer(latency, batch, wait * 10.0, processes, cv)
+
+
+def _at_load(server: BatchServer, load: float, scv: float = 1.0) -> Arrivals:
+    return Arrivals(load * server.capacity_rps, scv)
+
+
+def _agrees(server: BatchServer, arrivals: Arrivals, requests: int = 60_000) -> None:
+    truth = simulate(arrivals, server, requests, seed=7)
+    said = QUEUE.sojourn(arrivals, server)
+    assert said.mean_ms == pytest.approx(truth.mean(), rel=0.03)
+    assert said.percentile(99) == pytest.approx(np.percentile(truth, 99), rel=0.05)
+    assert said.percentile(50) == pytest.approx(np.percentile(truth, 50), rel=0.04)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.7])
+@pytest.mark.parametrize("wait", [0.0, 0.4, 3.0])
+@pytest.mark.parametrize("batch", [1, 4, 32])
+def test_one_process_agrees_with_brute_force(batch: int, wait: float, load: float) -> None:
+    server = _server(batch, wait, cv=0.2 if batch != 4 else 0.0)
+    _agrees(server, _at_load(server, load), 30_000 if load < 0.6 else 120_000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("batch", "wait", "cv"), [(1, 0.0, 0.0), (4, 0.3, 0.0), (8, 0.0, 0.1), (16, 1.0, 0.1), (32, 0.3, 0.0)]
+)
+def test_one_process_agrees_with_brute_force_at_nine_tenths_of_capacity(batch: int, wait: float, cv: float) -> None:
+    server = _server(batch, wait, cv)
+    _agrees(server, _at_load(server, 0.9), 1_500_000)
+
+
+@pytest.mark.parametrize(("processes", "batch", "wait"), [(2, 1, 0.0), (2, 8, 0.5), (4, 4, 0.0), (3, 8, 2.0)])
+def test_several_processes_agree_with_brute_force(processes: int, batch: int, wait: float) -> None:
+    server = _server(batch, wait, cv=0.2, processes=processes)
+    _agrees(server, _at_load(server, 0.6), 100_000)
+
+
+@pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.9])
+def test_batches_after_a_pause_take_longer(load: float) -> None:
+    server = replace(_server(1, 0.0, cv=0.1), pause_factor=1.2)
+    _agrees(server, _at_load(server, load), 400_000 if load > 0.8 else 60_000)
+
+
+@pytest.mark.parametrize(("batch", "wait", "processes"), [(4, 0.0, 1), (8, 0.4, 1), (4, 0.2, 2)])
+def test_batches_after_a_pause_take_longer_whatever_their_size(batch: int, wait: float, processes: int) -> None:
+    server = replace(_server(batch, wait, cv=0.1, processes=processes), pause_factor=1.5)
+    _agrees(server, _at_load(server, 0.4), 100_000)
+
+
+_RANDOM = list(configurations(40, seed=11))
+
+
+@pytest.mark.parametrize(("arrivals", "server"), _RANDOM, ids=map(str, range(len(_RANDOM))))
+def test_any_replica_agrees_with_brute_force(arrivals: Arrivals, server: BatchServer) -> None:
+    known = truth(arrivals, server, 300_000, seed=5, error=0.008, most=5_000_000)
+    said = QUEUE.sojourn(arrivals, server)
+    assert max(known.mean_error, known.p99_error) < 0.01
+    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
+    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+
+
+@pytest.mark.parametrize(("processes", "batch", "scv"), [(4, 2, 1.0), (8, 8, 1.0), (2, 32, 1.0), (4, 8, 3.0)])
+def test_several_processes_agree_with_brute_force_at_nine_tenths_of_capacity(
+    processes: int, batch: int, scv: float
+) -> None:
+    server = _server(batch, 0.3, cv=0.2, processes=processes)
+    arrivals = _at_load(server, 0.9, scv)
+    known = truth(arrivals, server, 2_000_000, seed=5, error=0.01, most=16_000_000)
+    said = QUEUE.sojourn(arrivals, server)
+    assert said.mean_ms == pytest.approx(known.mean, rel=0.03)
+    assert said.percentile(99) == pytest.approx(known.p99, rel=0.05)
+
+
+def test_close_to_capacity_the_simulated_law_is_the_solved_one() -> None:
+    server = _server(4, 0.5, cv=0.1)
+    for load in (0.95, 0.99):
+        solved = QUEUE.sojourn(_at_load(server, load), server)
+        simulated = QUEUE.sojourn(_at_load(server, load, 1.002), server)
+        assert simulated.mean_ms == pytest.approx(solved.mean_ms, rel=0.02)
+        assert simulated.percentile(99) == pytest.approx(solved.percentile(99), rel=0.02)
+
+
+def test_flat_arrivals_that_meet_a_free_process_never_queue() -> None:
+    server = BatchServer((10.0,), 1, 0.0, processes=2)
+    said = QUEUE.sojourn(_at_load(server, 0.8, 0.0), server)
+    assert said.percentile(1) == pytest.approx(10.0) and said.percentile(99.9) == pytest.approx(10.0)
+
+
+def test_the_backlog_of_single_exponential_services_is_known() -> None:
+    law = backlog_law(0.9, 1.0, 1, 1.0, 1.0)
+    assert law is not None
+    within = np.array([0.5, 0.9, 0.99])
+    # M/M/1: P(W > w) = 0.9 exp(-0.1 w)
+    assert law.quantile(within) == pytest.approx(10.0 * np.log(0.9 / (1.0 - within)), rel=0.003)
+
+
+def test_a_wait_of_next_to_nothing_is_none() -> None:
+    none, tiny = _server(4, 0.0), _server(4, 5e-324)
+    assert QUEUE.sojourn(_at_load(none, 0.5), none) == QUEUE.sojourn(_at_load(tiny, 0.5), tiny)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.4, 0.8])
+def test_batches_after_a_pause_may_vary_more_than_others(load: float) -> None:
+    server = replace(_server(1, 0.0, cv=0.02), pause_factor=1.1, pause_cv=0.25)
+    _agrees(server, _at_load(server, load), 120_000 if load > 0.5 else 60_000)
+
+
+@pytest.mark.parametrize("scv", [0.25, 3.0])
+def test_arrivals_of_other_variability_agree_with_brute_force(scv: float) -> None:
+    server = _server(4, 0.5, cv=0.1)
+    _agrees(server, _at_load(server, 0.5, scv), 150_000)
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.9, 0.97])
+@pytest.mark.parametrize("cv", [0.0, 0.5])
+def test_single_requests_wait_as_pollaczek_and_khinchine_say(load: float, cv: float) -> None:
+    server = BatchServer((8.0,), 1, 0.0, latency_cv=cv)
+    said = QUEUE.sojourn(_at_load(server, load), server)
+    assert said.mean_ms == pytest.approx(8.0 + 8.0 * load * (1.0 + cv**2) / (2.0 * (1.0 - load)), rel=0.01)
+    assert said.utilization == pytest.approx(load, rel=1e-3)
+
+
+def test_a_request_that_meets_nobody_waits_for_the_timer() -> None:
+    server = _server(8, 2.0)
+    said = QUEUE.sojourn(Arrivals(0.001), server)
+    assert said.percentile(50) == pytest.approx(20.0 + server.latency_ms[0], rel=1e-3)
+    assert said.mean_batch == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_overhead_is_added_to_every_request() -> None:
+    plain, slow = _server(2, 0.5), BatchServer(_server(2, 0.5).latency_ms, 2, 5.0, overhead_ms=3.0)
+    arrivals = _at_load(plain, 0.5)
+    assert QUEUE.sojourn(arrivals, slow).percentile(99) == pytest.approx(
+        QUEUE.sojourn(arrivals, plain).percentile(99) + 3
+    )
+
+
+def test_at_capacity_every_time_is_infinite() -> None:
+    server = _server(4, 0.0)
+    said = QUEUE.sojourn(_at_load(server, 1.0), server)
+    assert math.isinf(said.percentile(50)) and math.isinf(said.mean_ms)
+    assert said.utilization >= 1.0
+    assert said.fraction_within(1e9) == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    batch=st.integers(1, 12),
+    wait=st.floats(0.0, 4.0),
+    cv=st.floats(0.0, 0.6),
+    load=st.floats(0.01, 0.98),
+    fixed=st.floats(0.0, 1.0),
+)
+def test_a_law_is_a_law_and_obeys_little(batch: int, wait: float, cv: float, load: float, fixed: float) -> None:
+    server = _server(batch, wait, cv, fixed=fixed)
+    arrivals = _at_load(server, load)
+    said = QUEUE.sojourn(arrivals, server)
+    probabilities = [p for p, _ in said.quantiles_ms]
+    times = [t for _, t in said.quantiles_ms]
+    assert probabilities[0] == 0.0 and probabilities[-1] >= 0.9999
+    assert all(a <= b for a, b in itertools.pairwise(probabilities))
+    assert all(a <= b for a, b in itertools.pairwise(times))
+    assert 1.0 <= said.mean_batch <= batch + 1e-9
+    by_table = float(np.sum(np.diff(probabilities) * (np.array(times[1:]) + times[:-1]) / 2.0))
+    assert by_table == pytest.approx(said.mean_ms, rel=0.03)
+    # Busy time by its definition: batches a second times their mean service, which is at least the shortest's.
+    assert said.utilization >= arrivals.rate_rps / 1000.0 / said.mean_batch * server.latency_ms[0] * (1 - 1e-3)
+
+
+def test_the_same_replica_on_a_faster_device_is_the_same_law_on_another_clock() -> None:
+    slow, fast = _server(4, 0.5), BatchServer(tuple(t / 10 for t in _server(4, 0.5).latency_ms), 4, 0.5)
+    at_slow = QUEUE.sojourn(_at_load(slow, 0.6), slow).percentile(99)
+    assert QUEUE.sojourn(_at_load(fast, 0.6), fast).percentile(99) == pytest.approx(at_slow / 10.0)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.device import MigProfile
+from gpuprof.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.estimators.roofline.op_work import GraphWork, WorkByBatch, steps_of, work_of
+from gpuprof.estimators.roofline.roofline import LAUNCH_US, bandwidth, op_times_s, roofline_ms, source_of
+from gpuprof.onnx_graph import load_graph
+from gpuprof.share import Share
+from tests.estimators.rows import CPU, GPU, two_layers
+
+
+def _work(flops: float, moved: float, op: str = "Conv") -> GraphWork:
+    return GraphWork((op,), ("float32",), np.array([flops]), np.array([moved]), (), 0.0, 0)
+
+
+def test_an_op_takes_the_longer_of_its_arithmetic_and_its_traffic() -> None:
+    assert op_times_s(_work(1e11, 1.0), CPU, Share())[0] == pytest.approx(1.0)
+    assert op_times_s(_work(1.0, 1e10), CPU, Share())[0] == pytest.approx(1.0)
+
+
+def test_half_of_the_cores_do_half_of_the_arithmetic() -> None:
+    assert roofline_ms(_work(1e11, 1.0), CPU, Share(50.0)) == pytest.approx(2000.0)
+
+
+def test_half_of_the_units_still_draw_all_of_the_bandwidth_and_a_quarter_half() -> None:
+    assert bandwidth(GPU, Share(50.0)) == GPU.dram_bytes_per_s
+    assert bandwidth(GPU, Share(25.0)) == GPU.dram_bytes_per_s / 2
+
+
+def test_a_mig_instance_has_the_bandwidth_of_its_memory_slices() -> None:
+    profile = MigProfile("3g.40gb", 42, 2**34, 4, 3, (0, 4), 2)
+    assert bandwidth(replace(GPU, mig_slices=8, mig_profiles=(profile,)), Share(100.0, "3g.40gb")) == 0.5e12
+
+
+def test_a_small_op_cannot_use_all_units_of_a_gpu() -> None:
+    tiny = _work(2.0 * 64**3, 1.0)
+    assert op_times_s(tiny, GPU, Share())[0] == pytest.approx(2.0 * 64**3 / 1e13 * 80 + LAUNCH_US * 1e-6)
+
+
+def test_launches_cost_what_the_device_says() -> None:
+    slow = replace(GPU, launch_overhead_us=5.0)
+    assert op_times_s(_work(1.0, 1.0), slow, Share())[0] >= 5e-6
+    assert op_times_s(_work(0.0, 0.0, "Reshape"), slow, Share())[0] == 0.0
+
+
+def test_matrices_in_float32_run_in_tf32_where_the_device_has_it() -> None:
+    ampere = replace(GPU, flops_per_s={"float32": 1e13, "tfloat32": 8e13})
+    assert op_times_s(_work(1e13, 1.0), ampere, Share())[0] == pytest.approx(1 / 8 + LAUNCH_US * 1e-6)
+    assert op_times_s(_work(1e13, 1.0, "Softmax"), ampere, Share())[0] == pytest.approx(1.0 + LAUNCH_US * 1e-6)
+
+
+def test_a_recurrent_op_on_a_gpu_launches_a_kernel_a_step_and_one_for_all_inputs() -> None:
+    at_once, in_steps = _work(1.0, 1.0, "LSTM"), replace(_work(1.0, 1.0, "LSTM"), steps=(64,))
+    longer = op_times_s(in_steps, GPU, Share()) - op_times_s(at_once, GPU, Share())
+    assert longer[0] == pytest.approx(64 * LAUNCH_US * 1e-6)
+    assert op_times_s(in_steps, CPU, Share()) == op_times_s(at_once, CPU, Share())
+
+
+def test_each_step_of_a_recurrent_op_has_to_fill_the_gpu_by_itself() -> None:
+    flops = 2.0 * 64**3 * 80
+    whole, stepped = _work(flops, 1.0, "GRU"), replace(_work(flops, 1.0, "GRU"), steps=(16,))
+    arithmetic = [op_times_s(work, replace(GPU, launch_overhead_us=1e-9), Share())[0] for work in (whole, stepped)]
+    assert arithmetic[1] == pytest.approx(16 * arithmetic[0], rel=1e-3)
+
+
+def test_the_steps_of_a_recurrent_op_are_its_sequence_wherever_it_stands() -> None:
+    assert steps_of("LSTM", (64, 8, 32)) == steps_of("GRU", (8, 64, 32), 1) == 64
+    assert steps_of("Conv", (64, 8, 32, 32)) == steps_of("LSTM", ()) == 1
+
+
+def test_only_measured_rates_make_a_roofline_calibrated() -> None:
+    assert source_of(CPU) == UNCALIBRATED
+    assert source_of(replace(CPU, sources={"ceilings": "measured"})) == ROOFLINE
+
+
+def test_the_work_at_any_batch_is_that_of_the_graph_at_that_batch(tmp_path: Path) -> None:
+    path = two_layers(tmp_path / "two.onnx")
+    said, true = WorkByBatch(lambda batch: load_graph(path, batch)).at(11), work_of(load_graph(path, 11))
+    assert said.flops == pytest.approx(true.flops)
+    assert said.bytes_moved == pytest.approx(true.bytes_moved)
+    assert said.activation_bytes == true.activation_bytes

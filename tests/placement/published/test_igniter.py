@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from bench.igniter_profiles import IgniterEstimator, table_1, table_3
+from gpuprof.demand import Demand
+from gpuprof.errors import InputError
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.fleet import Fleet, FleetEntry
+from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solved
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import ModelFile, Options, Problem
+from gpuprof.placement.published.igniter import Igniter
+
+#: Fitted to iGniter's published profile of a V100, to five digits.
+HARDWARE = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.0254, 0.0047507, -0.0090224)
+MODELS = {
+    "alexnet": WorkloadCoefficients(
+        602110.0, 4000.0, 20, 0.0015884, (4.1535e-05, 0.087116, 0.23736, 0.0005552, 0.34601), 0.0023764,
+        (23.893, 37.108), (3.8952, -1.0859),
+    ),
+    "resnet50": WorkloadCoefficients(
+        602110.0, 4000.0, 80, 0.0009227, (-0.00017515, 0.58264, -0.00011862, 0.0034486, 1.9095), 0.0021631,
+        (162.34, 4.6269), (24.672, -1.8534),
+    ),
+    "vgg19": WorkloadCoefficients(
+        602110.0, 4000.0, 29, 0.0013534, (-4.8346e-05, 1.5819, 0.44452, 0.0018841, 0.92619), 0.0020177,
+        (536.73, 2.0819), (43.934, 2.5239),
+    ),
+    "ssd": WorkloadCoefficients(
+        1080000.0, 2968900.0, 93, 0.0015901, (0.0002516, 2.3585, -0.16782, 0.0026427, 3.417), 0.0022809,
+        (644.89, 2.3393), (89.664, -0.4276),
+    ),
+}  # fmt: skip
+
+
+def igniters(example: tuple[dict[str, str], tuple[Demand, ...]], count: int | None = None) -> Problem:
+    models, demands = example
+    return Problem(
+        demands=demands,
+        fleet=Fleet((FleetEntry(plain_device("v100", 3.06), count),)),
+        estimator=IgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in models.items()}),
+        queueing=ExponentialQueue(),
+        options=Options(latency_budget=0.5),
+        files={name: ModelFile(None, model) for name, model in models.items()},
+    )
+
+
+def plan(placement: Placement) -> list[set[tuple[str, int, float]]]:
+    return [{(r.model, r.batch, r.share.sm_pct) for r in gpu.replicas()} for gpu in placement.gpus]
+
+
+def test_the_plan_of_table_1() -> None:
+    placement, _ = solved(Igniter(), igniters(table_1()))
+    assert plan(placement) == [{("alexnet", 4, 10.0), ("resnet50", 8, 30.0), ("vgg19", 6, 37.5)}]
+
+
+def test_the_twelve_workloads_of_table_3_take_six_devices() -> None:
+    placement, _ = solved(Igniter(), igniters(table_3()))
+    shares = {replica.model: replica.share.sm_pct for gpu in placement.gpus for replica in gpu.replicas()}
+    together = [{replica.model for replica in gpu.replicas()} for gpu in placement.gpus]
+    assert len(placement.gpus) == 6
+    # §5.3: W4 with 32.5%, W9 with 37.5% beside W10, W1 beside W5 and W11, W2 with 7.5%
+    assert (shares["W4"], shares["W9"], shares["W2"]) == (32.5, 37.5, 7.5)
+    assert {"W9", "W10"} in together
+    assert {"W1", "W5", "W11"} in together
+
+
+def test_the_lower_bounds_alone_fit_five_devices_but_break_slos() -> None:
+    # FFD+ of §5.3: shares without regard to neighbours; the check sees what they do to each other
+    given = igniters(table_3())
+    placement = Igniter(aware=False).place(given)
+    assert len(placement.gpus) == 5
+    assert {violation.rule for violation in check(to_map(given, placement), evidence(given))} == {"slo", "rate"}
+
+
+def test_copies_of_a_file_are_placed_alike() -> None:
+    placement, _ = solved(Igniter(), igniters(table_3(copies=5)))
+    assert placement.unplaced == ()
+    assert len(placement.gpus) <= 30
+
+
+def test_a_workload_too_large_for_a_device_is_split_evenly() -> None:
+    placement, _ = solved(Igniter(), problem([demand("m", 2000.0, 60.0)], options=Options(latency_budget=0.5)))
+    rates = [replica.rate_rps for gpu in placement.gpus for replica in gpu.replicas()]
+    assert placement.unplaced == ()
+    assert len(set(rates)) == 1
+
+
+def test_a_fixed_fleet_names_what_does_not_fit() -> None:
+    placement, _ = solved(Igniter(), igniters(table_3(), count=3))
+    assert len(placement.gpus) == 3
+    assert placement.unplaced
+
+
+def test_the_cheaper_kind_of_device_is_chosen() -> None:
+    fleet = [(plain_device("dear", 9.0), None), (plain_device("cheap", 1.0), None)]
+    placement, _ = solved(Igniter(), problem([demand("m", 50.0)], fleet))
+    assert {gpu.device for gpu in placement.gpus} == {"cheap"}
+
+
+def test_a_unit_that_is_no_part_of_a_device_is_refused() -> None:
+    with pytest.raises(InputError, match="unit_pct must be above 0 and at most 100 but got 0"):
+        Igniter(unit_pct=0.0).place(problem([demand("m")]))

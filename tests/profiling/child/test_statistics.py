@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.profiling.child.statistics import median_interval, median_is_known, percentile, summarize
+
+
+def test_the_interval_holds_the_median_of_a_skewed_distribution_95_times_in_100() -> None:
+    draw = random.Random(1)
+    held = 0
+    for _ in range(1000):
+        low, high = median_interval(sorted(draw.expovariate(1.0) for _ in range(51))) or (0.0, 0.0)
+        held += low <= 0.6931 <= high
+    assert 930 <= held <= 990
+
+
+def test_fewer_than_six_values_have_no_interval() -> None:
+    assert median_interval([1.0] * 5) is None
+    assert not median_is_known([1.0] * 5, 0.02)
+
+
+def test_equal_values_are_known_and_spread_ones_are_not() -> None:
+    assert median_is_known([5.0] * 6, 0.02)
+    assert not median_is_known(sorted([5.0, 9.0] * 10), 0.02)
+
+
+def test_percentiles_that_a_sample_cannot_show_are_not_measured() -> None:
+    assert summarize([1.0] * 19, 0.02).p95_ms is None
+    assert summarize([1.0] * 20, 0.02).p95_ms == 1.0
+    assert summarize([1.0] * 99, 0.02).p99_ms is None
+    assert summarize([1.0] * 100, 0.02).p99_ms == 1.0
+
+
+def test_a_neighbour_that_wakes_up_halfway_is_noticed_though_the_interval_is_narrow() -> None:
+    quiet, disturbed = [10.0] * 100, [10.0, 10.0, 11.0, 11.0, 11.0] * 20
+    assert median_is_known(sorted(quiet + disturbed), 0.02)
+    assert not summarize(quiet + disturbed, 0.02).stable
+    assert summarize(quiet, 0.02).stable
+
+
+def test_one_slow_start_does_not_make_a_sample_unstable() -> None:
+    assert summarize([50.0] + [10.0] * 100, 0.02).stable
+
+
+@given(st.lists(st.floats(0.001, 1e4), min_size=1, max_size=200))
+def test_figures_are_in_order_and_within_the_sample(values: list[float]) -> None:
+    stats = summarize(values, 0.02)
+    assert min(values) <= stats.p50_ms <= max(values)
+    if stats.p95_ms is not None:
+        assert stats.p50_ms <= stats.p95_ms <= (stats.p99_ms or max(values)) <= max(values)
+    if stats.p50_low_ms is not None and stats.p50_high_ms is not None:
+        assert stats.p50_low_ms <= stats.p50_ms <= stats.p50_high_ms
+
+
+@pytest.mark.parametrize(("percent", "value"), [(0, 1.0), (50, 2.5), (100, 4.0), (75, 3.25)])
+def test_percentiles_are_linear_between_neighbours(percent: float, value: float) -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], percent) == value

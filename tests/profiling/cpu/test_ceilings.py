@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cpu_share import own_cores
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.profiling.cpu import ceilings
+from gpuprof.profiling.cpu.ceilings import measure_ceilings
+from gpuprof.profiling.cpu.ort import OrtCollector
+from gpuprof.profiling.sweep.campaign import Campaign
+from gpuprof.share import Share
+from tests.profiling.requests import CPU
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_TIME_S", 0.05)
+    monkeypatch.setattr(ceilings, "_MATRIX", 128)
+    monkeypatch.setattr(ceilings, "_VECTOR_BYTES", 2**20)
+
+
+def test_ceilings_are_measured_in_plausible_sizes() -> None:
+    row = measure_ceilings(CPU, Share(100.0 / len(own_cores())), "r1")
+    assert row.measured and row.source
+    assert row.float32_flops_per_s is not None and 1e8 < row.float32_flops_per_s < 1e14
+    assert row.dram_bytes_per_s is not None and 1e8 < row.dram_bytes_per_s < 1e13
+    assert row.float16_flops_per_s is None  # not measured: null
+
+
+def test_each_share_is_measured_once(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    share = Share(100.0 / len(own_cores()))
+    for _ in range(2):
+        Campaign(database, CPU, OrtCollector()).measure_ceilings([share, share])
+    (row,) = database.read("devices").to_pylist()
+    assert row["sm_share_pct"] == share.sm_pct
+    assert database.read("runs").column("collector").to_pylist() == ["ceilings"]

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuprof.catalogue import device
+from gpuprof.errors import UnavailableError
+from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.gpu import collectors
+from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
+from gpuprof.profiling.gpu.nvml import NvmlFigures
+from gpuprof.profiling.nsight import ncu_tool, nsys_tool, shared_outputs
+from gpuprof.runtimes import ORT_CPU
+from gpuprof.share import Share
+from tests.profiling.fake_nvml import FakeNvml
+from tests.profiling.fake_tools import write_program
+from tests.profiling.models import write_mlp
+from tests.profiling.ncu_files import kernel, raw_csv
+from tests.profiling.nsys_files import two_runs
+from tests.profiling.requests import a_job, a_request
+
+# Both run the program that they are given, as the real ones do, and leave what was written beforehand.
+NSYS = """
+case "$1" in
+--version) echo "NVIDIA Nsight Systems version 2024.6.1.90";;
+profile) while [ "$1" != -o ]; do shift; done; shift; out=$1; shift; "$@" || exit $?; touch "$out.nsys-rep";;
+export) while [ "$1" != -o ]; do shift; done; shift; cp {report} "$1";;
+esac
+"""
+NCU = """
+case "$1" in
+--version) echo "Version 2025.1.0.0 (build 1)"; exit;;
+--query-metrics) echo "sm__warps_active  Counter  warp  # of warps"; echo "gpu__time_duration Counter ns x"; exit;;
+esac
+{refuse}
+while [ "$1" != --log-file ]; do shift; done; log=$2
+while [ "$1" != {python} ]; do shift; done
+"$@" && cp {table} "$log"
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with a GPU, nsys and ncu, whose models run on the CPU."""
+    report = two_runs().write(tmp_path / "report.sqlite")
+    table = tmp_path / "table.csv"
+    table.write_text(raw_csv([kernel(f"k{i % 2}(float*)", str(10 * (i + 1)), 80 + i) for i in range(3)]))
+    nsys = write_program(tmp_path / "nsys", NSYS.format(report=report))
+    ncu = write_program(tmp_path / "ncu", NCU.format(table=table, refuse="", python=sys.executable))
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    for module in (collectors, nsys_tool):
+        monkeypatch.setattr(module, "find_nsys", lambda: nsys)
+    for module in (collectors, ncu_tool):
+        monkeypatch.setattr(module, "find_ncu", lambda: ncu)
+    monkeypatch.setattr(collectors, "gpu_provider_missing", lambda: None)
+    monkeypatch.setattr(GpuCollector, "provider", ORT_CPU)
+    monkeypatch.setattr(collectors, "idle_figures", lambda **_: NvmlFigures(50.0, 1000.0, 30.0, 2**30, 5))
+    return tmp_path
+
+
+def _request(directory: Path, share: float = 100.0) -> Request:
+    request = a_request(write_mlp(directory / "mlp.onnx"))
+    return replace(request, device=device("v100"), job=replace(request.job, share=Share(share)))
+
+
+def test_a_timeline_and_counters_are_joined_beside_a_timing_of_its_own(tools: Path) -> None:
+    collector = NsysNcuCollector()
+    assert collector.available() is None
+    assert collector.version() == "nsys 2024.6.1.90, ncu 2025.1.0.0"
+    found = collector.collect(_request(tools))
+    (model,) = found.models
+    assert model.latency_mean_ms is not None and model.latency_mean_ms > 0 and model.repeats
+    assert model.max_occupancy_pct == 30.0 and model.kernel_count == 3
+    assert (model.h2d_bytes, model.d2h_bytes) == (4096, 64)
+    assert model.power_w is not None and model.idle_power_w == 50.0 and model.clock_mhz == 1380
+    assert model.error is None
+    assert {row.joined for row in found.kernels} == {"both"}
+    assert found.settings["clock_control"] == "none" and found.settings["cache_control"] == "none"
+    assert any("no counter for dram_read_bytes" in note for note in found.notes)
+
+
+def test_where_counters_are_refused_timing_goes_on_and_says_so(tools: Path) -> None:
+    refuse = "echo '==ERROR== ERR_NVGPUCTRPERM'; exit 1"
+    write_program(tools / "ncu", NCU.format(table="x", refuse=refuse, python=sys.executable))
+    found = NsysNcuCollector().collect(_request(tools))
+    assert found.models[0].kernel_count == 3 and found.models[0].max_occupancy_pct is None
+    assert any(note.startswith("no counters: ncu may not read") for note in found.notes)
+    with pytest.raises(UnavailableError, match="ERR_NVGPUCTRPERM"):
+        NcuCollector().collect(_request(tools))
+
+
+def test_counters_alone_leave_null_what_needs_an_order_in_time(tools: Path) -> None:
+    found = NcuCollector().collect(_request(tools))
+    assert [row.achieved_occupancy_pct for row in found.kernels] == [10.0, 20.0, 30.0]
+    assert found.models[0].max_occupancy_pct is None and found.models[0].h2d_bytes is None
+
+
+def test_nvml_alone_times_and_samples(tools: Path) -> None:
+    found = GpuCollector().collect(_request(tools))
+    assert found.kernels == () and found.ops == ()
+    assert found.models[0].kernel_count is None and found.models[0].power_w is not None
+
+
+def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def shares(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
+        yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
+
+    monkeypatch.setattr(collectors, "bound_shares", shares)
+    assert NsysCollector().collect(_request(tools, 50.0)).models[0].error is None
+    monkeypatch.setattr(shared_outputs, "outputs_differ", lambda alone, shared: "output y differs")
+    (row,) = NsysCollector().collect(_request(tools, 50.0)).models
+    assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
+
+
+def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def shares(_: object, wanted: list[Share]) -> Iterator[tuple[dict[str, str], ...]]:
+        yield tuple({} for _ in wanted)
+
+    monkeypatch.setattr(collectors, "bound_shares", shares)
+    request = _request(tools, 50.0)
+    beside = a_job(write_mlp(tools / "other.onnx", width=32), share=50.0)
+    found = NsysCollector().collect(replace(request, beside=(beside,)))
+    assert [row.model for row in found.colocations] == ["mlp", "other"]
+    assert all(row.power_w is not None and row.latency_mean_ms for row in found.colocations)
+    assert [row.dispatch_ms for row in found.colocations] == [80e-6, None]
+    assert found.models == ()
+
+
+def test_a_program_that_fails_under_the_profiler_shows_its_own_words(tools: Path) -> None:
+    write_program(tools / "nsys", 'case "$1" in profile) echo "error: out of memory" >&2; exit 1;; esac')
+    with pytest.raises(UnavailableError, match=r"nsys failed \(exit code 1\): error: out of memory"):
+        NsysCollector().collect(_request(tools))
+
+
+def test_each_says_why_it_cannot_work_here(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (collectors, ncu_tool):
+        monkeypatch.setattr(module, "find_ncu", lambda: None)
+    assert NsysCollector().available() is None
+    assert NsysNcuCollector().available() == "ncu is not installed: it comes with the CUDA toolkit"
+    monkeypatch.setattr(collectors, "find_nsys", lambda: None)
+    assert "nsys is not installed" in str(NsysCollector().available())
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml("nvmlInit"))
+    assert NsysCollector().available() == "no NVIDIA GPU: Not Supported"
+
+
+def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.profiling.nsight.tool_process._GRACE_S", 0.2)
+    write_program(tools / "ncu", 'case "$1" in --*ver*) echo "Version 2025.1.0";; --query*) ;; *) sleep 600;; esac')
+    request = _request(tools)
+    request = replace(request, limits=replace(request.limits, tool_s=3.0))
+    (row,) = NsysNcuCollector().collect(request).models
+    assert row.latency_mean_ms is not None and row.kernel_count == 3
+    with pytest.raises(UnavailableError, match="ncu did not end within 3 s and was ended"):
+        NcuCollector().collect(request)

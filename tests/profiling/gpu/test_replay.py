@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from onnx import TensorProto, helper, save
+
+from gpuprof.catalogue import device
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, read_reports, recorded_device, replayed_job
+from gpuprof.share import Share
+from tests.profiling import kineto_files
+from tests.profiling.models import OPSET, write_mlp
+from tests.profiling.ncu_files import NOISE, kernel, raw_csv
+from tests.profiling.nsys_files import Export, two_runs
+
+V100 = device("v100")
+
+
+@pytest.fixture
+def nsys(tmp_path: Path) -> Path:
+    return two_runs().write(tmp_path / "net.sqlite")
+
+
+@pytest.fixture
+def ncu(tmp_path: Path) -> Path:
+    """Counters of one of those runs, and of a kernel that the timeline does not have."""
+    path = tmp_path / "net.csv"
+    counted = [kernel(f"k{i % 2}(float*)", f"{20 * (i + 1)}", 80 + i) for i in range(3)]
+    path.write_text(NOISE + raw_csv([*counted, kernel("other(int)", "5")]))
+    return path
+
+
+def _ingested(tmp_path: Path, *reports: Path, model: str | None = "net") -> KernelDb:
+    database = KernelDb.create(tmp_path / "db")
+    ingest(database, ReplayCollector(reports), replayed_job(model, 4, Share(), reports), V100)
+    return database
+
+
+def test_a_timeline_and_counters_give_joined_rows_and_the_metrics_of_creq(
+    tmp_path: Path, nsys: Path, ncu: Path
+) -> None:
+    database = _ingested(tmp_path, nsys, ncu)
+    kernels = database.read("kernels").to_pylist()
+    assert [row["joined"] for row in kernels] == ["both"] * 6 + ["counters"]
+    assert [row["achieved_occupancy_pct"] for row in kernels] == [20.0, 40.0, 60.0, 20.0, 40.0, 60.0, 5.0]
+    assert [row["start_ns"] for row in kernels] == [0, 100, 200, 1000, 1100, 1200, None]
+    assert [row["position"] for row in kernels[:6]] == [0, 1, 2, 0, 1, 2]
+    (model,) = database.read("models").to_pylist()
+    assert model["max_occupancy_pct"] == 60.0
+    assert model["wavg_occupancy_pct"] == pytest.approx((20 + 40 + 60) * 60 / 260)
+    # 256 threads of 32 registers: eight blocks an SM, so that 80 to 82 blocks need 10 or 11 of 80 SMs.
+    assert model["wavg_sm_util_pct"] == pytest.approx((10 + 11 + 11) / 80 * 100 * 60 / 260)
+    assert (model["kernel_count"], model["h2d_bytes"], model["d2h_bytes"]) == (3, 4096, 64)
+    assert model["latency_mean_ms"] is None and model["power_w"] is None
+
+
+def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, nsys: Path, ncu: Path) -> None:
+    (run,) = _ingested(tmp_path, nsys, ncu).read("runs").to_pylist()
+    assert run["collector"] == "replay" and run["device"] == "v100" and run["batch"] == 4
+    assert run["collector_version"] == "nsys 2022.4.2.1 (schema 3.0.0), ncu"
+    assert run["source"] == f"{nsys} + {ncu}" and len(run["source_sha256"]) == 64
+    assert json.loads(run["settings"]) == {"reports": [str(nsys), str(ncu)]}
+    assert "1 kernels that the counters have but not the timeline: other(int)" in run["notes"]
+    assert "no latency" in run["notes"]
+
+
+def test_counters_alone_have_no_order_in_time_and_so_no_creq(tmp_path: Path, ncu: Path) -> None:
+    database = _ingested(tmp_path, ncu)
+    (model,) = database.read("models").to_pylist()
+    assert model["max_occupancy_pct"] is None and model["kernel_count"] is None and model["h2d_bytes"] is None
+    assert len(database.read("kernels").to_pylist()) == 4
+
+
+def test_a_torch_trace_is_ingested_with_its_estimate_named(tmp_path: Path) -> None:
+    path = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
+    database = _ingested(tmp_path, path)
+    (model,) = database.read("models").to_pylist()
+    assert model["max_occupancy_pct"] == 25.0 and model["kernel_count"] == 2
+    assert "estimate" in database.read("runs").to_pylist()[0]["notes"]
+    assert {row["op_name"] for row in database.read("kernels").to_pylist()} == {"aten::conv2d", None}
+
+
+def test_kernels_are_tied_to_the_nodes_whose_ranges_launched_them(tmp_path: Path) -> None:
+    model = write_mlp(tmp_path / "mlp.onnx")
+    export = Export()
+    export.range("gpuprof-run", 0, 1000)
+    export.range("matmul0", 10, 20)
+    export.range("unheard of", 30, 40)
+    export.kernel("gemm", launched=12, start=100, end=150, correlation=1)
+    export.kernel("splitk", launched=14, start=150, end=160, correlation=2)
+    export.kernel("strange", launched=35, start=160, end=170, correlation=3)
+    export.kernel("own", launched=50, start=170, end=180, correlation=4)
+    report = export.write(tmp_path / "r.sqlite")
+    database = _ingested(tmp_path, report, model=str(model))
+    kernels = database.read("kernels").to_pylist()
+    assert [(row["op_name"], row["op_type"]) for row in kernels] == [
+        ("matmul0", "MatMul"),
+        ("matmul0", "MatMul"),
+        ("unheard of", None),
+        (None, None),
+    ]
+    ops = database.read("ops").to_pylist()
+    assert [row["duration_mean_ns"] for row in ops] == [60, None, None, None, None, None]
+    assert {row["model_sha256"] for row in ops} != {None}
+
+
+def test_all_kernels_of_a_model_of_one_op_are_that_ops(tmp_path: Path, nsys: Path) -> None:
+    model = tmp_path / "one.onnx"
+    shape = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])
+    result = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"], "relu")], "one", [shape], [result])
+    save(helper.make_model(graph, opset_imports=OPSET, ir_version=8), str(model))
+    database = _ingested(tmp_path, nsys, model=str(model))
+    assert {row["op_type"] for row in database.read("kernels").to_pylist()} == {"Relu"}
+    assert [row["duration_mean_ns"] for row in database.read("ops").to_pylist()] == [180]
+
+
+def test_a_report_without_marked_runs_counts_as_one(tmp_path: Path) -> None:
+    export = Export()
+    export.kernel("a", 0, 10, 20, 1)
+    export.kernel("b", 1, 20, 30, 2)
+    recorded = read_reports([export.write(tmp_path / "r.sqlite")])
+    assert recorded.kernels["repeat"].tolist() == [0, 0]
+    assert "no gpuprof-run range" in recorded.notes[0]
+
+
+def test_the_device_is_the_one_that_the_reports_name(tmp_path: Path, nsys: Path, ncu: Path) -> None:
+    assert recorded_device(read_reports([nsys])).name == "v100"
+    with pytest.raises(InputError, match=r"name no GPU.*--device"):
+        recorded_device(read_reports([ncu]))
+
+
+def test_two_timelines_cannot_be_joined(tmp_path: Path, nsys: Path) -> None:
+    other = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
+    with pytest.raises(InputError, match="got 2 and 0"):
+        read_reports([nsys, other])
+    with pytest.raises(InputError, match="got 0 and 0"):
+        read_reports([])
+
+
+def test_a_model_that_is_not_there_is_not_taken_for_a_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no model file gone\.onnx"):
+        replayed_job("gone.onnx", 1, Share(), [tmp_path / "r.sqlite"])
+    assert replayed_job(None, 1, Share(), [tmp_path / "bert.b8.sqlite"]).graph.name == "bert"
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").touch()
+    with pytest.raises(InputError, match="is empty"):
+        read_reports([tmp_path / "x.sqlite"])

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.profiling.nsight.ncu_metrics import (
+    COUNTERS,
+    METRIC_SETS,
+    in_column_unit,
+    listed_metrics,
+    number_of,
+    resolve,
+)
+from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_csv, read_ncu_rep
+from tests.profiling.ncu_files import NOISE, OCCUPANCY, READ, kernel, long_csv, raw_csv
+
+TWO = [kernel("void k0(float*)", "25.50", more={READ: "1.5"}), kernel("void k1<1, 2>(float*, int)", "75.00", grid=81)]
+
+
+@pytest.mark.parametrize("text", [NOISE + raw_csv(TWO), NOISE + long_csv(TWO)], ids=["raw", "long"])
+def test_both_pages_are_read_through_the_noise(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text(text)
+    kernels = read_ncu_csv(path).kernels
+    assert kernels["name"].tolist() == ["void k0(float*)", "void k1<1, 2>(float*, int)"]
+    assert kernels["achieved_occupancy_pct"].tolist() == [25.5, 75.0]
+    assert kernels["duration_ns"].tolist() == [1_234_500.0] * 2
+    assert kernels["grid_x"].tolist() == [80, 81] and kernels["block_x"].tolist() == [256, 256]
+    assert kernels["process_id"].tolist() == [4711, 4711]
+
+
+def test_a_metric_that_a_kernel_lacks_is_null_and_not_zero() -> None:
+    kernels = parse_ncu_csv(raw_csv([*TWO, kernel("k2", "n/a")]), "r").kernels
+    assert kernels["dram_read_bytes"][0] == 1.5e6
+    assert math.isnan(kernels["dram_read_bytes"][1])
+    assert math.isnan(kernels["achieved_occupancy_pct"][2])
+
+
+def test_lines_between_the_rows_are_skipped() -> None:
+    head, units, *rows = raw_csv(TWO).splitlines()
+    mixed = "\n".join([head, units, rows[0], "==WARNING== clocks changed", "epoch 3, loss 0.1", rows[1]])
+    assert len(parse_ncu_csv(mixed, "r").kernels) == 2
+
+
+def test_a_row_that_is_cut_off_is_an_error() -> None:
+    text = raw_csv(TWO)
+    with pytest.raises(InputError, match=r"r:4 .*cut off"):
+        parse_ncu_csv(text[: len(text) - 40], "r")
+    with pytest.raises(InputError, match=r"r:4 .*cut off"):  # a digit less would be another number
+        parse_ncu_csv(text.replace('"",""\n', "")[: len(text) - 12], "r")
+
+
+@pytest.mark.parametrize(
+    ("printed", "message"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "counters .ERR_NVGPUCTRPERM.*SYS_ADMIN"),
+        ("==ERROR== Profiling failed because a driver resource was unavailable.", "another profiler.*dcgmi"),
+        ("==WARNING== No kernels were profiled.", "ncu saw no kernel"),
+    ],
+)
+def test_what_ncu_complains_of_is_said_with_its_cure(printed: str, message: str) -> None:
+    with pytest.raises(UnavailableError, match=message):
+        parse_ncu_csv(NOISE + printed, "r")
+
+
+def test_another_tools_csv_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text("Start (ns),Duration (ns),Name\n1,2,k\n")
+    with pytest.raises(InputError, match="no table of Nsight Compute"):
+        read_ncu_csv(path)
+    with pytest.raises(InputError, match="cannot read"):
+        read_ncu_csv(tmp_path / "none.csv")
+
+
+def test_a_table_without_kernels_is_an_error() -> None:
+    with pytest.raises(InputError, match="r has no kernel"):
+        parse_ncu_csv("\n".join(raw_csv(TWO).splitlines()[:2]), "r")
+
+
+@pytest.mark.parametrize("text", ["27.595.520", "65,77", "1.234,5"])
+def test_numbers_of_another_locale_are_refused_and_not_guessed(text: str) -> None:
+    with pytest.raises(InputError, match="LC_ALL=C"):
+        number_of(text)
+
+
+@given(st.floats(0, 1e15))
+def test_separators_of_thousands_change_nothing(value: float) -> None:
+    assert number_of(f"{value:,.3f}") == number_of(f"{value:.3f}")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "unit", "expected"),
+    [
+        ("duration_ns", 1.5, "msecond", 1.5e6),
+        ("duration_ns", 17.0, "ns", 17.0),
+        ("duration_ns", 2.0, "us", 2000.0),
+        ("dram_read_bytes", 2.5, "Gbyte", 2.5e9),
+        ("static_shared_bytes", 49.15, "Kbyte/block", 49150.0),
+        ("registers_per_thread", 32.0, "register/thread", 32.0),
+        ("instruction_count", 1e6, "inst", 1e6),
+        ("l2_hit_pct", 12.5, "%", 12.5),
+    ],
+)
+def test_values_come_in_the_unit_of_their_column(column: str, value: float, unit: str, expected: float) -> None:
+    assert in_column_unit(column, value, unit) == expected
+
+
+@pytest.mark.parametrize(
+    ("column", "unit"), [("duration_ns", "byte"), ("l2_hit_pct", "Gbyte"), ("dram_read_bytes", "%")]
+)
+def test_a_unit_that_does_not_fit_is_an_error(column: str, unit: str) -> None:
+    with pytest.raises(InputError, match="does not fit"):
+        in_column_unit(column, 1.0, unit)
+
+
+def test_names_are_resolved_for_the_gpu() -> None:
+    hopper = listed_metrics(
+        "Device NVIDIA H200 (GH100)\n"
+        "------------------------------  --------- ------------ -----------\n"
+        "Metric Name                     Metric Type  Metric Unit  Metric Description\n"
+        "dram__bytes_read                Counter   byte   # of bytes read from DRAM\n"
+        "sm__warps_active                Counter   warp   cumulative # of warps in flight\n"
+    )
+    blackwell = frozenset({"dram__bytes_op_read", "sm__warps_active"})
+    wanted = ("achieved_occupancy_pct", "dram_read_bytes", "l2_hit_pct")
+    assert resolve(wanted, hopper) == (
+        {"achieved_occupancy_pct": OCCUPANCY, "dram_read_bytes": "dram__bytes_read.sum"},
+        ("l2_hit_pct",),
+    )
+    assert resolve(wanted, blackwell)[0]["dram_read_bytes"] == "dram__bytes_op_read.sum"
+    assert resolve(wanted, frozenset())[1] == ()
+
+
+def test_every_set_of_metrics_names_known_columns() -> None:
+    assert all(set(columns) <= set(COUNTERS) for columns in METRIC_SETS.values())
+
+
+def test_its_own_file_is_read_through_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {OCCUPANCY: (33.0, "%"), "launch__grid_dim_x": (64.0, ""), "gpu__time_duration.sum": (12.0, "us")}
+
+    class Metric:
+        def __init__(self, name: str) -> None:
+            self.value, self._unit = values[name]
+
+        def as_double(self) -> float:
+            return self.value
+
+        def unit(self) -> str:
+            return self._unit
+
+    action = SimpleNamespace(name=lambda *_: "void k(int)", metric_names=lambda: list(values), metric_by_name=Metric)
+    part = SimpleNamespace(num_actions=lambda: 1, action_by_idx=lambda _: action)
+    context = SimpleNamespace(num_ranges=lambda: 1, range_by_idx=lambda _: part)
+    package = SimpleNamespace(load_report=lambda _: context, IAction=SimpleNamespace(NameBase_DEMANGLED=1))
+    monkeypatch.setitem(sys.modules, "ncu_report", package)
+    report = tmp_path / "r.ncu-rep"
+    report.write_bytes(b"NVR")
+    (row,) = read_ncu_rep(report).kernels.to_dict("records")
+    assert row["name"] == "void k(int)" and row["grid_x"] == 64 and row["duration_ns"] == 12_000
+    assert row["achieved_occupancy_pct"] == 33.0
+
+
+def test_its_own_file_is_read_through_ncu_where_the_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = tmp_path / "r.ncu-rep"
+    report.write_bytes(b"NVR")
+    monkeypatch.setitem(sys.modules, "ncu_report", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UnavailableError, match="neither ncu nor the package ncu_report"):
+        read_ncu_rep(report)
+    table = tmp_path / "table.csv"
+    table.write_text(raw_csv(TWO))
+    fake = tmp_path / "ncu"
+    fake.write_text(f"#!/bin/sh\n/bin/cat {table}\n")
+    fake.chmod(0o755)
+    assert len(read_ncu_rep(report).kernels) == 2
+    fake.write_text("#!/bin/sh\necho '==ERROR== not a report' >&2\nexit 1\n")
+    with pytest.raises(InputError, match=r"cannot read .*not a report"):
+        read_ncu_rep(report)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.catalogue import device
+from gpuprof.errors import UnavailableError
+from gpuprof.kernel_db.schema import PER_OP
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.profiling.cpu.ort import OrtCollector
+from gpuprof.profiling.per_op import op_stand
+from gpuprof.profiling.per_op.op_model import distinct_ops
+from gpuprof.profiling.per_op.op_stand import GpuStand
+from gpuprof.profiling.per_op.per_op import PerOp
+from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.runtimes import TORCH_CPU
+from gpuprof.share import Share
+from tests.profiling.kineto_files import trace_of_nodes, write
+from tests.profiling.models import write_mlp
+
+GPU = device("a100-80")
+
+
+def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_stand.Observation:
+    source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
+    path = write(tmp_path / "trace.json", document)
+    seen = GpuStand(GPU, Share(50.0)).observe("r1", source, {"trace": str(path)})
+    assert not path.exists()
+    return seen
+
+
+def test_all_kernels_of_a_lone_op_are_its_own_and_warm_up_is_left_out(tmp_path: Path) -> None:
+    seen = _stand(tmp_path, trace_of_nodes(["im2col", "product"]))
+    assert seen.times_ns == (80_250,) * 7
+    assert [kernel.name for kernel in seen.kernels] == ["kernel_im2col", "kernel_product"]
+    assert {kernel.op_type for kernel in seen.kernels} == {"MatMul"}
+    assert {(kernel.model, kernel.sm_share_pct, kernel.batch) for kernel in seen.kernels} == {(PER_OP, 50.0, 2)}
+    assert [kernel.grid_x for kernel in seen.kernels] == [216, 216]
+    assert all(kernel.op_name is not None and kernel.op_name.startswith("m:") for kernel in seen.kernels)
+
+
+def test_an_op_that_launches_nothing_has_no_time_and_says_so(tmp_path: Path) -> None:
+    seen = _stand(tmp_path, {**trace_of_nodes([]), "traceEvents": []})
+    assert seen.times_ns == ()
+    assert seen.note is not None and seen.note.startswith("no kernel")
+
+
+def test_what_the_child_could_not_run_is_remembered_with_the_reason(tmp_path: Path) -> None:
+    source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
+    assert GpuStand(GPU, Share()).observe("r1", source, {"error": "no"}).note == "not measured: no"
+
+
+def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnavailableError, match="torch is not installed"):
+        op_stand.op_stand(GPU, Share())
+
+
+def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real child, model by model, with PyTorch on the CPU: no kernels, and a whole trace for each op."""
+    monkeypatch.setattr(GpuStand, "provider", TORCH_CPU)
+
+    @contextmanager
+    def unbound(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
+        yield ({},)
+
+    monkeypatch.setattr(op_stand, "bound_shares", unbound)
+    plan = PerOp(KernelDb.create(tmp_path / "db"), GPU, OrtCollector(), Share())
+    missing, _ = plan.pending([NamedModel("m", write_mlp(tmp_path / "m.onnx"))], [2])
+    rows = [outcome.row for outcome in plan.run(missing)]
+    assert len(rows) == len(missing) == 3
+    assert all(row["note"].startswith("no kernel") for row in rows)
+    assert all(row["duration_p50_ns"] is None for row in rows)
+    assert KernelDb(tmp_path / "db").read("runs").to_pylist()[0]["provider"] == TORCH_CPU

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.verification import verify
+from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.sweep.campaign import Campaign, Cell, Outcome
+from tests.profiling.models import write_mlp, write_strange
+from tests.profiling.requests import CPU, QUICK, a_job
+
+
+class FakeCollector:
+    name = "fake"
+    kinds: tuple[str, ...] = ("cpu",)
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.stable = True
+        self.release = "1"
+        self.fails: Exception | None = None
+        self.settings: dict[str, object] = {"provider": "CPU"}
+
+    def available(self) -> str | None:
+        return None
+
+    def version(self) -> str:
+        return self.release
+
+    def runtime(self) -> tuple[str, str]:
+        return "onnxruntime", "1"
+
+    def collect(self, request: Request) -> Collected:
+        self.asked.append(request)
+        if self.fails:
+            raise self.fails
+        job, run_id = request.job, request.run_id
+        if request.beside:
+            everyone = (job, *request.beside)
+            return Collected(
+                colocations=tuple(
+                    ColocationRow(run_id, CPU.name, 0, n, j.graph.name, j.graph.batch, "", latency_mean_ms=3.0)
+                    for n, j in enumerate(everyone)
+                )
+            )
+        row = ModelRow(run_id, job.graph.name, CPU.name, job.graph.batch, job.share.sm_pct, stable=self.stable)
+        return Collected(models=(replace(row, latency_mean_ms=2.0),), notes=("odd",), settings=self.settings)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return write_mlp(tmp_path / "mlp.onnx")
+
+
+@pytest.fixture
+def collector() -> FakeCollector:
+    return FakeCollector()
+
+
+def _run(tmp_path: Path, collector: FakeCollector, cells: list[Cell], force: bool = False) -> list[Outcome]:
+    return list(Campaign(KernelDb.create(tmp_path / "db"), CPU, collector, force, QUICK).run(cells))
+
+
+def test_each_cell_is_a_run_with_its_provenance(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2, 50.0))])
+    runs = KernelDb(tmp_path / "db").read("runs").to_pylist()
+    assert [(run["batch"], run["sm_share_pct"]) for run in runs] == [(1, 100.0), (2, 50.0)]
+    for run in runs:
+        assert run["model_sha256"] and run["command"] and run["host"] and run["driver"] and run["notes"] == "odd"
+        assert (run["collector"], run["runtime_version"], run["provider"]) == ("fake", "1", "CPU")
+    assert verify(KernelDb(tmp_path / "db")) == []
+
+
+def test_a_run_on_a_gpu_says_by_which_driver_and_how_clocks_were_held(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    collector.settings = {"provider": "CUDA", "nvidia_driver": "580.95.05", "clock_control": "none"}
+    database = KernelDb.create(tmp_path / "db")
+    list(Campaign(database, CPU, collector).run([Cell(a_job(model))]))
+    (run,) = database.read("runs").to_pylist()
+    assert (run["driver"], run["clocks_policy"]) == ("580.95.05", "none")
+
+
+def test_what_was_measured_is_not_measured_again(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    first = _run(tmp_path, collector, [Cell(a_job(model, 1))])
+    again = _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
+    assert [outcome.measured_now for outcome in first + again] == [True, False, True]
+    assert again[0].row["latency_mean_ms"] == 2.0
+    assert len(collector.asked) == 2
+    _run(tmp_path, collector, [Cell(a_job(model, 1))], force=True)
+    assert len(collector.asked) == 3
+
+
+def test_another_version_share_or_file_is_measured(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    _run(tmp_path, collector, [Cell(a_job(model, 1))])
+    _run(tmp_path, collector, [Cell(a_job(model, 1, 50.0))])
+    collector.release = "2"
+    _run(tmp_path, collector, [Cell(a_job(model, 1))])
+    write_mlp(model, width=32)
+    _run(tmp_path, collector, [Cell(a_job(model, 1))])
+    assert len(collector.asked) == 4
+
+
+def test_an_unstable_run_is_kept_and_measured_again(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    collector.stable = False
+    assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].row["stable"] is False
+    collector.stable = True
+    assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].measured_now
+    assert KernelDb(tmp_path / "db").read("models").num_rows == 2
+
+
+def test_a_failure_is_remembered_and_the_rest_goes_on(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    collector.fails = UnavailableError("it died", "try less")
+    outcomes = _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
+    assert [outcome.row["error"] for outcome in outcomes] == ["it died (try less)"] * 2
+    assert outcomes[0].row["latency_mean_ms"] is None
+    collector.fails = None
+    assert all(outcome.measured_now for outcome in _run(tmp_path, collector, [Cell(a_job(model, 1))]))
+
+
+def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    cells = [Cell(a_job(model, batch)) for batch in (1, 2, 3)]
+    running = Campaign(KernelDb.create(tmp_path / "db"), CPU, collector, limits=QUICK).run(cells)
+    next(running)
+    next(running)
+    running.close()
+    assert [outcome.measured_now for outcome in _run(tmp_path, collector, cells)] == [False, False, True]
+
+
+def test_company_is_kept_with_what_each_takes_alone(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
+    job, other = a_job(model, 1, 50.0), a_job(model, 2, 50.0)
+    outcome = _run(tmp_path, collector, [Cell(job), Cell(other), Cell(job, (other,))])[-1]
+    assert [row["solo_latency_mean_ms"] for row in (outcome.row, *outcome.others)] == [2.0, 2.0]
+    assert KernelDb(tmp_path / "db").read("runs").column("beside").to_pylist()[-1] == "mlp:2:50%"
+    assert not _run(tmp_path, collector, [Cell(job, (other,))])[0].measured_now
+
+
+def test_a_model_that_the_runtime_refuses_changes_nothing(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    odd = replace(a_job(model), path=write_strange(tmp_path / "odd.onnx"))
+    with pytest.raises(InputError, match="Nonsense"):
+        _run(tmp_path, collector, [Cell(a_job(model)), Cell(odd)])
+    assert not (tmp_path / "db").exists()
+    assert collector.asked == []

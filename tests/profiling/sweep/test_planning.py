@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuprof.device import Device
+from gpuprof.errors import InputError
+from gpuprof.profiling.sweep.planning import (
+    freed,
+    parse_batches,
+    parse_models,
+    parse_neighbour,
+    parse_shares,
+    plan_cells,
+)
+from gpuprof.share import Share
+from tests.profiling.models import write_mlp
+
+CPU = Device("cpu-test", "cpu", 6, 1000.0, {}, 1, 1.0, 1)
+
+
+def test_batches_are_read_sorted_and_once() -> None:
+    assert parse_batches("8, 1,2,2") == (1, 2, 8)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "x", "1,,2", "99999999"])
+def test_what_is_no_batch_is_refused_with_the_rule(text: str) -> None:
+    with pytest.raises(InputError, match="a batch size must be a whole number from 1 to 65536"):
+        parse_batches(text)
+
+
+def test_a_cpus_shares_are_powers_of_two_of_its_cores_and_all() -> None:
+    assert [round(share.sm_pct * 6 / 100, 3) for share in parse_shares(None, CPU)] == [1, 2, 4, 6]
+    assert parse_shares("3cores,10", CPU) == (Share(10.0), Share(50.0))
+
+
+def test_models_are_called_by_their_stem_or_as_asked(tmp_path: Path) -> None:
+    first = write_mlp(tmp_path / "a.onnx")
+    models = parse_models([str(first), f"other={first}"])
+    assert [model.name for model in models] == ["a", "other"]
+
+
+def test_two_files_of_one_name_and_missing_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    files = [str(write_mlp(tmp_path / "a.onnx")), str(write_mlp(tmp_path / "d" / "a.onnx"))]
+    with pytest.raises(InputError, match="both called a"):
+        parse_models(files)
+    with pytest.raises(InputError, match="there is no model file nope"):
+        parse_models(["nope.onnx"])
+
+
+def test_cells_are_the_product_and_each_appears_once(tmp_path: Path) -> None:
+    models = parse_models([str(write_mlp(tmp_path / "a.onnx"))])
+    cells = plan_cells(models, (1, 2), (Share(50.0), Share(100.0)), (1, 2))
+    assert len(cells) == 8
+    assert len({str(cell) for cell in cells}) == 8
+
+
+def test_what_runs_beside_shares_what_is_left_and_is_measured_alone_too(tmp_path: Path) -> None:
+    a, b = write_mlp(tmp_path / "a.onnx"), write_mlp(tmp_path / "b.onnx")
+    neighbours = [parse_neighbour(f"{b}:4:30%", CPU), parse_neighbour(str(b), CPU)]
+    cells = plan_cells(parse_models([str(a)]), (1,), (Share(50.0),), neighbours=neighbours)
+    assert [str(cell) for cell in cells] == [
+        "a:1:50%",
+        "b:4:30%",
+        "b:1:20%",
+        "a:1:50% beside b:4:30% + b:1:20%",
+    ]
+
+
+def test_neighbours_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    a = write_mlp(tmp_path / "a.onnx")
+    with pytest.raises(InputError, match="leave no room"):
+        plan_cells(parse_models([str(a)]), (1,), (Share(100.0),), neighbours=[parse_neighbour(str(a), CPU)])
+
+
+def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> None:
+    (model,) = parse_models([str(write_mlp(tmp_path / "a.onnx", batch=1))])
+    assert freed(model, (1,), tmp_path / "copies") == model
+    copy = freed(model, (1, 4), tmp_path / "copies")
+    assert copy.name == "a"
+    assert copy.path.is_relative_to(tmp_path / "copies")
+    assert copy.job(4, Share()).graph.inputs[0].shape == (4, 64)
+
+
+def test_an_empty_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="gives the model no name"):
+        parse_models([f"={write_mlp(tmp_path / 'a.onnx')}"])

@@ -1,0 +1,227 @@
+"""The map follows the load: when the placer is asked, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.deployment import DeploymentMap, parse_map, read_map
+from gpuprof.errors import GpuprofError, InfeasibleError, UnavailableError
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.serving.change import adapt
+from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
+from gpuprof.serving.change.apart import run_apart
+from gpuprof.serving.change.bounds import Observed
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.report import ModelResult
+from gpuprof.serving.load.target import Target
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import Arena
+from tests.serving.change.test_bounds import observed
+from tests.serving.change.test_shadow import decisions
+from tests.serving.running import eventually, map_of, replica, running
+
+
+def deployed(rate_rps: float) -> DeploymentMap:
+    document = map_of({"m": "null:4"}, [replica("m")])
+    document["models"]["m"]["rate_rps"] = rate_rps
+    return parse_map(document, "test")
+
+
+class Played:
+    """A placer and a server that are played by the test."""
+
+    def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, finds: bool = True) -> None:
+        async def inline(function: Callable[..., Any], *arguments: object) -> Any:
+            return function(*arguments)
+
+        monkeypatch.setattr(adapt, "run_apart", inline)
+        self._finds = finds
+        self.asked: list[Load] = []
+        self.applied: list[float] = []
+        self._settings = AdaptSettings(self._plan, tmp_path / "new.json", period_s=0.05, settle_periods=0)
+
+    def adapter(self, rate_rps: float) -> Adapter:
+        return Adapter(Router(Arena(1 << 16)), deployed(rate_rps), self._settings, self._apply)
+
+    def _plan(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
+        self.asked.append(load)
+        return deployed(load.rates_rps["m"]) if self._finds else None
+
+    async def _apply(self, path: Path) -> dict[str, Any]:
+        self.applied.append(read_map(path).models["m"].rate_rps)
+        return {"kept": (), "started": ("m/1",), "stopped": ("m/0",)}
+
+    def see(self, rate_rps: float, *periods: Observed) -> None:
+        async def judge() -> None:
+            adapter = self.adapter(rate_rps)
+            for seen in periods:
+                await adapter.decide({"m": seen})
+
+        asyncio.run(judge())
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
+    return Played(tmp_path, monkeypatch)
+
+
+def test_a_rate_that_doubles_is_planned_for_with_headroom(played: Played) -> None:
+    played.see(100.0, observed(200.0), observed(200.0))
+    (load,) = played.asked
+    assert load.rates_rps["m"] == pytest.approx(240.0)
+    assert load.slowdowns == {}
+    assert played.applied == pytest.approx([240.0])
+
+
+def test_after_the_move_the_same_load_is_within_bounds(played: Played) -> None:
+    played.see(100.0, *[observed(200.0)] * 20)
+    assert len(played.asked) == 1
+
+
+def test_one_period_is_not_enough(played: Played) -> None:
+    played.see(100.0, *[observed(200.0), observed(100.0)] * 10)
+    assert played.asked == []
+
+
+def test_too_little_load_is_borne_for_longer_than_too_much(played: Played) -> None:
+    played.see(100.0, *[observed(30.0)] * 5)
+    assert played.asked == []
+    played.see(100.0, *[observed(30.0)] * 6)
+    assert played.asked[0].rates_rps["m"] == pytest.approx(36.0)
+
+
+def test_a_model_that_nobody_asks_for_keeps_a_place(played: Played) -> None:
+    played.see(100.0, *[observed(0.0, None)] * 6)
+    assert played.applied == pytest.approx([1.0])
+
+
+def test_slowdowns_go_to_the_placer_and_add_up(played: Played) -> None:
+    played.see(100.0, *[observed(100.0, 1.5)] * 2, *[observed(100.0, 2.0)] * 2)
+    assert [load.slowdowns["m"] for load in played.asked] == pytest.approx([1.5, 3.0])
+
+
+def test_a_load_that_no_map_bears_is_not_asked_about_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = Played(tmp_path, monkeypatch, finds=False)
+
+    async def judge() -> None:
+        adapter = played.adapter(100.0)
+        adapter._wait_longer = lambda: setattr(adapter, "_not_before", time.monotonic() + 60.0)  # type: ignore[method-assign]
+        for seen in [observed(200.0)] * 10 + [observed(400.0)] * 2:
+            await adapter.decide({"m": seen})
+
+    asyncio.run(judge())
+    assert [load.rates_rps["m"] for load in played.asked] == pytest.approx(
+        [240.0, 480.0]
+    )  # another load is asked about
+    assert played.applied == []
+
+
+def _fails(how: str) -> int:
+    if how == "own":
+        raise InfeasibleError("no place", "buy one")
+    if how == "other":
+        raise ValueError("broken")
+    import os
+
+    if how == "dies":
+        os._exit(1)
+    return os.getpid()
+
+
+def test_planning_happens_in_another_process_and_its_errors_come_back() -> None:
+    import os
+
+    assert asyncio.run(run_apart(_fails, "not")) not in (os.getpid(), 0)
+    for how, kind, said in (
+        ("own", InfeasibleError, "buy one"),
+        ("other", UnavailableError, "ValueError: broken"),
+        ("dies", UnavailableError, "ended meanwhile"),
+    ):
+        with pytest.raises(GpuprofError, match=said) as caught:
+            asyncio.run(run_apart(_fails, how))
+        assert type(caught.value) is kind
+
+
+@pytest.fixture
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a database and a map for 5 requests/s of a model that takes 40 ms on the whole of a V100."""
+    rows = [
+        ModelRow(
+            run_id="r1", model="net", device="v100", batch=1, sm_share_pct=share, model_path="net.onnx",
+            model_sha256="0" * 64, repeats=100, latency_mean_ms=4000.0 / share, latency_std_ms=0.0,
+            memory_peak_bytes=2**28,
+        )
+        for share in (25.0, 50.0, 75.0, 100.0)
+    ]  # fmt: skip
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5,800\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    assert main(["place", "-o", "first.json", "--gpus", "v100:2", "--max-batch", "1"]) == 0
+    return tmp_path
+
+
+class Loaded:
+    """Sends an open-loop load, second after second, until it is left."""
+
+    def __init__(self, target: Target, stream: Stream) -> None:
+        self.results: list[ModelResult] = []
+        self._target, self._stream = target, stream
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send)
+
+    def __enter__(self) -> Loaded:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _send(self) -> None:
+        settings = LoadSettings(duration_s=2.0, warmup_s=0.0, arrivals="constant", clients=1)
+        while not self._stop.is_set():
+            self.results += run_load(self._target, [self._stream], settings).results
+
+
+@pytest.mark.slow
+def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(placed: Path) -> None:
+    document = json.loads((placed / "first.json").read_text())
+    (partition,) = document["nodes"][0]["gpus"][0]["partitions"]
+    quarter = {"sm_share_pct": 25.0, "batch_latency_ms": [160.0], "rate_rps": 5.0}  # it bears 6/s
+    partition["replicas"] = [partition["replicas"][0] | quarter]
+    what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
+    with running(placed, document, *what, "--adapt-output", str(placed / "new.json")) as server:
+        with Loaded(Target.parse(server.url), Stream("net", 17.0, 800.0)) as loaded:
+            assert eventually((placed / "new.json").exists, limit_s=90.0)
+            # A busy machine may spoil a second of it, but not all.
+            assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=60.0)
+        _, errors = server.stop()
+    assert loaded.results[0].refused > 0
+    assert loaded.results[0].in_slo < 0.9 * loaded.results[0].sent
+    assert all(result.lost == result.failed == 0 for result in loaded.results)
+    asked = decisions(errors, "the placer is asked")
+    moved = decisions(errors, "another map is served")
+    assert asked[0]["models"]["net"]["why"] == "more requests than planned"
+    assert moved[0]["started"]
+    assert moved[0]["planned_rps"]["net"] > 12.0
+    assert read_map(placed / "new.json").models["net"].slo_ms == 800.0
+
+
+def test_without_a_database_it_is_said_at_the_start(placed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "first.json", "--simulate", "--adapt", "--db", "nowhere"]) == 3
+    assert "nowhere does not exist" in capsys.readouterr().err

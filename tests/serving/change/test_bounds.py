@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from gpuprof.deployment import parse_map
+from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, Planned, leaving, planned
+from gpuprof.serving.change.window import Window
+from gpuprof.serving.watch.statistics import BUCKETS_MS
+from tests.serving.running import map_of, replica
+
+PLAN = Planned(rate_rps=100.0, percentile=99.0, slowest=1.0)
+
+
+def observed(rate_rps: float, slowdown: float | None = 1.0, late: int = 0, seconds: float = 5.0) -> Observed:
+    count = int(rate_rps * seconds)
+    return Observed(Window(seconds, count, count, late, 0, (0,) * (len(BUCKETS_MS) + 1)), slowdown)
+
+
+@pytest.mark.parametrize(
+    ("seen", "how"),
+    [
+        (observed(100.0), None),
+        (observed(120.0), None),
+        (observed(125.0), None),  # so much more may be chance
+        (observed(140.0), Leaving.RATE),
+        (observed(100.0, 1.2), None),
+        (observed(100.0, 1.3), Leaving.LATENCY),
+        (observed(100.0, late=100), Leaving.SLO),
+        (observed(45.0), None),
+        (observed(30.0), Leaving.IDLE),
+        (observed(0.0, None), Leaving.IDLE),
+        (observed(100.0, 0.7), Leaving.QUICK),
+        (observed(30.0, 1.5), Leaving.LATENCY),
+    ],
+)
+def test_a_model_leaves_its_bounds_by_more_than_chance(seen: Observed, how: Leaving | None) -> None:
+    assert leaving(PLAN, seen, Bounds()) is how
+
+
+def test_of_few_requests_more_is_taken_for_chance() -> None:
+    few = Planned(1.0, 99.0, 1.0)
+    assert leaving(few, observed(2.0), Bounds()) is None
+    assert leaving(few, observed(2.0, seconds=100.0), Bounds()) is Leaving.RATE
+
+
+def test_what_the_plan_leaves_open_is_borne() -> None:
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=2.0)])
+    document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["latency_ms_interval"] = [1.0, 3.0]
+    plan = planned(parse_map(document, "test"), "m")
+    assert plan == Planned(50.0, 99.0, 1.5)
+    assert leaving(plan, observed(50.0, 1.4), Bounds()) is None
+    assert leaving(plan, observed(50.0, 1.6), Bounds()) is Leaving.LATENCY

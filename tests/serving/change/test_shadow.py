@@ -1,0 +1,180 @@
+"""Standbys with a larger share, and when they take over."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpuprof.cgroup import quota_parent
+from gpuprof.cpu_share import CpuSlice, own_cores
+from gpuprof.errors import UnavailableError
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.target import Target
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.mps import GpuShare
+from gpuprof.serving.plan.shadow_plan import Spare, Standby
+from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.test_apply import apply
+from tests.serving.test_reliability import Askers, figure
+
+
+def planned(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:
+    placed = [("n/d:0", "", share) for share in (share_pct, *others)]
+    plan = ReplicaPlan("m/0", 1, 0.0, (10.0,), place="n/d:0", share_pct=share_pct)
+    return Spare(placed, tuple(range(cores))).standby(plan, order, 1, 10.0)
+
+
+def on_cores(part: CpuSlice) -> WorkerOrder:
+    return WorkerOrder("m", "1", "null:4", 1, cores=part.cores, quota_cores=part.quota_cores, threads=part.threads)
+
+
+def test_a_standby_has_ten_percent_more_of_the_cpu_first_of_its_own_cores() -> None:
+    got = planned(20.0, on_cores(CpuSlice((0,), 0.8)), [])  # of 4 cores
+    assert got is not None and got.plan.share_pct == 30.0
+    (order,) = got.orders
+    assert order.cores[0] == 0 and len(order.cores) == 2
+    assert order.quota_cores == pytest.approx(1.2)
+    assert order.threads == 2
+    amounts = {claim.resource: claim.amount for claim in got.claims}
+    assert amounts["core 0"] == pytest.approx(0.2)
+    assert sum(amounts.values()) == pytest.approx(0.4)
+
+
+def test_a_standby_that_fills_its_cores_needs_no_quota() -> None:
+    got = planned(40.0, on_cores(CpuSlice((1,), 0.8)), [50.0], cores=2)  # the other has core 0
+    assert got is not None
+    assert (got.orders[0].cores, got.orders[0].quota_cores) == ((1,), None)
+
+
+def test_a_standby_has_what_is_left_and_there_is_none_where_nothing_is_left() -> None:
+    gpu = WorkerOrder("m", "1", "m.onnx", 1, gpu=GpuShare("GPU-1", 60.0), with_mps=True)
+    got = planned(60.0, gpu, [34.0])
+    assert got is not None and got.orders[0].gpu == GpuShare("GPU-1", 66.0)
+    assert planned(60.0, gpu, [40.0]) is None
+
+
+def test_a_simulated_standby_is_faster_in_proportion() -> None:
+    order = WorkerOrder("m", "1", "", 1, provider=SIMULATED_PROVIDER, latency_ms=(10.0,))
+    got = planned(40.0, order, [])
+    assert got is not None and got.orders[0].latency_ms == (8.0,) == got.plan.latency_ms
+
+
+def decisions(text: str, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+    return [line for line in lines if event in line["event"]]
+
+
+def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_path: Path) -> None:
+    slo_ms = 80.0
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
+    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
+        assert "2 worker(s)" in server.line
+        target = Target.parse(server.url)
+        settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
+        (result,) = run_load(target, [Stream("m", 112.0, slo_ms)], settings).results  # of 100, then 125 that it can
+        _, errors = server.stop()
+    (decision,) = decisions(errors, "standby takes over")
+    assert (decision["model"], decision["replica"]) == ("m", "m/0")
+    assert (decision["share_pct"], decision["new_share_pct"]) == (40.0, 50.0)
+    assert decision["late"] + decision["refused"] > 0
+    assert result.lost == result.failed == 0
+    assert result.in_slo >= 0.95 * result.sent
+
+
+def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slo_ms = 80.0
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
+    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
+        load = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
+        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # the standby took over
+        with Askers(server, "m", 1, [0.0]) as askers:
+            assert apply(server, tmp_path / "again.json", document) == 0
+        changes = {row["replica"]: row["change"] for row in json.loads(capsys.readouterr().out)}
+        assert changes == {"m/0": "started", "m/0-shadow": "stopped"}
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.4
+        assert askers.lost == askers.wrong == []
+        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # there was a standby again
+        _, errors = server.stop()
+    assert len(decisions(errors, "standby takes over")) == 2
+
+
+def test_a_model_that_keeps_its_slo_keeps_its_worker(tmp_path: Path) -> None:
+    document = map_of({"m": "null:4"}, [replica("m", latency_ms=2.0, sm_share_pct=40.0)], slo_ms=500.0)
+    with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
+        run_load(Target.parse(server.url), [Stream("m", 50.0, 500.0)], LoadSettings(2.5, 0.0, clients=1))
+        _, errors = server.stop()
+    assert decisions(errors, "takes over") == []
+
+
+class Slowed:
+    """A process that stands still most of the time, until it is left."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._slow)
+
+    def __enter__(self) -> Slowed:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _slow(self) -> None:
+        try:
+            while not self._stop.is_set():
+                self._process.suspend()
+                time.sleep(0.25)
+                self._process.resume()
+                time.sleep(0.02)
+        except psutil.NoSuchProcess:
+            pass  # it has been replaced
+
+
+def quota_of(server: RunningServer) -> list[str]:
+    parent, _ = quota_parent()
+    return [group.name for group in parent.glob(f"gpuprof-serve-{server.process.pid}-*")]
+
+
+def test_a_real_worker_made_slow_is_replaced_and_no_request_is_lost(tmp_path: Path) -> None:
+    try:
+        quota_parent()
+    except UnavailableError as reason:
+        pytest.skip(str(reason))
+    share = 50.0 / len(own_cores())  # half a core: there is room for more
+    document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=share)], slo_ms=150.0)
+    with running(tmp_path, document, "--shadow", "--log", "json", "--hang-s", "30") as server:
+        first = next(worker for worker in server.workers() if worker.cpu_times().user >= 0)
+        serving = _serving_worker(server)
+        assert first.is_running() and len(server.workers()) == 2
+        with Askers(server, "m", 4) as askers, Slowed(serving):
+            assert eventually(lambda: not serving.is_running() or serving.status() == psutil.STATUS_ZOMBIE)
+            time.sleep(0.5)
+        assert len(server.workers()) == 1
+        assert server.infer("m", [1.0])[0] == 200
+        _, errors = server.stop()
+    assert askers.wrong == askers.lost == []
+    assert set(askers.statuses) <= {200, 503}  # what cannot be in time is refused, not lost
+    (decision,) = decisions(errors, "standby takes over")
+    assert decision["new_share_pct"] > decision["share_pct"]
+
+
+def _serving_worker(server: RunningServer) -> psutil.Process:
+    """Return the worker that answers: its control group is not a standby's."""
+    parent, _ = quota_parent()
+    (group,) = [g for g in parent.glob(f"gpuprof-serve-{server.process.pid}-*") if not g.name.endswith("-shadow")]
+    return psutil.Process(int((group / "cgroup.procs").read_text().split()[0]))

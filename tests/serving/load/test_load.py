@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import math
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuprof.deployment import parse_map
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.serving.load.client import Schedule, Sent
+from gpuprof.serving.load.load import LoadSettings, Stream, make_schedules, run_load
+from gpuprof.serving.load.prediction import LoadPrediction, predict
+from gpuprof.serving.load.report import report_row, stage_row, summarize
+from gpuprof.serving.load.target import Target
+from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+from tests.serving.running import RunningServer, map_of, replica
+
+
+@pytest.mark.parametrize(("kind", "scv"), [("poisson", 1.0), ("gamma", 4.0), ("constant", 0.0)])
+def test_arrivals_have_their_rate_and_variability_and_repeat(kind: str, scv: float) -> None:
+    times = arrival_times(kind, 100.0, 200.0, seed=3, scv=4.0)
+    gaps = np.diff(times)
+    assert len(times) / 200.0 == pytest.approx(100.0, rel=0.05)
+    assert (gaps.std() / gaps.mean()) ** 2 == pytest.approx(scv, abs=0.35)
+    assert (np.diff(times) >= 0).all() and times[-1] < 200.0
+    assert np.array_equal(times, arrival_times(kind, 100.0, 200.0, seed=3, scv=4.0))
+
+
+def test_unknown_arrivals_are_named() -> None:
+    with pytest.raises(InputError, match="did you mean poisson"):
+        arrival_times("poison", 1.0, 1.0, 0)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3])
+def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> None:
+    streams = [Stream("a", 50.0, 10.0), Stream("b", 20.0, 10.0)]
+    requests = ((b"a",), (b"b",))
+    settings = LoadSettings(duration_s=4.0, warmup_s=1.0, seed=5, clients=clients)
+    schedules = make_schedules(Target("h", 1), streams, requests, settings)
+    assert len(schedules) == clients
+    merged = sorted((time, model) for s in schedules for time, model in zip(s.times, s.models, strict=True))
+    alone = make_schedules(Target("h", 1), streams, requests, LoadSettings(4.0, 1.0, 5, clients=1))[0]
+    assert merged == list(zip(alone.times, alone.models, strict=True))
+
+
+def sent(rows: list[tuple[float, float, int]]) -> Sent:
+    """From rows of (sent, done, status)."""
+    begun, done, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
+    return Sent(begun, done, status)
+
+
+def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count() -> None:
+    schedule = Schedule("h", 1, ((b"",),), [0.5, 1.0, 1.2, 1.4, 1.6, 2.5], [0] * 6)
+    result = sent(
+        [(0.5, 9.0, 200), (1.1, 1.2, 200), (1.2, 1.5, 200), (1.4, 1.41, 503), (1.6, -1.0, 0), (2.5, 2.6, 200)]
+    )
+    got = summarize([schedule], [result], 0, "m", 250.0, (1.0, 2.0))
+    assert (got.sent, got.answered, got.in_slo, got.refused, got.failed, got.lost) == (4, 2, 1, 1, 0, 1)
+    assert (got.rate_rps, got.goodput_rps) == (4.0, 1.0)
+    assert got.p50_ms == pytest.approx(250.0)
+    assert got.lag_p99_ms == pytest.approx(97.0)
+    assert got.client_is_limit
+
+
+def test_measured_and_predicted_stand_side_by_side() -> None:
+    schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
+    got = summarize([schedule], [sent([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
+    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0))
+    assert row["goodput_rps_error"] == 0.0
+    assert row["p50_ms_error"] == pytest.approx(0.25)
+    assert row["p99_ms_error"] is None and not row["client_is_limit"]
+    assert report_row(got, None)["predicted_p50_ms"] is None
+    overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
+    assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
+
+
+def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> None:
+    def statistics(count: int, queue_ms: float, batches: dict[int, int]) -> dict[str, Any]:
+        ns = int(1e6 * queue_ms)
+        stages = {
+            key: {"count": count, "ns": ns} for key in ("queue", "compute_input", "compute_infer", "compute_output")
+        }
+        return {
+            "inference_stats": stages,
+            "batch_stats": [
+                {"batch_size": size, "compute_infer": {"count": n, "ns": 0}} for size, n in batches.items()
+            ],
+        }
+
+    schedule = Schedule("h", 1, ((b"",),), [0.0], [0])
+    got = summarize([schedule], [sent([(0.0, 0.010, 200)])], 0, "m", 100.0, (0.0, 1.0))
+    row = stage_row(got, statistics(10, 10.0, {1: 10}), statistics(15, 20.0, {1: 12, 4: 3}))
+    assert row["queue_ms"] == 2.0
+    assert row["router_ms"] == pytest.approx(2.0)
+    assert row["batches"] == {1: 2, 4: 3}
+    assert stage_row(got, None, None) == {"model": "m"}
+
+
+class FlatQueue:
+    """Answers within the batch's time at every percentile."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        ms = server.latency_ms[-1] * arrivals.rate_rps
+        return Sojourn(0.5, 1.0, ms, ((0.0, ms), (1.0, ms)))
+
+
+def test_at_another_rate_the_queueing_model_is_asked_for_each_replica_with_its_part() -> None:
+    replicas = [
+        replica("m", rate_rps=40.0, batch_latency_ms=[1.0]),
+        replica("m", rate_rps=10.0, batch_latency_ms=[1.0]),
+    ]
+    deployment = parse_map(map_of({"m": "null:4"}, replicas, slo_ms=50.0), "test")
+    got = predict(deployment, {"m": 100.0}, FlatQueue())["m"]  # laws of 80 ms for four fifths and of 20 ms for the rest
+    assert got.goodput_rps == pytest.approx(20.0)
+    assert got.p50_ms == pytest.approx(80.0)
+    unknown = parse_map(map_of({"m": "null:4"}, [replica("m")]), "test")
+    assert predict(unknown, {"m": 100.0}, FlatQueue())["m"] == LoadPrediction()
+
+
+def test_a_replica_that_does_not_say_how_long_it_takes_does_not_hide_the_others() -> None:
+    replicas = [replica("m", rate_rps=10.0, batch_latency_ms=[1.0]), replica("n", rate_rps=10.0)]
+    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
+    document["models"]["m"]["predicted"] = {"goodput_rps": 9.0, "p99_ms": 7.0}
+    deployment = parse_map(document, "test")
+    planned = {name: model.rate_rps for name, model in deployment.models.items()}
+    assert predict(deployment, planned, FlatQueue()) == {
+        "m": LoadPrediction(9.0, None, None, 7.0),
+        "n": LoadPrediction(),
+    }
+    other = predict(deployment, {"m": 20.0, "n": 20.0}, FlatQueue())
+    assert other["m"].p50_ms == pytest.approx(20.0)
+    assert other["n"] == LoadPrediction()
+
+
+def test_at_another_rate_the_cost_of_serving_is_counted() -> None:
+    replicas = [replica(name, rate_rps=10.0, batch_latency_ms=[10.0], sm_share_pct=50.0) for name in ("m", "n")]
+    document = map_of({"m": "null:4", "n": "null:4"}, replicas, slo_ms=50.0)
+    plain, costly = (
+        predict(parse_map({**document, "inputs": inputs}, "test"), {"m": 20.0, "n": 20.0}, FlatQueue())
+        for inputs in ({}, {"host_ms": "10", "host_cores": "2", "overhead_ms": "3"})
+    )
+    # Each is busy for half of the time, and 40 requests/s of 10 ms then take a fifth of each core's time: a tenth.
+    assert costly["m"].p50_ms == pytest.approx((plain["m"].p50_ms or 0.0) / (1.0 - 0.2 * 0.5 / 0.89), rel=0.02)
+
+
+def test_at_the_rate_of_the_map_the_map_is_believed() -> None:
+    document = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[1.0])])
+    document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
+    deployment = parse_map(document, "test")
+    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(49.0, None, None, 7.0)
+
+
+def test_a_server_is_loaded_and_every_request_answered(null_server: RunningServer) -> None:
+    streams = [Stream("small", 100.0, 500.0), Stream("large", 20.0, 500.0)]
+    settings = LoadSettings(duration_s=1.0, warmup_s=0.2, seed=1, clients=2)
+    outcome = run_load(Target.parse(null_server.url), streams, settings)
+    for result, stream in zip(outcome.results, streams, strict=True):
+        assert result.sent == result.answered > 0
+        assert result.rate_rps == pytest.approx(stream.rate_rps, rel=0.6)
+        assert result.p50_ms is not None and 0.0 < result.p50_ms <= (result.p99_ms or math.inf)
+    assert outcome.stages[0]["queue_ms"] is not None
+
+
+@pytest.mark.parametrize("url", ["ftp://h:1", "http://", "http://h:x", ":80"])
+def test_what_is_no_address_is_refused(url: str) -> None:
+    with pytest.raises(InputError, match="cannot read the address"):
+        Target.parse(url)
+
+
+def test_without_a_server_it_is_said_how_to_start_one() -> None:
+    with pytest.raises(UnavailableError, match="gpuprof serve"):
+        Target("127.0.0.1", 1).get("/v2")

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+
+from gpuprof.local_device import local_cpu
+from gpuprof.serving.load import overhead
+from gpuprof.serving.load.overhead import RequestOverhead, measure_overhead
+
+
+def test_the_overhead_grows_with_the_request_in_a_straight_line() -> None:
+    assert RequestOverhead(0.3, 1.0).of(0) == 0.3
+    assert RequestOverhead(0.3, 1.0).of(2 * 2**20) == pytest.approx(2.3)
+
+
+def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overhead, "_DURATION_S", 0.4)
+    monkeypatch.setattr(overhead, "_REPEATS", 1)
+    found = measure_overhead(local_cpu().name)
+    assert 0.0 < found.fixed_ms < 1000.0
+    assert found.ms_per_mib >= 0.0
+    assert 0.0 < found.handover_ms <= found.fixed_ms
+    assert 0.0 < found.host_ms < 1000.0
+    assert found.host_ms_per_mib >= 0.0
+
+
+def test_the_echo_of_the_null_model_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {4: overhead.Seen(0.5, 0.1, 0.3), 1_000_000: overhead.Seen(2.5, 0.6, 1.3)}
+    monkeypatch.setattr(overhead, "_seen", lambda device, size: seen[size])
+    found = measure_overhead("cpu")
+    assert found.of(1_000_000) == pytest.approx(1.5, rel=1e-4)
+    assert (found.handover_ms, found.host_ms) == (0.1, 0.3)
+    assert found.host_ms_per_mib == pytest.approx(0.5 * 2**20 / 1e6, rel=1e-4)
+
+
+def test_the_quickest_of_several_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([overhead.Seen(0.9, 0.3, 0.8), overhead.Seen(0.5, 0.1, 0.3), overhead.Seen(0.7, 0.1, 0.2)] * 2)
+    monkeypatch.setattr(overhead, "_server", lambda device, size: nullcontext(("http://here", 1)))
+    monkeypatch.setattr(overhead, "_sent", lambda url, pid: next(answers))
+    found = measure_overhead("cpu")
+    assert (found.fixed_ms, found.handover_ms, found.host_ms) == (0.5, 0.1, 0.3)

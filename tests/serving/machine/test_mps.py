@@ -1,0 +1,143 @@
+"""Shares of GPUs that NVML is made to show, under daemons that are played."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpuprof.deployment import Gpu, MigPlace, parse_map
+from gpuprof.errors import UnavailableError
+from gpuprof.mps import MpsDaemon
+from gpuprof.serving.machine import gpu_holder, machine_parts
+from gpuprof.serving.machine.gpu_holder import GpuHolder
+from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, local_places
+from gpuprof.serving.machine.launcher import WorkerOrder
+from gpuprof.serving.machine.mps import GpuShare, needs_mps
+from gpuprof.serving.plan import serving_plan
+from tests.serving.running import map_of, replica
+
+
+def test_the_environment_binds_device_percentage_and_memory() -> None:
+    share = GpuShare("GPU-1", 37.5, 1 << 30)
+    assert share.environment(MpsDaemon("/pipes", "/logs")) == {
+        "CUDA_VISIBLE_DEVICES": "GPU-1",
+        "CUDA_MPS_PIPE_DIRECTORY": "/pipes",
+        "CUDA_MPS_LOG_DIRECTORY": "/logs",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "37.5",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
+    }
+    assert share.environment(None) == {"CUDA_VISIBLE_DEVICES": "GPU-1"}
+
+
+def test_workers_of_one_gpu_share_a_daemon_that_ends_with_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    running: list[str] = []
+    ended: list[str] = []
+    legacies: list[dict[str, Any]] = []
+
+    @contextmanager
+    def played(uuid: str) -> Iterator[MpsDaemon]:
+        running.append(uuid)
+        yield MpsDaemon(f"/pipes/{uuid}")
+        ended.append(uuid)
+
+    monkeypatch.setattr(gpu_holder, "mps_daemon", played)
+    orders = [_order(uuid, with_mps) for uuid, with_mps in (("a", True), ("a", True), ("b", True), ("c", False))]
+
+    async def bind() -> list[WorkerOrder]:
+        holder = GpuHolder(lambda: legacies.append(holder.legacy()))
+        bound = await asyncio.gather(*(holder.bound(order) for order in orders))
+        await holder.close()
+        return bound
+
+    pipes = [order.environment.get("CUDA_MPS_PIPE_DIRECTORY") for order in asyncio.run(bind())]
+    assert pipes == ["/pipes/a", "/pipes/a", "/pipes/b", None]
+    assert sorted(running) == sorted(ended) == ["a", "b"]
+    assert legacies[-1]["daemons"] == {"a": ["/pipes/a", None], "b": ["/pipes/b", None]}
+
+
+def _order(uuid: str, with_mps: bool) -> WorkerOrder:
+    return WorkerOrder("m", "1", "m.onnx", 1, gpu=GpuShare(uuid, 50.0), with_mps=with_mps)
+
+
+def test_one_process_that_has_everything_needs_no_mps() -> None:
+    assert not needs_mps([100.0])
+    assert needs_mps([50.0]) and needs_mps([100.0, 100.0])
+
+
+class PlayedNvml:
+    """Two GPUs, the second cut into two instances."""
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self, f"_{name.removeprefix('nvml')}")
+
+    def _DeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def _DeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return f"gpu{index}"
+
+    def _DeviceGetName(self, handle: str) -> str:  # noqa: N802
+        return {"mig0": "NVIDIA A100-SXM4-80GB MIG 3g.40gb"}.get(handle, "NVIDIA A100-SXM4-80GB")
+
+    def _DeviceGetUUID(self, handle: str) -> bytes:  # noqa: N802
+        return f"uuid-{handle}".encode()
+
+    def _DeviceGetMaxMigDeviceCount(self, handle: str) -> int:  # noqa: N802
+        if handle == "gpu0":
+            raise self.NVMLError
+        return 7
+
+    def _DeviceGetMigDeviceHandleByIndex(self, handle: str, number: int) -> str:  # noqa: N802
+        if number:
+            raise self.NVMLError
+        return "mig0"
+
+    def _DeviceGetGpuInstanceId(self, handle: str) -> int:  # noqa: N802
+        return 2
+
+    def _DeviceGetGpuInstanceById(self, handle: str, number: int) -> int:  # noqa: N802
+        return number
+
+    def _GpuInstanceGetInfo(self, number: int) -> Any:  # noqa: N802
+        return SimpleNamespace(placement=SimpleNamespace(start=4, size=4))
+
+
+def test_instances_are_found_by_profile_and_slice() -> None:
+    places = local_places(PlayedNvml())
+    assert [place.device for place in places] == ["a100-80", "a100-80"]
+    assert places[0].place(None) == "uuid-gpu0"
+    assert places[1].place(MigPlace(profile="3g.40gb", start=4)) == "uuid-mig0"
+    with pytest.raises(UnavailableError, match=r"nvidia-smi mig -i 1 -cgi 3g\.40gb:0 -C"):
+        places[1].place(MigPlace(profile="3g.40gb", start=0))
+    with pytest.raises(UnavailableError, match="wants it whole"):
+        places[1].place(None)
+
+
+def test_a_gpu_that_is_not_there_or_another_is_an_error() -> None:
+    places = (LocalGpu(0, "h100", "u"),)
+    assert find_gpu(Gpu(index=0, device="h100", partitions=()), places).uuid == "u"
+    with pytest.raises(UnavailableError, match="which is h100 here"):
+        find_gpu(Gpu(index=0, device="a100-80", partitions=()), places)
+    with pytest.raises(UnavailableError, match="does not have"):
+        find_gpu(Gpu(index=1, device="h100", partitions=()), places)
+
+
+def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_parts, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    document = map_of({"m": "null:4"}, [replica("m", sm_share_pct=60.0, processes=2, memory_limit_bytes=1 << 30)])
+    document["nodes"][0]["gpus"][0]["device"] = "h100"
+    (planned,) = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g")
+    assert [order.gpu for order in planned.orders] == [GpuShare("GPU-1", 30.0, 1 << 30)] * 2
+    assert all(order.with_mps and order.provider == "CUDAExecutionProvider" for order in planned.orders)

@@ -1,0 +1,58 @@
+"""Messages that are cut on the wire, against protobuf."""
+
+from __future__ import annotations
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+from tritonclient.grpc import service_pb2
+
+from gpuprof.serving.protocol.grpc_messages import InferCall
+from gpuprof.serving.protocol.grpc_raw import put_in, take_out
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+
+CONTENTS = st.lists(st.binary(max_size=300), max_size=4)
+
+
+def request(raw: list[bytes], name: str = "m", timeout: int = 3) -> service_pb2.ModelInferRequest:
+    message = service_pb2.ModelInferRequest(model_name=name, id="7", raw_input_contents=raw)
+    message.parameters["timeout"].int64_param = timeout
+    message.inputs.add(name="x", datatype="FP32", shape=[1, 2**40]).contents.fp64_contents.extend([1.5, -2.0])
+    return message
+
+
+@given(CONTENTS, st.text(max_size=20), st.integers(-(2**63), 2**63 - 1))
+def test_what_is_taken_out_is_what_protobuf_reads_and_the_rest_stays(raw: list[bytes], name: str, timeout: int) -> None:
+    rest, values = take_out(request(raw, name, timeout).SerializeToString(), 7)
+    assert [bytes(value) for value in values] == raw
+    assert service_pb2.ModelInferRequest.FromString(rest) == request([], name, timeout)
+
+
+@given(CONTENTS)
+def test_what_is_put_in_is_read_by_protobuf(raw: list[bytes]) -> None:
+    head = service_pb2.ModelInferResponse(model_name="m", id="7").SerializeToString()
+    read = service_pb2.ModelInferResponse.FromString(put_in(head, 6, [memoryview(value) for value in raw]))
+    assert read == service_pb2.ModelInferResponse(model_name="m", id="7", raw_output_contents=raw)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_that_are_no_message_raise_value_error_or_are_kept_whole(data: bytes) -> None:
+    try:
+        rest, values = take_out(data, 7)
+    except ValueError:
+        return
+    assert len(rest) + sum(map(len, values)) <= len(data)
+
+
+@pytest.mark.parametrize("size", [4, INLINE_BYTES + 1])
+def test_a_call_has_its_raw_contents_however_large_it_is(size: int) -> None:
+    call = InferCall.decode(request([b"x" * size, b"y"]).SerializeToString())
+    assert [bytes(value) for value in call.raw] == [b"x" * size, b"y"]
+    assert call.message.inputs[0].name == "x"
+
+
+def test_a_large_call_that_is_cut_off_is_protobufs_to_refuse() -> None:
+    data = request([b"x" * (2 * INLINE_BYTES)]).SerializeToString()
+    with pytest.raises(DecodeError):
+        InferCall.decode(data[:-1])

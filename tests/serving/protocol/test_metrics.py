@@ -1,0 +1,99 @@
+"""What /metrics says by model, replica, device and MIG instance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
+from gpuprof.serving.protocol.metrics import RouterCollector
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import Arena
+from tests.serving.machine.test_mps import PlayedNvml
+from tests.serving.running import map_of, replica, running
+
+
+def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def total(found: list[tuple[dict[str, str], float]], **wanted: str) -> float:
+    return sum(value for labels, value in found if wanted.items() <= labels.items())
+
+
+def test_figures_are_told_apart_by_model_replica_and_mig_instance(tmp_path: Path) -> None:
+    document = map_of({"a": "null:4", "b": "null:4"}, [])
+    partitions = [
+        {"mig": {"profile": "3g.40gb", "start": 0}, "replicas": [replica("a", sm_share_pct=60.0), replica("b")]},
+        {"mig": {"profile": "3g.40gb", "start": 4}, "replicas": [replica("a", sm_share_pct=100.0)]},
+    ]
+    document["nodes"][0]["gpus"] = [{"index": 0, "device": "sim:a100-80", "partitions": partitions}]
+    partitions[0]["replicas"][1]["sm_share_pct"] = 40.0  # type: ignore[index]
+    with running(tmp_path, document, "--routing", "round-robin") as server:
+        for _ in range(6):
+            assert server.infer("a", [1.0])[0] == 200
+        assert server.infer("b", [1.0])[0] == 200
+        got = samples(server.get("/metrics")[1].decode())
+    assert total(got["gpuprof_requests_total"], model="a", outcome="in_slo") == 6
+    by_replica = got["gpuprof_replica_requests_total"]
+    first, second = (total(by_replica, replica=name, outcome="in_slo") for name in ("a/0", "a/1"))
+    assert (first, second) == (3, 3)
+    assert {labels["mig"] for labels, _ in by_replica} == {"3g.40gb@0", "3g.40gb@4"}
+    assert total(by_replica, mig="3g.40gb@0", outcome="in_slo") == first + 1
+    assert total(by_replica, mig="3g.40gb@4", place="n/sim:a100-80:0", outcome="in_slo") == second
+    assert total(got["gpuprof_place_share_ratio"], mig="3g.40gb@0") == 1.0
+    assert total(got["gpuprof_replica_busy_seconds_total"], mig="3g.40gb@4") > 0.0
+    assert total(got["gpuprof_replica_share_ratio"], replica="a/0") == 0.6
+    assert total(got["gpuprof_replica_planned_rps"], replica="a/0") == 50.0
+
+
+def test_stages_have_histograms(tmp_path: Path) -> None:
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m", latency_ms=20.0)]), "--simulate") as server:
+        assert server.infer("m", [1.0])[0] == 200
+        got = samples(server.get("/metrics")[1].decode())
+    buckets = got["gpuprof_stage_latency_seconds_bucket"]
+    assert total(buckets, stage="infer", le="0.015") == 0
+    assert total(buckets, stage="infer", le="0.03") == total(buckets, stage="infer", le="+Inf") == 1
+    assert total(got["gpuprof_stage_latency_seconds_count"], stage="queue") == 1
+    assert 0.019 < total(got["gpuprof_stage_latency_seconds_sum"], stage="infer") < 0.03
+    assert total(got["gpuprof_replica_latency_seconds_count"], replica="m/0") == 1
+
+
+class BusyNvml(PlayedNvml):
+    """GPUs that say how busy they are, but for MIG instances."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        return uuid
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:  # noqa: N802
+        return SimpleNamespace(used=1 << 30, total=4 << 30)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:  # noqa: N802
+        if "mig" in handle:
+            raise self.NVMLError("not supported")
+        return SimpleNamespace(gpu=37)
+
+
+def test_nvml_says_how_busy_gpus_are() -> None:
+    figures = local_gpu_figures(BusyNvml())
+    whole = [one for one in figures if not one.mig]
+    parts = [one for one in figures if one.mig]
+    assert [one.sm_ratio for one in whole] == [0.37] * len(whole) and len(whole) == 2
+    assert all(one.sm_ratio is None for one in parts) and parts
+    text = generate_latest(RouterCollector(Router(Arena(1 << 16)), lambda: figures)).decode()
+    got = samples(text)
+    assert total(got["gpuprof_gpu_sm_ratio"], gpu="0") == 0.37
+    assert total(got["gpuprof_gpu_memory_bytes"], uuid=parts[0].uuid) == 1 << 30
+
+
+def test_without_gpus_there_are_no_figures_of_them() -> None:
+    text = generate_latest(RouterCollector(Router(Arena(1 << 16)), lambda: list[GpuFigures]())).decode()
+    assert "gpuprof_gpu_sm_ratio{" not in text

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.router.infer_request import Body, read_request
+from gpuprof.serving.transport.inference import OutputTensor, RefusedError
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+
+SPEC = ModelSpec(
+    "m",
+    "1",
+    "test",
+    (TensorSpec("x", "FP32", (-1, 2)), TensorSpec("s", "BYTES", (-1, 1))),
+    (TensorSpec("y", "FP32", (-1, 2)), TensorSpec("t", "BYTES", (-1, 1))),
+    4,
+)
+X = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]}
+S = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["é"]}
+
+
+def asked(head: object, binary: bytes = b"", offset: int | None = None) -> Any:
+    text = orjson.dumps(head)
+    return read_request(SPEC, Body(text + binary, len(text), offset))
+
+
+def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:
+    got = asked({"id": "7", "inputs": [S, X], "parameters": {"timeout": 5000, "priority": 2}})
+    assert [bytes(tensor.data) for tensor in got.inputs] == [struct.pack("2f", 1, 2), b"\x02\x00\x00\x00\xc3\xa9"]
+    assert (got.id, got.rows, got.timeout_ms, got.priority) == ("7", 1, 5.0, 2)
+
+
+def test_nested_data_is_flattened() -> None:
+    nested = {**X, "shape": [2, 2], "data": [[1, 2], [3, 4]]}
+    two = {**S, "shape": [2, 1], "data": [["a"], ["b"]]}
+    got = asked({"inputs": [nested, two]})
+    assert got.rows == 2
+    assert bytes(got.inputs[0].data) == struct.pack("4f", 1, 2, 3, 4)
+
+
+def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena() -> None:
+    data_s, data_x = b"\x01\x00\x00\x00a", struct.pack("2f", 3, 4)
+    binary_s = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "parameters": {"binary_data_size": len(data_s)}}
+    binary_x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": 8}}
+    head = {"inputs": [binary_s, binary_x]}
+    assert [bytes(tensor.data) for tensor in asked(head, data_s + data_x).inputs] == [data_x, data_s]
+    start = 4096 + len(orjson.dumps(head))
+    in_arena = asked(head, data_s + data_x, offset=4096)
+    assert [tensor.data for tensor in in_arena.inputs] == [(start + 5, 8), (start, 5)]
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ([], "must be a JSON object"),
+        ({}, 'list of "inputs"'),
+        ({"inputs": [X]}, "needs input 's'"),
+        ({"inputs": [X, X, S]}, "given twice"),
+        ({"inputs": [{**X, "name": "z"}, S]}, "no input 'z'"),
+        ({"inputs": [{**X, "name": 3}, S]}, "no input 3"),
+        ({"inputs": [{**X, "datatype": "FP64"}, S]}, "has type FP32 but got 'FP64'"),
+        ({"inputs": [{**X, "shape": [1, 3]}, S]}, r"has shape \[-1, 2\] but got \[1, 3\]"),
+        ({"inputs": [{**X, "shape": [1, -2]}, S]}, "list of whole numbers"),
+        ({"inputs": [{**X, "shape": [True, 2]}, S]}, "list of whole numbers"),
+        ({"inputs": [{**X, "shape": "12"}, S]}, "list of whole numbers"),
+        ({"inputs": [{**X, "data": [1.0]}, S]}, "needs 2 values but got 1"),
+        ({"inputs": [{**X, "data": [[1.0], 2.0]}, S]}, "nested unevenly"),
+        ({"inputs": [{**X, "data": ["a", "b"]}, S]}, "must hold numbers"),
+        ({"inputs": [{**X, "data": None}, S]}, "neither data nor binary data"),
+        ({"inputs": [{**X, "shape": [2, 2], "data": [1, 2, 3, 4]}, S]}, "same batch"),
+        ({"inputs": [{**X, "shape": [0, 2], "data": []}, {**S, "shape": [0, 1], "data": []}]}, "batches of 1 to 4"),
+        ({"inputs": [{**X, "parameters": {"binary_data_size": 8}}, S]}, "both data and binary"),
+        ({"inputs": [{**X, "parameters": {"shared_memory_region": "r"}}, S]}, "not supported"),
+        ({"inputs": [{**X, "parameters": []}, S]}, '"parameters" must be an object'),
+        ({"inputs": [X, S], "outputs": [{"name": "q"}]}, "has no output 'q'"),
+        ({"inputs": [X, S], "outputs": [{"name": "y"}, {"name": "y"}]}, "only one output 'y'"),
+        ({"inputs": [X, S], "outputs": 3}, '"outputs" must be a list'),
+        ({"inputs": [X, S], "id": 3}, '"id" must be a string'),
+        ({"inputs": [X, S], "parameters": {"timeout": -1}}, "'timeout' must be a whole number"),
+    ],
+)
+def test_what_is_wrong_is_said(head: object, message: str) -> None:
+    with pytest.raises(RefusedError, match=message) as refused:
+        asked(head)
+    assert refused.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("size", "binary"), [(8, b"1234567"), (8, b"123456789"), (4, b"1234"), (-8, b""), (2**70, b"")]
+)
+def test_binary_data_of_another_size_than_said_is_refused(size: int, binary: bytes) -> None:
+    binary_x = {"name": "x", "datatype": "FP32", "shape": [1, 2], "parameters": {"binary_data_size": size}}
+    try:
+        head = {"inputs": [S, binary_x]}
+        orjson.dumps(head)
+    except TypeError:
+        return
+    with pytest.raises(RefusedError):
+        asked(head, binary)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "shape", "data", "parameters"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(
+    st.fixed_dictionaries({}, optional={"inputs": JSON, "outputs": JSON, "parameters": JSON, "id": JSON}),
+    st.binary(max_size=20),
+)
+def test_whatever_comes_is_read_or_refused_with_400(head: dict[str, Any], binary: bytes) -> None:
+    try:
+        asked(head, binary)
+    except RefusedError as refused:
+        assert refused.status == 400
+
+
+@given(st.sampled_from(["name", "datatype", "shape", "data", "parameters"]), JSON)
+def test_a_request_with_one_wrong_field_is_read_or_refused_with_400(key: str, value: object) -> None:
+    try:
+        asked({"inputs": [{**X, key: value}, S]})
+    except RefusedError as refused:
+        assert refused.status == 400
+
+
+OUTPUTS = [OutputTensor(0, [1, 2], struct.pack("2f", 1, 2)), OutputTensor(1, [1, 1], b"\x01\x00\x00\x00a")]
+
+
+def test_an_answer_in_json() -> None:
+    text, binary = write_response(SPEC, asked({"id": "7", "inputs": [X, S]}), OUTPUTS)
+    assert not binary
+    assert orjson.loads(text) == {
+        "model_name": "m",
+        "model_version": "1",
+        "id": "7",
+        "outputs": [
+            {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1.0, 2.0]},
+            {"name": "t", "datatype": "BYTES", "shape": [1, 1], "data": ["a"]},
+        ],
+    }
+
+
+def test_an_answer_has_the_outputs_that_were_asked_for_in_their_order_and_form() -> None:
+    outputs = [{"name": "t", "parameters": {"binary_data": True}}, {"name": "y"}]
+    text, binary = write_response(SPEC, asked({"inputs": [X, S], "outputs": outputs}), OUTPUTS)
+    said = orjson.loads(text)["outputs"]
+    assert [entry["name"] for entry in said] == ["t", "y"]
+    assert said[0]["parameters"] == {"binary_data_size": 5}
+    assert binary == [OUTPUTS[1].data]
+
+
+def test_all_outputs_are_binary_by_one_parameter() -> None:
+    _, binary = write_response(SPEC, asked({"inputs": [X, S], "parameters": {"binary_data_output": True}}), OUTPUTS)
+    assert binary == [output.data for output in OUTPUTS]

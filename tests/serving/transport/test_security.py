@@ -1,0 +1,250 @@
+"""Tokens and TLS: for clients by HTTP and gRPC, and for the machines and workers that come to the router's door."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import tritonclient.grpc as triton_grpc
+import trustme
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.target import Target
+from gpuprof.serving.transport.door import Door, DoorKey, knock
+from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.security import (
+    Security,
+    check_exposure,
+    client_context,
+    is_loopback,
+    read_token,
+    server_security,
+)
+from gpuprof.serving.transport.wire import Frame, Kind
+from tests.serving.running import RunningServer, map_of, replica, running
+
+TOKEN = "a-token-of-the-tests-0123456789"
+
+
+@dataclass(frozen=True)
+class Papers:
+    """Files of a certificate of our own."""
+
+    authority: Path
+    chain: Path
+    key: Path
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
+    directory = tmp_path_factory.mktemp("papers")
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    found = Papers(directory / "ca.pem", directory / "chain.pem", directory / "key.pem")
+    authority.cert_pem.write_to_path(found.authority)
+    certificate.cert_chain_pems[0].write_to_path(found.chain)
+    certificate.private_key_pem.write_to_path(found.key)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    directory = tmp_path_factory.mktemp("secured")
+    token = directory / "token"
+    token.write_text(TOKEN + "\n")
+    options = ["--token-file", str(token), "--tls-cert", str(papers.chain), "--tls-key", str(papers.key)]
+    document = map_of({"m": "null:4", "large": "null:600k"}, [replica("m"), replica("large")])
+    with running(directory, document, "--grpc-port", "0", *options) as started:
+        started.context = client_context(papers.authority)
+        yield started
+
+
+def test_only_requests_with_the_token_are_answered(server: RunningServer) -> None:
+    status, answer = server.get("/v2/models/m")
+    assert (status, answer["error"]) == (401, "the request does not have the token of this server")
+    assert server.get("/v2/models/m", Authorization=f"Bearer {TOKEN}x")[0] == 401
+    assert server.get("/metrics", Authorization=TOKEN)[0] == 401
+    assert server.get("/v2/models/m", Authorization=f"bearer {TOKEN}")[0] == 200
+    assert server.infer("m", [1.0])[0] == 401
+
+
+def test_whether_it_lives_and_is_ready_is_told_to_everybody(server: RunningServer) -> None:
+    assert server.get("/v2/health/ready")[0] == server.get("/v2/health/live")[0] == 200
+
+
+def test_large_tensors_pass_encrypted_both_ways(server: RunningServer) -> None:
+    values = [float(number) for number in range(150_000)]
+    mine = replace(server, token=TOKEN)
+    for _ in range(3):
+        assert mine.infer("large", values)[1]["outputs"][0]["data"] == values
+    buffered = next(
+        line for line in mine.get("/metrics")[1].decode().splitlines() if line.startswith("gpuprof_buffer_bytes ")
+    )
+    assert float(buffered.split()[1]) == 0.0  # what was sent is given back
+
+
+def test_load_brings_token_and_authority(server: RunningServer, papers: Papers) -> None:
+    target = Target.parse(server.url, TOKEN, papers.authority)
+    streams = [Stream("m", 30.0, 60_000.0), Stream("large", 10.0, 60_000.0)]
+    outcome = run_load(target, streams, LoadSettings(1.0, 0.0, clients=2, patience_s=30.0))
+    assert all(result.answered == result.sent > 0 for result in outcome.results)
+    with pytest.raises(InputError, match="answers 401"):
+        Target.parse(server.url, "", papers.authority).model_inputs("m")
+    with pytest.raises(UnavailableError, match="is not trusted"):
+        Target.parse(server.url, TOKEN).model_inputs("m")
+
+
+def test_a_token_is_not_sent_in_clear_to_other_machines() -> None:
+    with pytest.raises(InputError, match="for everybody to read"):
+        Target.parse("http://192.0.2.1:8000", TOKEN)
+    assert TOKEN not in repr(Target.parse("https://192.0.2.1:8000", TOKEN))
+
+
+def test_a_client_that_does_not_trust_the_certificate_goes_away(server: RunningServer) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError):
+        replace(server, context=ssl.create_default_context()).get("/v2/health/live")
+
+
+def test_plain_http_gets_no_answer(server: RunningServer) -> None:
+    with server.connect() as connection:
+        connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"HTTP" not in connection.recv(100)
+    assert server.get("/v2/health/live")[0] == 200
+
+
+def test_grpc_asks_for_the_token_in_its_metadata(server: RunningServer, papers: Papers) -> None:
+    address = next(word for word in server.line.split() if word.startswith("grpcs://")).removeprefix("grpcs://")
+    credentials = triton_grpc.InferenceServerClient(address, ssl=True, root_certificates=str(papers.authority))
+    with credentials as client:
+        assert client.is_server_live() and client.is_server_ready()
+        with pytest.raises(triton_grpc.InferenceServerException, match="does not have the token") as refused:
+            client.get_model_metadata("m")
+        assert refused.value.status() == str(grpc.StatusCode.UNAUTHENTICATED)
+        said = {"authorization": f"Bearer {TOKEN}"}
+        assert client.get_model_metadata("m", headers=said).name == "m"
+
+
+def test_listening_where_others_can_reach_it_needs_both() -> None:
+    both = Security(TOKEN, "c", "k", ssl.create_default_context())
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
+        assert is_loopback(host)
+        check_exposure(host, Security(), insecure=False)
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(InputError, match="needs a token and TLS"):
+            check_exposure(host, Security(), insecure=False)
+        with pytest.raises(InputError, match="needs TLS"):
+            check_exposure(host, Security(TOKEN), insecure=False)
+        check_exposure(host, both, insecure=False)
+        check_exposure(host, Security(), insecure=True)
+
+
+def test_an_open_address_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    document = map_of({"m": "null:4"}, [replica("m")])
+    with (
+        pytest.raises(AssertionError, match=r"0\.0\.0\.0 can be reached .* --insecure"),
+        running(tmp_path, document, "--host", "0.0.0.0"),
+    ):
+        pass
+
+
+def test_a_token_comes_from_a_file_or_the_environment_and_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPUPROF_TOKEN", raising=False)
+    assert read_token(None) == ""
+    monkeypatch.setenv("GPUPROF_TOKEN", TOKEN)
+    assert read_token(None) == TOKEN
+    file = tmp_path / "token"
+    for bad in ("", "short", "spaces in the middle of it", "nöt äscii at all, this token"):
+        file.write_text(bad)
+        with pytest.raises(InputError, match=str(file)):
+            read_token(file)
+    with pytest.raises(InputError, match="cannot read"):
+        read_token(tmp_path / "nowhere")
+
+
+def test_a_certificate_needs_its_own_key(papers: Papers, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="go together"):
+        server_security(None, papers.chain, None)
+    with pytest.raises(InputError, match="not a certificate and its key"):
+        server_security(None, papers.key, papers.chain)
+    other = tmp_path / "other.pem"
+    trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(other)
+    with pytest.raises(InputError, match="not a certificate and its key"):
+        server_security(None, papers.chain, other)
+    with pytest.raises(InputError, match="holds no certificate"):
+        client_context(papers.key)
+
+
+def test_the_token_does_not_appear_when_settings_are_printed() -> None:
+    assert TOKEN not in repr(Security(TOKEN))
+
+
+class Guest:
+    """Somebody whom the door waits for."""
+
+    def __init__(self) -> None:
+        self.said: list[dict[str, Any]] = []
+
+    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+        self.said.append(said)
+        connection.send(Kind.WELCOME, "in")
+
+    def receive(self, frame: Frame) -> None:
+        pass
+
+    def closed(self) -> None:
+        pass
+
+
+def at_the_door(key: DoorKey, who: str) -> Any:
+    """Return what the door says to somebody who knocks; None when it closes."""
+    stream = knock(key, who, {})
+    frame = stream.receive()
+    stream.close()
+    return None if frame is None else frame.head
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_the_door_lets_in_only_those_it_waits_for_who_know_the_secret(papers: Papers, encrypted: bool) -> None:
+    async def scene() -> None:
+        door, guest = Door(), Guest()
+        security = server_security(None, papers.chain, papers.key) if encrypted else Security()
+        key = await door.open_remote("127.0.0.1", security.context, security.certificate)
+        door.expect("machine:n", guest)
+        assert await asyncio.to_thread(at_the_door, key, "machine:n") == "in"
+        assert await asyncio.to_thread(at_the_door, key, "machine:other") is None
+        assert await asyncio.to_thread(at_the_door, replace(key, secret="00" * 32), "machine:n") is None
+        if encrypted:
+            with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+                await asyncio.to_thread(at_the_door, replace(key, certificate=OTHER), "machine:n")
+        assert len(guest.said) == 1
+        door.close()
+
+    asyncio.run(scene())
+
+
+OTHER = trustme.CA().issue_cert("127.0.0.1").cert_chain_pems[0].bytes().decode()
+
+
+def test_a_stranger_that_sends_a_large_frame_is_cut_off() -> None:
+    async def scene() -> None:
+        door = Door()
+        key = await door.open_remote("127.0.0.1")
+        _, host, port = key.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(bytes([9, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0]))
+        await writer.drain()
+        challenge = await asyncio.wait_for(reader.read(), 10.0)  # to the end: the connection is closed
+        assert len(challenge) < 200
+        writer.close()
+        door.close()
+
+    asyncio.run(scene())

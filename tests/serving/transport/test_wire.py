@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, Kind, encode
+
+MESSAGES = st.lists(st.tuples(st.sampled_from(list(Kind)), st.lists(st.integers(0, 9)), st.binary(max_size=300)))
+
+
+def received(buffer: FrameBuffer, data: bytes) -> list[tuple[int, object, bytes]]:
+    """Put ``data`` into the buffer, as a socket does, and return the frames that come out."""
+    got = []
+    while data:
+        room = buffer.room()
+        count = min(len(room), len(data))
+        room[:count], data = data[:count], data[count:]
+        got += [(frame.kind, frame.head, bytes(frame.payload)) for frame in buffer.take(count)]
+    return got
+
+
+@given(MESSAGES, st.integers(1, 50))
+def test_frames_survive_any_way_of_cutting_the_stream(messages: list[tuple[Kind, list[int], bytes]], step: int) -> None:
+    stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
+    buffer = FrameBuffer()
+    got = []
+    for start in range(0, len(stream), step):
+        got += received(buffer, stream[start : start + step])
+    assert got == messages
+
+
+def test_frames_that_outgrow_the_buffer_stand_among_small_ones() -> None:
+    messages = [(Kind.RUN, [1], b"a"), (Kind.DONE, [2], b"b" * 400_000), (Kind.RUN, [3], b""), (Kind.PONG, [4], b"c")]
+    stream = b"".join(b"".join(map(bytes, encode(kind, head, [data]))) for kind, head, data in messages)
+    assert received(FrameBuffer(), stream) == messages
+
+
+def test_rubbish_is_no_frame() -> None:
+    with pytest.raises(ValueError, match="no sense"):
+        received(FrameBuffer(), b"HTTP/1.1 200 OK\r\n")
+
+
+def test_a_frame_beyond_the_limit_is_refused_before_memory_is_taken_for_it() -> None:
+    (large,) = encode(Kind.HELLO, "x" * 300)
+    with pytest.raises(ValueError, match="no sense"):
+        received(FrameBuffer(limit=200), bytes(large[:20]))
+
+
+def test_a_blocking_stream_takes_small_and_large_frames_and_sees_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    payloads = [b"", b"x" * 10, b"y" * 3_000_000, b"z"]
+    sender = BlockingStream(ours)
+
+    def send() -> None:
+        for number, payload in enumerate(payloads):
+            sender.send(Kind.RUN, number, [payload])
+        ours.close()
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    receiver = BlockingStream(theirs)
+    for number, payload in enumerate(payloads):
+        frame = receiver.receive()
+        assert frame is not None
+        assert frame.head == number
+        assert frame.payload == payload
+    assert receiver.receive() is None
+    thread.join()
+    theirs.close()

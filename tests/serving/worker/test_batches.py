@@ -1,0 +1,130 @@
+"""Batches in a worker: bound to a device, and copied while others are computed. The device here is the CPU."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpuprof.serving.transport.batch_io import INLINE
+from gpuprof.serving.transport.wire import BlockingStream, Kind
+from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
+from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
+from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
+from tests.serving.test_models import TYPES, identity, lookup
+
+CPU = "CPUExecutionProvider"
+
+
+def bound(path: Path, batch: int = 4) -> BoundRuntime:
+    return BoundRuntime("m", "1", path, batch, 1, CPU, device="cpu")
+
+
+def test_bound_inputs_give_what_unbound_ones_give(tmp_path: Path) -> None:
+    lookup(path := tmp_path / "m.onnx")
+    plain = OnnxRuntime("m", "1", path, 4, 1, CPU)
+    runtime = bound(path)
+    for rows in ([0], [4, 2, 1], [3, 3, 3, 3]):
+        inputs = [np.array(rows, np.int64)]
+        staged = runtime.stage(inputs)
+        assert staged.binding is not None
+        (expected,), (found,) = plain.run(inputs, [0]), runtime.run_staged(staged, [0])
+        assert found.dtype == expected.dtype and found.tolist() == expected.tolist()
+
+
+def test_only_the_wanted_outputs_are_bound(tmp_path: Path) -> None:
+    types = {name: kind for name, kind in TYPES.items() if name in ("FP32", "INT64")}
+    identity(path := tmp_path / "m.onnx", types)
+    runtime = bound(path)
+    inputs: list[Any] = [np.full((2, 3), 1, np.float32), np.full((2, 3), 2, np.int64)]
+    order = [spec.datatype for spec in runtime.spec.inputs]
+    inputs = inputs if order == ["FP32", "INT64"] else inputs[::-1]
+    (only,) = runtime.run(inputs, [1])
+    assert only.dtype == inputs[1].dtype
+
+
+@pytest.mark.parametrize("kind", ["BYTES", "BF16"])
+def test_what_cannot_be_bound_is_run_as_it_is(tmp_path: Path, kind: str) -> None:
+    identity(path := tmp_path / "m.onnx", {kind: TYPES[kind]})
+    runtime = bound(path)
+    array: Any = np.array([["a", "é"]], object) if kind == "BYTES" else np.array([[16256, 0]], np.uint16)
+    staged = runtime.stage([array])
+    assert staged.binding is None
+    assert runtime.run_staged(staged, [0])[0].tolist() == array.tolist()
+
+
+def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
+    lookup(path := tmp_path / "m.onnx")
+    with pytest.raises(ModelError, match="out of"):
+        bound(path).run([np.array([99], np.int64)], [0])
+
+
+class Slow(BoundRuntime):
+    """A model that computes only after the next batch has been copied."""
+
+    def __init__(self) -> None:
+        self.spec = NullRuntime("m", "1", 4, 1).spec
+        self.merged = None
+        self.next_is_copied = threading.Semaphore(0)
+        self.copied = 0
+
+    def stage(self, inputs: Sequence[Any]) -> Staged:
+        self.copied += 1
+        if self.copied > 1:
+            self.next_is_copied.release()
+        return Staged(None, inputs)
+
+    def run_staged(self, staged: Staged, wanted: Sequence[int]) -> list[Any]:
+        assert self.next_is_copied.acquire(timeout=20.0), "the next batch was not copied while this one was computed"
+        value = float(staged.inputs[0][0, 0])
+        if value == 2.0:
+            raise ModelError("two")
+        return [np.array(staged.inputs[0])]
+
+
+def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, Any]]:
+    """Send batches of one value each, a ping after the first, and return the answers."""
+    ours, theirs = socket.socketpair()
+    worker = threading.Thread(target=how, args=(BlockingStream(theirs), Batches(runtime, memoryview(b""))))
+    worker.start()
+    router = BlockingStream(ours)
+    for number, value in enumerate(values):
+        data = np.float32(value).tobytes()
+        router.send(Kind.RUN, [number, [[1, [[[1, 1], INLINE, 4]], None, None]]], [data])
+        if not number:
+            router.send(Kind.PING, None)
+    got = []
+    for _ in range(len(values) + 1):
+        frame = router.receive()
+        assert frame is not None
+        if frame.kind == Kind.DONE:
+            got.append((frame.kind, (frame.head[0], float(np.frombuffer(frame.payload, np.float32)[0]))))
+        else:
+            got.append((frame.kind, frame.head))
+    ours.close()
+    worker.join(20.0)
+    assert not worker.is_alive()
+    theirs.close()
+    return got
+
+
+def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_order() -> None:
+    runtime = Slow()
+    runtime.next_is_copied.release()  # the ping comes between the first and the second
+    assert answers(runtime, serve_overlapped, [1.0, 2.0, 3.0]) == [
+        (Kind.DONE, (0, 1.0)),
+        (Kind.PONG, None),
+        (Kind.FAILED, [1, "two"]),
+        (Kind.DONE, (2, 3.0)),
+    ]
+
+
+def test_both_ways_of_serving_answer_the_same() -> None:
+    values = [float(number) for number in range(20)]
+    one, other = (answers(NullRuntime("m", "1", 4, 1), how, values) for how in (serve, serve_overlapped))
+    assert one == other
