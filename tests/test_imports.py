@@ -24,6 +24,24 @@ ALLOWED = {
     "report": {"core"},
     "serving": {"core"},
 }
+#: The rooms of the larger parts: each imports only those before it.
+ROOMS = {
+    "profiling": ("timeline", "child", "cpu", "nsight", "gpu", "sweep", "per_op"),
+    "estimators": ("memory", "roofline", "measured", "learned", "gk", "igniter", "interference", "queueing"),
+    "placement": ("published", "optimal"),
+    "serving": (
+        "transport",
+        "watch",
+        "worker",
+        "machine",
+        "engines",
+        "router",
+        "protocol",
+        "plan",
+        "change",
+        "load",
+    ),
+}
 FACADES = {"__init__", "__main__"}
 HEAVY = ("torch", "onnxruntime", "sklearn", "pyarrow", "onnx", "duckdb", "pandas", "scipy")
 
@@ -55,6 +73,17 @@ def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
         return
     parts = {_part(name) for name in _imports(path)} - {part}
     assert parts <= ALLOWED[part], f"{part} may not import {sorted(parts - ALLOWED[part])}"
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_a_room_imports_only_those_before_it(part: str) -> None:
+    rooms = ROOMS[part]
+    assert {path.name for path in (PACKAGE / part).iterdir() if (path / "__init__.py").exists()} == set(rooms)
+    for room in rooms:
+        for path in (PACKAGE / part / room).rglob("*.py"):
+            words = {tuple(name.split(".")[1:3]) for name in _imports(path)}
+            used = {name[1] for name in words if len(name) == 2 and name[0] == part and name[1] in rooms}
+            assert used <= set(rooms[: rooms.index(room) + 1]), f"{path} imports {sorted(used)}"
 
 
 def test_every_part_has_its_rule() -> None:

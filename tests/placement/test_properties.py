@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.demand import Demand, Slo
@@ -63,6 +63,23 @@ class Drawn:
 
 
 DRAWN = st.builds(Drawn, DEMANDS, ESTIMATORS, OPTIONS)
+#: The program's own map is the worst here until it is improved, and then the best.
+DISTURBED = Drawn(
+    [(636.5289498924434, 20.154596333402115, 50.0)] * 2,
+    CurvedEstimator(
+        start_ms=0.5374108049493421,
+        each_ms=1.5695772965172576,
+        bend=1.0376698291171838,
+        yields=0.4,
+        spread=0.0,
+        weight_mib=2000,
+        disturbance=0.5,
+        sizes=(1, 2, 4, 8, 16),
+        gaps=False,
+        percents=(100.0,),
+    ),
+    Options(latency_budget=0.5, confidence=0.9, max_processes=2),
+)
 ELASTIC = st.sampled_from([("plain",), ("sliced",), ("plain", "sliced"), ("big", "plain")])
 FLEETS = ELASTIC.flatmap(lambda names: st.fixed_dictionaries({name: st.none() | st.integers(1, 3) for name in names}))
 
@@ -107,6 +124,7 @@ def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: in
 
 @FEW
 @given(drawn=DRAWN, names=ELASTIC, looser=st.floats(1.0, 3.0))
+@example(drawn=DISTURBED, names=("plain", "sliced"), looser=1.5695772965172576)
 def test_a_looser_slo_never_costs_more(drawn: Drawn, names: tuple[str, ...], looser: float) -> None:
     fleet = dict.fromkeys(names)
     tight, loose = (solved(Optimal(), drawn.on(fleet, factor))[0] for factor in (1.0, looser))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand
@@ -27,8 +27,12 @@ from gpuprof.placement.whynot import with_unplaced
 
 #: What a placement may fall short of its bound and still count as the best there is.
 _NEARLY = 1e-3
-#: So many of the maps, the best first, are improved.
-_IMPROVED = 4
+#: So many of the quick policies' maps, the best first, are improved, beside the program's own.
+_IMPROVED = 3
+#: Parts of their SLOs within which models are planned alone, where neighbours kept the program from its bound.
+_HEADROOM = (0.7,)
+#: Of more demands no such maps are made: each takes as long as the program itself.
+_MOST_TIGHTENED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Optimal:
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
     Interference and memory among models that share a room are seen when the chosen segments are put into it. Where the
-    result is then above the bound, the quick policies' maps are made too (`portfolio`), the best of all are improved
+    result is then above the bound, the quick policies' maps are made too (`portfolio`), and the program's for tighter
+    SLOs, which leave room to be disturbed; they are improved
     room by room with regard to neighbours (`Improver`), and the best is taken; the map's ``found_by`` says which.
     What is left over goes to the least sure estimates (`Slack`), and what runs already stays where
     an equally good map leaves it.
@@ -68,6 +73,11 @@ class Optimal:
 
     def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
+        found, whole = self._program(problem, segments, limit)
+        return found if self.fair else self._best(problem, segments, found, limit, proven=whole)
+
+    def _program(self, problem: Problem, segments: Segments, limit: Limit) -> tuple[Placement, bool]:
+        """Return the integer program's placement, and whether all that it chose found its room."""
         offers = Offers(problem, segments)
         choices = offers.sure()
         demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
@@ -87,18 +97,18 @@ class Optimal:
             if found.choice is None:
                 most = most_goodput(problem, demands, classes_of(demands, offers.hoped(demands)), limit)
             placed = replace(placed, upper_bound_goodput_rps=most)
-        placed = with_unplaced(problem, segments, placed)
-        return placed if self.fair else self._best(problem, segments, placed, limit, proven=not left)
+        return with_unplaced(problem, segments, placed), not left
 
     def _best(self, problem: Problem, segments: Segments, found: Placement, limit: Limit, *, proven: bool) -> Placement:
         """Return the best of the program's map and the quick policies' maps, each of them improved."""
         if proven and _is_proven(problem, found):
             return found
         improver = Improver(problem, segments, limit)
-        made = sorted([found, *portfolio(problem, limit)], key=lambda one: _worth(problem, one))
+        quick = sorted(portfolio(problem, limit), key=lambda one: _worth(problem, one))
+        own = [found, *self._with_headroom(problem, segments, limit)]
         best = found
-        for position, one in enumerate(made):
-            gpus = improver.improved(one.gpus) if position < _IMPROVED else one.gpus
+        for position, one in enumerate((*quick[:_IMPROVED], *own, *quick[_IMPROVED:])):
+            gpus = improver.improved(one.gpus) if position < _IMPROVED + len(own) else one.gpus
             changed = with_unplaced(problem, segments, replace(one, gpus=gpus, unplaced=()))
             for name, candidate in ((one.policy, one), (f"{one.policy}, improved", changed)):
                 if _worth(problem, candidate) < _worth(problem, best):
@@ -107,6 +117,15 @@ class Optimal:
             if _is_proven(problem, best):
                 break
         return _bounded(problem, best)
+
+    def _with_headroom(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
+        """Yield the program's maps for tighter SLOs: they keep the given ones by far, which leaves room to disturb."""
+        for factor in _HEADROOM if len(problem.demands) <= _MOST_TIGHTENED else ():
+            if limit.is_over:
+                return
+            tight = replace(problem, demands=tuple(_tightened(demand, factor) for demand in problem.demands))
+            found, _ = self._program(tight, Segments(tight), limit)
+            yield with_unplaced(problem, segments, replace(found, unplaced=()))
 
     def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
         """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
@@ -121,6 +140,10 @@ def _spread(problem: Problem, segments: Segments, slack: Slack, placement: Place
     """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
     gpus = slack.spread(placement.gpus)
     return replace(placement, gpus=gpus if placement.unplaced else evened(problem, segments, gpus))
+
+
+def _tightened(demand: Demand, factor: float) -> Demand:
+    return replace(demand, slo=replace(demand.slo, latency_ms=demand.slo.latency_ms * factor))
 
 
 def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
