@@ -52,13 +52,21 @@ def carried(problem: Problem, segments: Segments, previous: DeploymentMap) -> Ca
 
 
 def evened(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
-    """Return a map with each model's rate shared out by what its replicas can do, as it is where that breaks an SLO."""
+    """Return a map with each model's rate shared out by what its replicas can do.
+
+    It stays as it is where an SLO would break, or where the replicas serve more than is known to be within reach.
+    """
     gpus = [_copied(gpu) for gpu in gpus]  # equal devices may be one object, and replicas are told apart by identity
     found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
         return tuple(gpus)
     even = _rerated(problem, gpus, found)
-    return tuple(even if all(_sound(problem, segments, gpu) for gpu in even) else gpus)
+    serves_all = _served(even) >= _served(gpus) * (1.0 - _EPSILON)
+    return tuple(even if serves_all and all(_sound(problem, segments, gpu) for gpu in even) else gpus)
+
+
+def _served(gpus: Sequence[PlacedGpu]) -> float:
+    return math.fsum(one.rate_rps for gpu in gpus for one in gpu.replicas())
 
 
 def _copied(gpu: PlacedGpu) -> PlacedGpu:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.demand import Demand, Slo
@@ -184,6 +184,7 @@ def test_a_looser_slo_never_costs_more(asked: list[tuple[float, float]], looser:
     slowdown=st.sampled_from([0.0, 0.3]),
     confidence=st.sampled_from([None, 0.9]),
 )
+@example(asked=[(2211.0, 8.0)], counts=(None, None), slowdown=0.0, confidence=None)
 def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
     asked: list[tuple[float, float]],
     counts: tuple[int | None, int | None],
