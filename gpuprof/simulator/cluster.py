@@ -146,7 +146,9 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
     if options.batch_timeout_ms is not None:
         wait = np.full(len(replicas), options.batch_timeout_ms)
     host = NO_HOST_WORK if options.switches or options.absent else options.host
-    event, core_start, core_process = core_arrays(places, host)
+    # To a map of several devices requests come in from elsewhere.
+    beside = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
+    event, core_start, core_process = core_arrays(beside, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return Cluster(
         slo=_ns([deployment.models[model].slo_ms for model in models]),

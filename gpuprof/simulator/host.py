@@ -16,7 +16,7 @@ from gpuprof.host_work import HostWork, cores_of
 from gpuprof.simulator.compiled import jit
 
 if TYPE_CHECKING:
-    from gpuprof.simulator.cluster import Place
+    from gpuprof.deployment import Replica
     from gpuprof.simulator.state import Cluster, Ints, State
 
 _NS_PER_MS = 1e6
@@ -24,11 +24,11 @@ _NS_PER_MS = 1e6
 _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
 
 
-def core_arrays(places: Sequence[Place], host: HostWork) -> tuple[int, Ints, Ints]:
+def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints, Ints]:
     """Return the nanoseconds that an event takes, and the processes of each core: where they start, and which.
 
-    The time is 0, and there are no cores, where nothing is disturbed: on other devices than the CPU, and where the map
-    has several, since then requests come in from elsewhere.
+    The replicas are those of the host's own CPU. The time is 0, and there are no cores, where nothing is disturbed: on
+    other devices, or where there are none.
 
     Raises
     ------
@@ -36,10 +36,10 @@ def core_arrays(places: Sequence[Place], host: HostWork) -> tuple[int, Ints, Int
         When the replicas' shares are more than the machine.
     """
     nothing = 0, np.zeros(1, np.int64), np.zeros(0, np.int64)
-    if not host.disturbs or len({place.name for place in places}) != 1:
+    if not host.disturbs or not replicas:
         return nothing
-    slices = cores_of([place.replica.sm_share_pct for place in places], host.host_cores)
-    first = np.concatenate([[0], np.cumsum([place.replica.processes for place in places])]).tolist()
+    slices = cores_of([one.sm_share_pct for one in replicas], host.host_cores)
+    first = np.concatenate([[0], np.cumsum([one.processes for one in replicas])]).tolist()
     on = [
         [process for i, own in enumerate(slices) if core in own.cores for process in range(first[i], first[i + 1])]
         for core in range(host.host_cores)
