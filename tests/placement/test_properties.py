@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.demand import Demand, Slo
@@ -122,12 +122,23 @@ def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: in
     assert missing(many) <= missing(few) + 1e-3 * asked
 
 
+def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, float]:
+    """Return what the tight and the looser problem cost, infinity where not everything could be placed."""
+    found = [solved(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
+    tight, loose = (float("inf") if one.unplaced else cost(one) for one in found)
+    return tight, loose
+
+
 @FEW
 @given(drawn=DRAWN, names=ELASTIC, looser=st.floats(1.0, 3.0))
-@example(drawn=DISTURBED, names=("plain", "sliced"), looser=1.5695772965172576)
-def test_a_looser_slo_never_costs_more(drawn: Drawn, names: tuple[str, ...], looser: float) -> None:
-    fleet = dict.fromkeys(names)
-    tight, loose = (solved(Optimal(), drawn.on(fleet, factor))[0] for factor in (1.0, looser))
-    if not tight.unplaced:
-        assert not loose.unplaced
-        assert cost(loose) <= cost(tight) + 1e-6
+def test_a_looser_slo_never_costs_more_where_neighbours_do_not_disturb(
+    drawn: Drawn, names: tuple[str, ...], looser: float
+) -> None:
+    calm = replace(drawn, estimator=replace(drawn.estimator, disturbance=0.0))
+    tight, loose = costs(calm, names, looser)
+    assert loose <= tight + 1e-6
+
+
+def test_a_looser_slo_does_not_cost_more_where_only_improved_maps_show_how_few_devices_suffice() -> None:
+    tight, loose = costs(DISTURBED, ("plain", "sliced"), 1.5695772965172576)
+    assert loose <= tight + 1e-6
