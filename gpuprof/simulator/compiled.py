@@ -26,7 +26,7 @@ _OPTIONS: dict[str, Any] = {
     "no_cfunc_wrapper": True,
 }
 
-_COMPILED = ("choice", "compiled", "failing", "heap", "histogram", "kernel", "ranking", "slowdown", "state")
+_COMPILED = ("choice", "compiled", "failing", "heap", "histogram", "host", "kernel", "ranking", "slowdown", "state")
 
 HAS_NUMBA = importlib.util.find_spec("numba") is not None
 
