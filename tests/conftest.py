@@ -1,4 +1,4 @@
-"""What all tests share: how hypothesis and tests of real processes behave on machines that are busy with other things."""
+"""What all tests share: how hypothesis, and tests of real processes, behave on machines that are busy."""
 
 from pathlib import Path
 
