@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 _DEFAULT_PIPE = "/tmp/nvidia-mps"
 _ANSWER_S = 30.0
+_START_S, _PAUSE_S = 5.0, 0.1
 _MIB = 2**20
 
 
@@ -138,21 +140,31 @@ def _own(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaem
 
 def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
     try:
-        done = subprocess.run(
-            [control, "-d"],
-            env=_whole(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=_ANSWER_S,
-            check=False,
-        )
+        # Into a file: a daemon that keeps what it was given to print on would keep a pipe open, and its reader waiting.
+        with (log / "start.log").open("wb") as printed:
+            done = subprocess.run(
+                [control, "-d"],
+                env=_whole(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                timeout=_ANSWER_S,
+                check=False,
+            )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
-    if done.returncode or not _answers(control, environment):
-        said = [done.stdout.decode(errors="replace"), *(path.read_text(errors="replace") for path in log.glob("*.log"))]
+    if done.returncode or not _answers_soon(control, environment):
+        said = [path.read_text(errors="replace") for path in sorted(log.glob("*.log"))]
         words = " ".join("".join(said).split())[-300:] or f"exit code {done.returncode}"
         raise UnavailableError(f"the MPS daemon does not start: {words}", "does nvidia-smi work here?")
+
+
+def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a daemon that was just started answers, or does within some seconds."""
+    end = time.monotonic() + _START_S
+    while not (answers := _answers(control, environment)) and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+    return answers
 
 
 def _answers(control: str, environment: Mapping[str, str]) -> bool:

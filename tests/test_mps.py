@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 from pathlib import Path
 
 import pytest
 
+from gpuprof import mps
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.mps import CONTROL, MEMORY, PERCENTAGE, PIPE, MpsDaemon, mps_daemon
 
@@ -58,7 +60,25 @@ def test_the_users_daemon_is_used_and_left_running(control: Path, tmp_path: Path
     assert "-d" not in (tmp_path / "log").read_text()
 
 
-def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(control: Path, tmp_path: Path) -> None:
+def test_a_daemon_that_keeps_what_it_prints_on_is_not_waited_for(control: Path, tmp_path: Path) -> None:
+    _write(tmp_path, f'sleep 600 & echo $! > {tmp_path}/sleeper; touch "$CUDA_MPS_PIPE_DIRECTORY/control"')
+    try:
+        with mps_daemon() as daemon:
+            assert daemon.ours
+    finally:
+        os.kill(int((tmp_path / "sleeper").read_text()), signal.SIGKILL)
+
+
+def test_a_daemon_that_answers_a_moment_later_is_waited_for(control: Path, tmp_path: Path) -> None:
+    _write(tmp_path, 'pipe=$CUDA_MPS_PIPE_DIRECTORY; { sleep 0.4; touch "$pipe/control"; } > /dev/null 2>&1 &\n')
+    with mps_daemon() as daemon:
+        assert daemon.ours
+
+
+def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(
+    control: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mps, "_START_S", 0.0)
     _write(tmp_path, "echo 'cannot find a GPU' > $CUDA_MPS_LOG_DIRECTORY/control.log")
     with pytest.raises(UnavailableError, match="does not start: cannot find a GPU"), mps_daemon():
         pass

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
+from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError, UnavailableError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -102,7 +103,8 @@ def _extra_with(module: str) -> str | None:
 def _run(words: Sequence[str]) -> int:
     wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
     try:
-        result = typer.main.get_command(build_app(wanted)).main(words, prog_name="gpuprof", standalone_mode=False)
+        with termination_as_interrupt():
+            result = typer.main.get_command(build_app(wanted)).main(words, prog_name="gpuprof", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED_EXIT_CODE
     if result == INTERRUPTED_EXIT_CODE:

@@ -10,7 +10,8 @@ import importlib.metadata
 import importlib.util
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import InputError, UnavailableError
 from gpuprof.gpu_share import bound_shares
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.child.measurement import Seat, Timing, measure, running
@@ -150,17 +151,33 @@ class GpuCollector:
             if watched and not self.timeline:
                 program.run(environment, **watched)
             bound = {**program.path, **environment}
-            timeline = self._timeline(program, bound, **watched) if self.timeline else None
+            timeline, unseen = self._timeline_if_seen(program, bound, bool(environment), watched)
             error = self._outputs.difference(request.job, program, shared) if watched else None
-            counted, notes = self._counted(program, bound, bool(timeline)) if self.counters else (None, ())
-        return _joined(timeline, counted, self._tools, notes), error
+            counted, notes = self._counted(program, bound, bool(self.timeline)) if self.counters else (None, ())
+        return _joined(timeline, counted, self._tools, (*unseen, *notes)), error
+
+    def _timeline_if_seen(
+        self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, str]
+    ) -> tuple[Timeline | None, tuple[str, ...]]:
+        """Return what was recorded, and notes; under a share, what a profiler does not see there is left out."""
+        if not self.timeline:
+            return None, ()
+        try:
+            return self._timeline(program, environment, **watched), ()
+        except _UnreadError as error:
+            if not shared:
+                raise
+            return None, (f"no kernels under the share: {error}",)
 
     def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
         """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
+            bound = {**program.path, **seats[0].environment}
             with running(request.beside, seats[1:], request.limits):
-                timeline = self._timeline(program, {**program.path, **seats[0].environment})
+                timeline, _ = self._timeline_if_seen(program, bound, True, {})
+        if timeline is None:
+            return None
         needed = requirement(timeline.kernels, timeline.copies, None)
         return None if needed is None else needed.dispatch_ms
 
@@ -168,10 +185,12 @@ class GpuCollector:
         if self.timeline == "cupti":
             trace = program.directory / "trace.json"
             program.run(environment, kineto=str(trace), **more)
-            return read_kineto(trace).measured()
+            with _of_our_own():
+                return read_kineto(trace).measured()
         report = program.directory / "report"
         command = program.command(**more)
-        with exported(record(command, report, time_limit_s=program.time_limit_s, environment=environment)) as sqlite:
+        written = record(command, report, time_limit_s=program.time_limit_s, environment=environment)
+        with _of_our_own(), exported(written) as sqlite:
             return read_nsys(sqlite).measured()
 
     def _counted(
@@ -182,11 +201,25 @@ class GpuCollector:
         command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
         try:
             limit_s = program.time_limit_s
-            return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
+            with _of_our_own():
+                return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
         except UnavailableError as error:
             if not besides:
                 raise
             return None, (f"no counters: {error}",)
+
+
+class _UnreadError(UnavailableError):
+    """A profiler ran, and what it left does not say what it should."""
+
+
+@contextmanager
+def _of_our_own() -> Iterator[None]:
+    """Read what was recorded here: where that fails, the model and the user's words are not to blame."""
+    try:
+        yield
+    except InputError as error:
+        raise _UnreadError(f"cannot read what was recorded: {error.message}", error.fix) from error
 
 
 class NsysNcuCollector(GpuCollector):

@@ -120,6 +120,31 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
     assert row.error == "output y differs" and row.sm_share_pct == 50.0 and row.latency_mean_ms is not None
 
 
+def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_stays(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def shares(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
+        yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
+
+    (tools / "report.sqlite").write_bytes(b"no database")
+    with pytest.raises(UnavailableError, match="cannot read what was recorded"):
+        NsysCollector().collect(_request(tools))
+    monkeypatch.setattr(collectors, "bound_shares", shares)
+    found = NsysCollector().collect(_request(tools, 50.0))
+    assert found.kernels == () and found.models[0].latency_mean_ms is not None
+    assert any(note.startswith("no kernels under the share: cannot read what was recorded") for note in found.notes)
+
+
+def test_counters_that_cannot_be_read_leave_the_timeline(tools: Path) -> None:
+    (tools / "table.csv").write_text('"ID","Kernel Name"\n"0"\n')
+    found = NsysNcuCollector().collect(_request(tools))
+    assert found.models[0].kernel_count == 3
+    assert any(note.startswith("no counters: cannot read what was recorded") for note in found.notes)
+    with pytest.raises(UnavailableError, match="cannot read what was recorded"):
+        NcuCollector().collect(_request(tools))
+
+
 def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,49 @@
+"""Being told to end, which is taken like Ctrl-C: whatever was started for a verb, daemons too, ends with it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+#: Who ends a process group tells its leader, too, so that the same word comes twice at once (timeout does).
+_SAME_WORD_S = 1.0
+_WORDS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+@contextmanager
+def termination_as_interrupt() -> Iterator[None]:
+    """Let SIGTERM, and SIGHUP unless it is ignored, do what SIGINT does, or interrupt where that is ignored.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        Within it, when the process is told to end and nobody took SIGINT for himself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    told_s = [-_SAME_WORD_S]
+
+    def told(number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
+        if now_s - told_s[0] < _SAME_WORD_S:
+            return
+        told_s[0] = now_s
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # as for what a shell started in the background
+            raise KeyboardInterrupt
+
+    before = {word: signal.getsignal(word) for word in _WORDS}
+    taken = [word for word, handler in before.items() if handler is signal.SIG_DFL]
+    for word in taken:
+        signal.signal(word, told)
+    try:
+        yield
+    finally:
+        for word in taken:
+            signal.signal(word, before[word])

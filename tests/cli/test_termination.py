@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.termination import termination_as_interrupt
+
+# A verb that starts a daemon, says so, and waits; ending the daemon leaves a file.
+VERB = """
+import signal, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+import typer
+from gpuprof.cli import main as cli
+
+@contextmanager
+def daemon():
+    try:
+        yield
+    finally:
+        time.sleep(0.3)  # long enough for the same word to come twice
+        Path(sys.argv[1]).write_text("ended")
+
+def verb() -> None:
+    with daemon():
+        print("started", flush=True)
+        time.sleep(60)
+
+cli.build_app = lambda verbs: (app := typer.Typer(), app.command()(verb))[0]
+sys.exit(cli.main([]))
+"""
+
+
+@pytest.mark.parametrize("word", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("prelude", ["", "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"])
+def test_a_verb_that_is_told_to_end_ends_what_it_started(tmp_path: Path, word: int, prelude: str) -> None:
+    left = tmp_path / "left"
+    command = [sys.executable, "-c", prelude + textwrap.dedent(VERB), str(left)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(word)
+        process.send_signal(word)
+        said = process.stderr.read()
+    assert left.read_text() == "ended"
+    assert said == "gpuprof: interrupted\n" and process.returncode == 130
+
+
+def test_who_ignores_a_word_or_took_it_for_himself_keeps_it() -> None:
+    def own(number: int, frame: object) -> None:
+        heard.append(number)
+
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, own)
+    try:
+        with termination_as_interrupt():
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.getsignal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_handlers_are_put_back_and_other_threads_are_left_alone() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with termination_as_interrupt():
+        assert signal.getsignal(signal.SIGTERM) is not before
+        thread = threading.Thread(target=lambda: termination_as_interrupt().__enter__())
+        thread.start()
+        thread.join()
+    assert signal.getsignal(signal.SIGTERM) is before
