@@ -70,7 +70,7 @@ def test_a_daemon_that_keeps_what_it_prints_on_is_not_waited_for(control: Path, 
 
 
 def test_a_daemon_that_answers_a_moment_later_is_waited_for(control: Path, tmp_path: Path) -> None:
-    _write(tmp_path, 'pipe=$CUDA_MPS_PIPE_DIRECTORY; { sleep 0.4; touch "$pipe/control"; } > /dev/null 2>&1 &\n')
+    _write(tmp_path, 'pipe=$CUDA_MPS_PIPE_DIRECTORY; { sleep 0.4; touch "$pipe/control"; } > /dev/null 2>&1 & true')
     with mps_daemon() as daemon:
         assert daemon.ours
 

@@ -77,7 +77,8 @@ def _write_csv(path: Path, events: Sequence[Event]) -> None:
             launch = _launch(event)
             shapes = [f"({', '.join(map(str, launch[part]))})" for part in ("block", "grid")]
             values = [f"{1000.0 * event['dur']:,.2f}", "37.5", "12.5", "20.0"]
-            writer.writerow([number, 1, "python", "127.0.0.1", kernel_name(event), 1, 7, *shapes, *values])
+            name = kernel_name(event).replace("4>(float*)", "(int)4>(T1 *)")  # as ncu writes what CUPTI gives
+            writer.writerow([number, 1, "python", "127.0.0.1", name, 1, 7, *shapes, *values])
 
 
 def _launch(event: Event) -> dict[str, Any]:

@@ -1,7 +1,9 @@
 """Joins what a timeline knows of kernels with what was counted of them in another run of the same program.
 
 Kernels are matched by name, order and launch configuration (Elvinger 2024, §5.2.2). Counting replays kernels one by
-one, so that neither times nor ids agree between the runs; what agrees is which kernels were launched and how.
+one, so that neither times nor ids agree between the runs; what agrees is which kernels were launched and how. Tools
+write one template's instances in several ways (``f<4>(float*)``, ``f<(int)4>(T1 *)``): where whole names do not agree,
+what stands before the template's arguments must.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ _COUNTED = (
 _MOST_ALIGNED = 5_000  # kernels of one run; alignment takes the square of it
 _SPACES = re.compile(r"\s+")
 _RETURN = re.compile(r"^(?:void|static void)\s+")
+_UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous\)::")
+_ARGUMENTS = re.compile(r"[<(].*", re.DOTALL)
 
 
 def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -53,12 +57,13 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
     """
     parts, notes = [], list[str]()
     used = np.zeros(len(counters), dtype=bool)
-    labels = _labels(counters)
+    whole = set(_names(kernels, True).values()) == set(_names(counters, True).values())
+    labels = _labels(counters, whole)
     runs = [part for _, part in kernels.groupby("repeat", sort=True)]
     per_run = _by_run(labels, len(runs))
     for turn, part in enumerate(runs):
         offered = per_run[min(turn, len(per_run) - 1)]
-        here, there = _matches(_labels(part), [labels[row] for row in offered])
+        here, there = _matches(_labels(part, whole), [labels[row] for row in offered])
         matched = np.full(len(part), -1, dtype=np.int64)
         matched[here] = [offered[row] for row in there]
         used[matched[matched >= 0]] = True
@@ -104,9 +109,17 @@ def _matches(here: list[tuple[object, ...]], there: list[tuple[object, ...]]) ->
     return rows, [pairs[row] for row in rows]
 
 
-def _labels(frame: pd.DataFrame) -> list[tuple[object, ...]]:
-    """Return name and launch of each kernel; spaces and the result's type vary between demanglers."""
-    short = {name: _SPACES.sub("", _RETURN.sub("", str(name))) for name in set(frame["name"])}
+def _names(frame: pd.DataFrame, whole: bool) -> dict[object, str]:
+    """Return each name without what varies between demanglers: spaces, the result's type, or all arguments."""
+    names = set(frame["name"])
+    if whole:
+        return {name: _SPACES.sub("", _RETURN.sub("", str(name))) for name in names}
+    return {name: _SPACES.sub("", _ARGUMENTS.sub("", _RETURN.sub("", _UNNAMED.sub("", str(name))))) for name in names}
+
+
+def _labels(frame: pd.DataFrame, whole: bool) -> list[tuple[object, ...]]:
+    """Return name and launch of each kernel."""
+    short = _names(frame, whole)
     launch: list[list[Any]] = [[_size(value) for value in column(frame, name)] for name in LAUNCH]
     return list(zip([short[name] for name in frame["name"]], *launch, strict=True))
 

@@ -82,3 +82,23 @@ def test_nothing_is_lost_and_nothing_counted_twice(launched: str, counted_letter
     assert (joined["joined"] != "timeline").sum() == len(counted_letters)
     common = sum(min(launched.count(letter), counted_letters.count(letter)) for letter in set(launched))
     assert (joined["joined"] == "both").sum() == common
+
+
+def test_templates_match_although_two_tools_write_their_arguments_in_two_ways() -> None:
+    kernels, counters = timeline("aba"), counted("aba")
+    traced = {
+        "a": "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>, std::array<char*, 3ul> >"
+        "(int, at::native::AddFunctor<float>, std::array<char*, 3ul>)",
+        "b": "void at::native::(anonymous namespace)::CatArray<128>(float*)",
+    }
+    replayed = {
+        "a": "void at::native::vectorized_elementwise_kernel<(int)4, at::native::AddFunctor<float>, "
+        "std::array<char *, (unsigned long)3>>(int, T2, T3)",
+        "b": "void at::native::<unnamed>::CatArray<(int)128>(T1 *)",
+    }
+    joined, notes = join_kernels(
+        kernels.assign(name=[traced[name[6]] for name in kernels["name"]]),
+        counters.assign(name=[replayed[name[6]] for name in counters["name"]]),
+    )
+    assert joined["joined"].tolist() == ["both"] * 3 and notes == ()
+    assert joined["achieved_occupancy_pct"].tolist() == [0.0, 1.0, 2.0]
