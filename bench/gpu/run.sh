@@ -2,13 +2,20 @@
 # The run on a machine with an NVIDIA GPU: everything that gpuprof says about GPUs, measured in 25 minutes or less.
 #
 #   bench/gpu/run.sh [OUT]               default: gpu-run-out
-#   LIMIT_S=540 bench/gpu/run.sh [OUT]   in pieces: run again with the same OUT, it goes on where it was stopped
+#   LIMIT_S=480 bench/gpu/run.sh [OUT]   in pieces: run again with the same OUT, it goes on where it was stopped
+#   RESUME=DIR bench/gpu/run.sh [OUT]    in pieces on several machines: OUT is first made of what the last one packed
+#   RETRY=1 bench/gpu/run.sh [OUT]       run again what failed, too
 #   WHEELS=DIR bench/gpu/run.sh [OUT]    with packages from wheels (bench/gpu/wheels.txt), installed into OUT only
 #   REHEARSE=1 bench/gpu/run.sh [OUT]    all steps on a machine without a GPU: PyTorch on the CPU, played tools
 #
 # Steps go from the most to the least useful, each has its time, and none needs another to have gone well, so that a
 # run that is cut short leaves what was done. What a step printed stands in OUT/NN-step.log, its exit code and seconds
-# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB. With COMMIT=1 each step's output is committed.
+# in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page the tables and plots. With COMMIT=1 each
+# step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
+#
+# The time: a row takes about 15 s, of which two starts of PyTorch on CUDA take ten. 3 models at 5 batches 4 min, counters
+# 1, shares 4, co-locations 2, place and serve 1; 12 min. Then 5 more models at 2 batches 3 min, ops 2, the configurations
+# of iGniter that are not there yet 3 a model; and what is left of 25 min for more batches and counters.
 # Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
 # rehearsed, the steps that need none run on the CPU and the others say why not.
 set -uo pipefail
@@ -19,7 +26,11 @@ python=${PYTHON:-$([ -x .venv/bin/python ] && echo "$PWD/.venv/bin/python" || co
 began=$(date +%s)
 limit=${LIMIT_S:-1500}
 tail_s=60 # for what is kept in the end
-mkdir -p "$out/done" "$out/models" "$out/logs"
+mkdir -p "$out/done" "$out/failed" "$out/models" "$out/logs"
+if [ -n "${RESUME:-}" ] && [ ! -e "$out/steps.csv" ]; then
+  cat "$RESUME"/gpu-run.tar.gz.* | tar -C "$out" -xz || exit 1
+fi
+[ -z "${RETRY:-}" ] || rm -f "$out"/failed/*
 [ -e "$out/steps.csv" ] || echo "step,exit_code,seconds" >"$out/steps.csv"
 
 # Logs and sockets of this run, ended with it; a socket's path may have 107 characters, so that it is not in OUT.
@@ -38,8 +49,14 @@ settings() {
   command -v nvidia-smi >/dev/null 2>&1 || { echo "no nvidia-smi"; return; }
   nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.applications.graphics,clocks.applications.memory,compute_mode,mig.mode.current,persistence_mode --format=csv
 }
+end_tree() { # end_tree PID: a process and all that it started
+  local child
+  for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_tree "$child"; done
+  kill "$1" 2>/dev/null
+}
 # Daemons of MPS that a killed step left are told to quit, whatever ends this run.
 clean_up() {
+  [ -z "${ahead:-}" ] || end_tree "$ahead"
   for pipe in "$TMPDIR"/gpuprof-mps-*/pipe; do
     [ ! -d "$pipe" ] || echo quit | CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
   done
@@ -50,11 +67,12 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 
 # step NAME SECONDS COMMAND...: runs it in OUT with a limit, its children with it, and keeps what it printed. It is
-# interrupted rather than terminated, so that it stops daemons of its own. One that went well is not run again.
+# interrupted first, so that it stops daemons of its own. One that went well, or failed by itself, is not run again.
 step() {
   local name=$1 seconds=$2 start left code
   shift 2
   [ ! -e "$out/done/$name" ] || { echo "== $name: done before"; return 0; }
+  [ ! -e "$out/failed/$name" ] || { echo "== $name: failed before"; return 1; }
   start=$(date +%s)
   left=$((limit - tail_s - (start - began)))
   [ $left -gt 5 ] || { echo "== $name: no time left"; echo "$name,skipped,0" >>"$out/steps.csv"; return 1; }
@@ -63,8 +81,11 @@ step() {
   (cd "$out" && timeout --signal=INT --kill-after=20 "$seconds" "$@") >"$out/$name.log" 2>&1
   code=$?
   echo "$name,$code,$(($(date +%s) - start))" >>"$out/steps.csv"
-  # 2: measured, on a machine too noisy to trust it; the rows are marked.
-  [ $code != 0 ] && [ $code != 2 ] || touch "$out/done/$name"
+  case $code in
+  0 | 2) touch "$out/done/$name" ;; # 2: measured, on a machine too noisy to trust it; the rows are marked
+  124 | 130 | 137) ;;               # its time was over
+  *) touch "$out/failed/$name" ;;
+  esac
   tail -n 3 "$out/$name.log"
   if [ "${COMMIT:-0}" = 1 ] && git rev-parse --is-inside-work-tree >/dev/null 2>&1; then
     git add -f -- "$out" ":(exclude)$out/models" ":(exclude)$out/site" ":(exclude)$out/packed" &&
@@ -77,7 +98,21 @@ gpuprof() { # gpuprof STEP SECONDS VERB...
   shift 2
   step "$name" "$seconds" "$python" -m gpuprof "$@"
 }
-build() { [ -e "$out/models/$1.onnx" ] || gpuprof "02-build-$1" 60 zoo build "$1" -o "models/$1.onnx"; }
+build() { # of a build that is cut off no half a model is left
+  [ -e "$out/models/$1.onnx" ] && return
+  mkdir -p "$out/models/building"
+  rm -f "$out/done/02-build-$1" # the model was not kept with the rest
+  gpuprof "02-build-$1" 120 zoo build "$1" -o "models/building/$1.onnx" && mv "$out/models/building/$1.onnx"* "$out/models"
+}
+build_ahead() { # where there are cores for it, models are made while others are measured
+  [ "$(nproc)" -ge 8 ] || return
+  (COMMIT=0; for model in $1; do build "$model"; done) >"$out/02-build.log" 2>&1 &
+  ahead=$!
+}
+built() { # built MODEL: waits for the one who makes it, if somebody does
+  while [ ! -e "$out/models/$1.onnx" ] && [ -n "${ahead:-}" ] && kill -0 "$ahead" 2>/dev/null; do sleep 1; done
+  build "$1"
+}
 files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models/$model.onnx"; done; }
 profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
   local name=$1 seconds=$2
@@ -92,27 +127,32 @@ from gpuprof.local_device import local_gpus
 from gpuprof.plugins import load_plugin
 from gpuprof.profiling.collector import COLLECTORS
 works = lambda name: load_plugin("collector", name, COLLECTORS)().available() is None
-kind = "gpu" if local_gpus() else "cpu"
-timing = next(name for name in ("cupti", "nsys", "nvml") if works(name) or name == "nvml") if kind == "gpu" else "ort"
+gpus = local_gpus()
+kind = "gpu" if gpus else "cpu"
+working = [name for name in ("cupti", "nsys", "nvml", "ncu") if gpus and works(name)]
+timing = next((name for name in working if name != "ncu"), "nvml") if gpus else "ort"
 counting = f"{timing}+ncu" if timing != "nvml" else "ncu"
-print(kind, timing, counting if kind == "gpu" and works(counting) else "none")
+others = ",".join(name for name in working if name != timing)
+print(kind, gpus[0].name if gpus else "cpu", timing, counting if gpus and works(counting) else "none", others or "none")
 '
 settings >"$out/settings-before.csv" 2>&1
 found=$("$python" -c "$probe") || { echo "gpuprof does not start: bench/gpu/wheels.txt says what it needs"; exit 1; }
-read -r kind timing counting <<<"$found"
-echo "on the $kind, timed by $timing, counted by $counting"
+read -r kind device timing counting also <<<"$found"
+echo "on $device, timed by $timing, counted by $counting, also there: $also"
 if [ "$kind" = cpu ]; then
-  shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
+  shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
   matrices="--device cpu --size 1024 --mib 256" op_batches=1
 elif [ -n "${REHEARSE:-}" ]; then
-  shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1,2 batch=16
+  shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1 most_batches=1,2 batch=16
   shares=20,50,100 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
-  batches=1,4,16,32,64 more_batches=1,4,16,64 batch=16 shares=10,20,30,40,50,60,80,100 row_s=2 load_s=20
+  batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70,100 row_s=2 load_s=20
   op_batches=1,16 matrices="--device cuda"
 fi
 shared=${SHARED:-$shared} others=${OTHERS:-$others}
+
+build_ahead "$shared $others"
 
 # 1. What is here, and its ceilings.
 gpuprof 01-doctor 60 doctor
@@ -120,7 +160,7 @@ step 01-ceilings 90 "$python" -m bench.gpu.ceilings $matrices --db "$GPUPROF_DB"
 
 # 2. Three models at batch 1 to 64, of which everything else is made; counters of one.
 for model in $shared; do
-  build "$model"
+  built "$model"
   for file in $(files "$model"); do
     profile "02-profile-$model" 120 "$file" --batch "$batches" --share 100 --collector "$timing"
   done
@@ -130,8 +170,18 @@ if [ "$counting" != none ] && [ -n "$first" ]; then
   profile 02-counted 120 "$first" --batch 1,$batch --share 100 --collector "$counting"
 fi
 
-# 3. Shares, and what runs beside what.
-for model in $shared; do
+# 3. Shares, and what runs beside what, where a client of MPS starts: else each of some dozen rows would find out anew.
+client='
+import os, subprocess, sys
+from gpuprof.mps import mps_daemon
+with mps_daemon() as daemon:
+    program = "import torch; torch.zeros(1, device=\"cuda\") if not sys.argv[1:] else None"
+    words = [sys.executable, "-c", "import sys; " + program, *sys.argv[1:]]
+    sys.exit(subprocess.run(words, env={**os.environ, **daemon.environment(50.0)}, timeout=60).returncode)
+'
+with_mps=yes
+[ "$kind" = cpu ] || step 03-mps 90 "$python" -c "$client" ${REHEARSE:+rehearsed} || with_mps=
+for model in ${with_mps:+$shared}; do
   for file in $(files "$model"); do
     profile "03-shares-$model" 150 "$file" --batch $batch --share "$shares" --collector "$timing"
   done
@@ -142,7 +192,7 @@ beside() { # beside STEP SHARE FILE FILE...: the first beside the others, each i
   for each; do neighbours+=(--beside "$each:$batch:$share"); done
   profile "$name" 90 "$one" "${neighbours[@]}" --batch $batch --share "$share" --collector "$timing"
 }
-set -- $(files "$shared")
+set -- ${with_mps:+$(files "$shared")}
 if [ $# -ge 3 ]; then
   beside 03-pair-1-2 50 "$1" "$2"
   beside 03-triple 30 "$1" "$2" "$3"
@@ -167,8 +217,9 @@ for name in sys.argv[1:]:
 '
 (cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/05-slo.log"
 if [ "$(wc -l <"$out/slo.csv")" -gt 1 ]; then # where HiGHS is missing, a policy that needs no solver
-  gpuprof 05-place 60 place --best-effort --slo-file slo.csv -o map.json
-  [ -e "$out/map.json" ] || gpuprof 05-place-ffd 60 place --best-effort --policy ffd --slo-file slo.csv -o map.json
+  here=(--best-effort --gpus "$device:1" --slo-file slo.csv -o map.json)
+  gpuprof 05-place 60 place "${here[@]}"
+  [ -e "$out/map.json" ] || gpuprof 05-place-ffd 60 place "${here[@]}" --policy ffd
 fi
 if [ -e "$out/map.json" ] && [ ! -e "$out/done/05-load" ]; then
   (cd "$out" && exec timeout --signal=INT --kill-after=20 200 "$python" -m gpuprof serve map.json --port 8123) \
@@ -179,15 +230,25 @@ if [ -e "$out/map.json" ] && [ ! -e "$out/done/05-load" ]; then
     kill -0 $server 2>/dev/null || break
     sleep 1
   done
-  gpuprof 05-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv
+  gpuprof 05-load 90 load http://127.0.0.1:8123 --map map.json --duration $load_s --csv -o load.json
   kill -INT $server 2>/dev/null
   wait $server 2>/dev/null
   tail -n 1 "$out/05-serve.log"
 fi
 
+# 2 again: more architectures, and each distinct op by itself.
+for model in $others; do
+  built "$model"
+  for file in $(files "$model"); do
+    profile "02-profile-$model" 100 "$file" --batch "$more_batches" --share 100 --collector "$timing"
+  done
+done
+[ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
+  --collector "$timing" --per-op --csv
+
 # 4. iGniter: what its coefficients need, the fit, and how far its prediction and the other interference models' are
 # off the co-locations measured here and in step 3, each victim left out in turn. A model at a time, the fit over all.
-if [ "$kind" = gpu ]; then
+if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
   measured=()
   for file in $(files "$shared"); do
     [ -z "${REHEARSE:-}" ] || [ ${#measured[@]} = 0 ] || break
@@ -197,18 +258,13 @@ if [ "$kind" = gpu ]; then
   done
 fi
 
-# 2 again: more architectures, each distinct op by itself, more counters, the other collectors.
-for model in $others; do
-  build "$model"
-  for file in $(files "$model"); do
-    profile "02-profile-$model" 100 "$file" --batch "$more_batches" --share 100 --collector "$timing"
-  done
+# 2 once more: the batches between, more counters, the other collectors.
+for file in $(files "$others"); do
+  profile "02-batches-$(basename "$file" .onnx)" 100 "$file" --batch "$most_batches" --share 100 --collector "$timing"
 done
-[ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
-  --collector "$timing" --per-op --csv
 if [ "$kind" = gpu ] && [ -n "$first" ]; then
-  for collector in nvml ncu nsys cupti; do
-    [ $collector = "$timing" ] || profile "02-with-$collector" 60 "$first" --batch $batch --share 100 --collector $collector
+  for collector in ${also//,/ }; do
+    [ $collector = none ] || profile "02-with-$collector" 60 "$first" --batch $batch --share 100 --collector $collector
   done
   for file in $(files "$shared $others"); do
     [ "$counting" = none ] || [ "$file" = "$first" ] ||
@@ -218,14 +274,15 @@ fi
 
 # What is kept, whatever the time: the database in one piece, and all of it in files that can be carried away.
 limit=$((limit + tail_s + 60))
-rm -f "$out"/done/06-*
+rm -f "$out"/{done,failed}/06-*
 gpuprof 06-verify 60 db verify
 gpuprof 06-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
+step 06-page 60 "$python" -m bench.gpu.page . page
 rm -rf "$out/packed" && mkdir "$out/packed"
-tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed --exclude=./done -cf - . | gzip -9 |
+tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |
   split -b 15M - "$out/packed/gpu-run.tar.gz."
 echo "database ${size_mib:-0} MiB; packed: cat packed/gpu-run.tar.gz.* | tar xz"
 echo "$(($(date +%s) - began)) s; what each step did: $out/steps.csv"

@@ -56,21 +56,26 @@ def _played_python(directory: Path) -> Path:
     path = directory / "python"
     path.write_text(
         f"#!/bin/sh\n"
-        f'case "$*" in *local_gpus*) echo gpu cupti cupti+ncu;; -c*) exec {sys.executable} "$@";;\n'
+        f'case "$*" in *local_gpus*) echo gpu h200 cupti cupti+ncu nvml,ncu;;\n'
+        f'*mps_daemon*) exit ${{MPS_CODE:-0}};; -c*) exec {sys.executable} "$@";;\n'
         f'*"zoo build"*) touch "$7";; *" doctor"*) exit 3;; *) echo "asked: $*";; esac\n'
     )
     path.chmod(0o755)
     return path
 
 
-@pytest.fixture
-def ran(tmp_path: Path) -> list[str]:
-    environment = {**os.environ, "PYTHON": str(_played_python(tmp_path)), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    environment |= {"LIMIT_S": "600", "REHEARSE": ""}
-    out = tmp_path / "out"
+def _run(out: Path, directory: Path, **more: str) -> None:
+    """Run the script with the played Python in ``directory``."""
+    environment = {**os.environ, "PYTHON": str(_played_python(directory)), "PATH": f"{directory}:{os.environ['PATH']}"}
+    environment |= {"LIMIT_S": "600", "REHEARSE": "", **more}
     done = subprocess.run(["bash", str(RUN), str(out)], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
-    return (out / "steps.csv").read_text().splitlines()[1:]
+
+
+@pytest.fixture
+def ran(tmp_path: Path) -> list[str]:
+    _run(tmp_path / "out", tmp_path)
+    return (tmp_path / "out" / "steps.csv").read_text().splitlines()[1:]
 
 
 def test_a_step_that_fails_stops_none_of_those_after_it(ran: list[str]) -> None:
@@ -84,21 +89,40 @@ def test_a_step_that_fails_stops_none_of_those_after_it(ran: list[str]) -> None:
 def test_at_least_eight_architectures_are_profiled(ran: list[str]) -> None:
     steps = [line.split(",")[0] for line in ran]
     assert len([step for step in steps if step.startswith("02-profile-")]) >= 8
-    assert steps.index("03-triple") < steps.index("04-calibrate-1") < steps.index("02-profile-vgg19")
+    assert steps.index("03-triple") < steps.index("02-profile-vgg19") < steps.index("04-calibrate-1")
+    assert steps.index("04-calibrate-3") < steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
 
 
-def test_what_went_well_is_not_run_again_and_the_rest_is(tmp_path: Path, ran: list[str]) -> None:
-    environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "REHEARSE": ""}
+def test_where_no_client_of_mps_starts_no_row_tries_again(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    subprocess.run(["bash", str(RUN), str(out)], env=environment, capture_output=True, check=True, timeout=120)
-    again = (out / "steps.csv").read_text().splitlines()[1 + len(ran) :]
-    assert {line.split(",")[0] for line in again} == {"01-doctor", "06-verify", "06-compact"}
+    _run(out, tmp_path, MPS_CODE="1")
+    steps = [line.split(",")[0] for line in (out / "steps.csv").read_text().splitlines()[1:]]
+    assert "03-mps" in steps and "02-profile-vgg19" in steps and "02-per-op" in steps
+    assert not [step for step in steps if step.startswith(("03-shares", "03-pair", "03-triple", "04-"))]
+
+
+def test_what_went_well_or_failed_by_itself_is_not_run_again(tmp_path: Path, ran: list[str]) -> None:
+    def again(**more: str) -> set[str]:
+        before = len((tmp_path / "out" / "steps.csv").read_text().splitlines())
+        _run(tmp_path / "out", tmp_path, **more)
+        return {line.split(",")[0] for line in (tmp_path / "out" / "steps.csv").read_text().splitlines()[before:]}
+
+    last = {"06-verify", "06-compact", "06-page"}
+    assert again() == last
+    assert again(RETRY="1") == {"01-doctor", *last}
+
+
+def test_what_was_packed_is_gone_on_with_elsewhere(tmp_path: Path, ran: list[str]) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    _run(elsewhere, tmp_path, RESUME=str(tmp_path / "out" / "packed"))
+    steps = [line.split(",")[0] for line in (elsewhere / "steps.csv").read_text().splitlines()[1 + len(ran) :]]
+    assert {step for step in steps if not step.startswith("02-build-")} == {"06-verify", "06-compact", "06-page"}
+    assert (elsewhere / "models" / "resnet50.onnx").exists()  # made again: models are not packed
 
 
 def test_without_time_every_step_is_skipped_and_said_to_be(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHON": str(_played_python(tmp_path)), "LIMIT_S": "60", "REHEARSE": ""}
     out = tmp_path / "out"
-    subprocess.run(["bash", str(RUN), str(out)], env=environment, capture_output=True, check=True, timeout=120)
+    _run(out, tmp_path, LIMIT_S="60")
     lines = (out / "steps.csv").read_text().splitlines()[1:]
     assert {line for line in lines if not line.startswith("06-")} >= {"01-doctor,skipped,0", "01-ceilings,skipped,0"}
     assert sorted(path.name for path in (out / "packed").iterdir()) == ["gpu-run.tar.gz.aa"]
