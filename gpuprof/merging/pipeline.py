@@ -251,7 +251,8 @@ def _not_worth(plan: Plan, setting: Setting, force: bool) -> dict[int, str]:
     found: dict[int, str] = {}
     for region in worth.regions():
         if not region.is_constant and not (region.weighted and region.gain.saved_bytes):
-            found |= dict.fromkeys(region.groups, "it has no weights to share")
+            why = "as one it would read no fewer weights" if region.weighted else "it has no weights to share"
+            found |= dict.fromkeys(region.groups, why)
     if found or force:
         return found
     for steps, gain in worth.apart(worth.best()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.merging.axes import output_axes
 from gpuprof.merging.groups import Group, Grouping
+from gpuprof.merging.held import held_weights
 from gpuprof.merging.slots import Axes, Slot, UnmergeableError
 from gpuprof.merging.source import Size, Source
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
@@ -31,7 +32,10 @@ class Step:
     reason : str
         Why it runs apart; empty where it does not.
     shares_weight : bool
-        Whether the weights of its operators are the same, so that one initializer does for them, however they run.
+        Whether the weights of its operators, or those that its ops hold, are the same, so that one initializer does
+        for them, however they run.
+    held : dict of int to tuple of str
+        Weights that each model's op holds, where they are worth sharing.
     """
 
     group: int
@@ -43,6 +47,7 @@ class Step:
     output_axes: Axes = ()
     reason: str = ""
     shares_weight: bool = False
+    held: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def is_merged(self) -> bool:
@@ -96,8 +101,11 @@ def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int,
                 _decide(plan, group, step)
             except UnmergeableError as error:
                 step = Step(index, step.models, step.node_positions, reason=str(error))
+        step.held = _held(plan, step)
         if group.operators and len(step.models) > 1:
             _share_weight(plan, group, step)
+        elif step.held:  # nodes without large weights are in one group only where their constants are the same
+            step.shares_weight = len(step.models) > 1
         _note(plan, step)
         plan.steps.append(step)
     return plan
@@ -190,6 +198,11 @@ def _share_weight(plan: Plan, group: Group, step: Step) -> None:
         first, *others = step.models
         kept = plan.shared.get((first, group.operators[first].weight), (first, group.operators[first].weight))
         plan.shared |= {(m, group.operators[m].weight): kept for m in others}
+
+
+def _held(plan: Plan, step: Step) -> dict[int, tuple[str, ...]]:
+    held = {m: held_weights(plan.sources[m], plan.sources[m].nodes[p]) for m, p in step.node_positions.items()}
+    return held if all(held.values()) else {}
 
 
 def _entries(plan: Plan, group: Group, pair: tuple[int, int]) -> int:

@@ -21,7 +21,7 @@ MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """What became of one weighted operator, or of several that were matched.
+    """What became of one weighted operator or op that holds weights, or of several that were matched.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class MergeReport:
     ----------
     models : tuple of str
     operators : tuple of OperatorRow
-        Every weighted operator, in the order in which they start.
+        Every weighted operator, and every op that holds weights, in the order in which they start.
     other_ops_merged : int
         Ops without large weights that run once for several models.
     weight_bytes_before, weight_bytes_after : int
@@ -101,7 +101,7 @@ def report_merge(plan: Plan, model: ModelProto, gain: Gain, rates: Rates, omega:
     rows, others = [], 0
     for step in plan.steps:
         group = plan.group(step)
-        if group.operators:
+        if group.operators or step.held:
             rows.append(_row(plan, step, group, omega))
         elif step.once:
             others += 1
@@ -127,8 +127,9 @@ def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
 
 
 def _row(plan: Plan, step: Step, group: Group, omega: float) -> OperatorRow:
-    sizes = [plan.sources[m].weight_bytes(group.operators[m].weight) for m in step.models]
-    node = group.operators[step.models[0]].node
+    weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
+    sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
+    nodes = [plan.sources[m].nodes[step.node_positions[m]] for m in step.models]
     saved, how = 0, APART
     if step.once:
         saved, how = sum(sizes) - max(sizes), MERGED
@@ -139,8 +140,8 @@ def _row(plan: Plan, step: Step, group: Group, omega: float) -> OperatorRow:
     alone = len(step.models) == 1
     return OperatorRow(
         tuple(plan.sources[m].name for m in step.models),
-        tuple(group.operators[m].name for m in step.models),
-        node.op_type,
+        tuple(node.name or node.output[0] for node in nodes),
+        nodes[0].op_type,
         how,
         None if alone else group.similarity,
         sum(sizes),
@@ -158,7 +159,11 @@ def _shared_bytes(plan: Plan, step: Step, shared: SuperOperator) -> int:
 
 def _why_alone(plan: Plan, step: Step, omega: float) -> str:
     model = step.models[0]
-    operator = plan.group(step).operators[model]
+    operator = plan.group(step).operators.get(model)
+    if operator is None:
+        return (
+            "no op of its type that starts when it does holds the same weights, and they are shared whole or not at all"
+        )
     met = [
         similarity
         for group, other, name, similarity in plan.grouping.near_misses

@@ -36,7 +36,7 @@ class Region:
     ----------
     groups : tuple of int
     weighted : tuple of int
-        Those with weighted operators.
+        Those with weighted operators, or with ops that hold weights.
     gain : Gain
     is_constant : bool
         Whether it works on constants alone, which all models then share without any copy.
@@ -129,7 +129,7 @@ class Worth:
         for first, steps in sorted(members.items()):
             gain = sum((self.own[i] for i in steps), costs.get(first, Gain()))
             drawn = [self._plan.steps[i] for i in steps]
-            weighted = tuple(step.group for step in drawn if self._plan.group(step).operators)
+            weighted = tuple(step.group for step in drawn if step.held or self._plan.group(step).operators)
             constant = all(step.once and not any(axis is not None for axis in step.output_axes) for step in drawn)
             found.append(Region(tuple(step.group for step in drawn), weighted, gain, constant))
         return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from onnx import NodeProto
 
 from gpuprof.merging.gain import Gain, Rates
+from gpuprof.merging.held import is_lookup
 from gpuprof.merging.plan import Plan, Step
 from gpuprof.merging.source import Source
 from gpuprof.merging.super_operator import SuperOperator, bias_of
@@ -88,6 +89,8 @@ def ridden(source: Source, node: NodeProto) -> str | None:
 def _weight_bytes(plan: Plan, step: Step) -> int:
     first = step.models[0]
     source, node = plan.sources[first], given(plan, step, first)
+    if is_lookup(node):
+        return 0
     names = {name for name in node.input if name in source.weights}
     operator = plan.group(step).operators.get(first)
     if operator is not None:  # its weight may stand behind a DequantizeLinear

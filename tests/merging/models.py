@@ -127,3 +127,22 @@ def save(model: ModelProto, directory: Path, name: str) -> Path:
     path = directory / f"{name}.onnx"
     onnx.save_model(model, str(path))
     return path
+
+
+def recurrent(
+    op_type: str = "LSTM", width: int = 32, vocabulary: int = 200, seed: int = 0, head_seed: int = 0
+) -> ModelProto:
+    """Return a classifier of token ids: a table, a recurrent op, and a head of its own seed."""
+    b, head = Builder(seed), Builder(head_seed + 1000)
+    gates = {"LSTM": 4, "GRU": 3, "RNN": 1}[op_type]
+    table = b.add("Gather", b.weight(vocabulary, width), "ids")
+    x = b.add("Transpose", table, perm=[1, 0, 2])
+    held = [b.weight(1, gates * width, width), b.weight(1, gates * width, width), b.weight(1, 2 * gates * width)]
+    every = b.add(op_type, x, *held, hidden_size=width)
+    last = b.add("Gather", every, b.constant(np.array(-1, np.int64)), axis=0)
+    last = b.add("Squeeze", last, b.constant(np.array([0], np.int64)))
+    head.weight(width, 4)
+    own = b.constant(numpy_helper.to_array(head.weights[0]))
+    b.add("MatMul", last, own)
+    b.nodes[-1].output[0] = "scores"
+    return b.model({"ids": (TensorProto.INT64, ["batch", 5])}, {"scores": (TensorProto.FLOAT, ["batch", 4])})
