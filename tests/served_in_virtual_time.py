@@ -26,6 +26,8 @@ from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedE
 from gpuprof.serving.watch.statistics import ModelStatistics
 from gpuprof.serving.worker.runtime import NULL_PREFIX
 
+#: What a turn of the loop takes: a timer that is due a rounding error too early must not find time standing still.
+_TURN_S = 1e-9
 _MODULES = ("router.replica", "router.seat", "router.served_model")
 
 
@@ -55,7 +57,7 @@ class _Jumping(selectors.SelectSelector):
         self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self._loop.now += timeout or 0.0
+        self._loop.now += timeout or _TURN_S
         return super().select(0)
 
 
@@ -86,6 +88,7 @@ def serve(
     outages: Sequence[Outage],
     patch: pytest.MonkeyPatch,
     rule: str = "fastest",
+    slo_ms: float = 1e6,
 ) -> Served:
     """Play the requests, all of one model, through the runtime's own objects."""
     loop = VirtualLoop()
@@ -93,7 +96,7 @@ def serve(
     for module in _MODULES:
         patch.setattr(f"gpuprof.serving.{module}.time", clock)
     try:
-        return loop.run_until_complete(_play(loop, replicas, arrivals_ms, outages, rule))
+        return loop.run_until_complete(_play(loop, replicas, arrivals_ms, outages, rule, slo_ms))
     finally:
         loop.close()
 
@@ -104,9 +107,10 @@ async def _play(
     arrivals_ms: Sequence[float],
     outages: Sequence[Outage],
     rule: str,
+    slo_ms: float,
 ) -> Served:
     start = loop.time()
-    model = ServedModel("m", 1e6, routing_rule(rule), Arena(1 << 20))
+    model = ServedModel("m", slo_ms, routing_rule(rule), Arena(1 << 20))
     links: list[list[_Link]] = [[] for _ in replicas]
     for i, one in enumerate(replicas):
         times = one.batch_latency_ms or ()
@@ -141,6 +145,6 @@ def _send(model: ServedModel, came: float, start: float, seen: Served) -> None:
     def refused(*_: object) -> None:
         pass
 
-    inference = Inference(1, [InputTensor([1], b"")], None, start + came / 1000.0, 1e6, done, refused)
+    inference = Inference(1, [InputTensor([1], b"")], None, start + came / 1000.0, model.slo_ms, done, refused)
     with contextlib.suppress(RefusedError):
         model.submit(inference)

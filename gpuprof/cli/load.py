@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,9 +22,9 @@ from gpuprof.cli.output import (
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
+    from gpuprof.cli.load_prediction import LoadPredictions
     from gpuprof.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadOutcome, Stream
-    from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.simulator.trace import Trace
 
 #: A trace ends with its last request, which is a part of it.
@@ -48,6 +47,19 @@ _COLUMNS = (
     Column("p99_ms_error", "error", percent),
     Column("slo_ms", "SLO ms", number()),
 )
+#: Columns that are shown where any row has one of these figures.
+_TOLD = (
+    (("planned_p99_ms",), (Column("planned_p99_ms", "planned p99 ms", number()),)),
+    (
+        ("refused", "predicted_refused"),
+        (Column("refused", "refused"), Column("predicted_refused", "predicted", number())),
+    ),
+)
+_PREDICTED_BY = {
+    "replay": "the same requests, replayed through the simulator on this map",
+    "map": "what the map was planned to do at these rates",
+    "queueing": "the queueing model at these rates, which knows of no refusals",
+}
 _STAGE_COLUMNS = (
     Column("model", "model", right=False),
     Column("router_ms", "network and router ms", number(2)),
@@ -87,7 +99,8 @@ def load(
 ) -> None:
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
     from gpuprof.cli.load_output import check_output, write_results
-    from gpuprof.cli.load_traffic import predictions, streams_at_rates, streams_of_trace
+    from gpuprof.cli.load_prediction import predict_load
+    from gpuprof.cli.load_traffic import streams_at_rates, streams_of_trace
     from gpuprof.serving.load.load import LoadSettings, run_load
     from gpuprof.serving.load.target import Target
     from gpuprof.serving.load.traffic import ARRIVALS
@@ -108,9 +121,11 @@ def load(
         whole_s = recorded.duration_s + _AFTER_THE_LAST_S
         duration = min(duration or whole_s, whole_s)
     settings = LoadSettings(duration or 20.0, warmup, seed, arrivals, scv, clients)
+    server = Target.parse(address, read_token(token_file), ca_file)
+    server.get("/v2")  # before time is spent on predicting what nobody answers
+    known = None if deployment is None else predict_load(deployment, streams, settings)
     say(f"sending {_named(streams)} to {address} for {warmup:g} + {settings.duration_s:g} s")
-    outcome = run_load(Target.parse(address, read_token(token_file), ca_file), streams, settings)
-    known = {} if deployment is None else predictions(deployment, outcome, streams, settings, recorded)
+    outcome = run_load(server, streams, settings)
     rows = _rows(outcome, known)
     if output is not None:
         write_results(_with_stages(rows, outcome), output)
@@ -144,19 +159,28 @@ def _read(path: Path | None) -> DeploymentMap | None:
     return None if path is None else read_map(path)
 
 
-def _rows(outcome: LoadOutcome, predicted: Mapping[str, LoadPrediction]) -> list[dict[str, object]]:
+def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
     from gpuprof.serving.load.report import report_row
 
-    return [report_row(result, predicted.get(result.model)) for result in outcome.results]
+    if known is None:
+        return [report_row(result, None) for result in outcome.results]
+    return [
+        report_row(result, known.predicted.get(result.model), known.planned.get(result.model))
+        for result in outcome.results
+    ]
 
 
 def _show(rows: list[dict[str, object]], outcome: LoadOutcome, chosen: Format) -> None:
     if chosen is Format.JSON:
         print_json(_with_stages(rows, outcome))
-    else:
+    elif chosen is Format.CSV:
         print_rows(rows, _COLUMNS, chosen)
-        if chosen is Format.TABLE:
-            print_rows(outcome.stages, _STAGE_COLUMNS, chosen)
+    else:
+        told = [column for keys, more in _TOLD for column in more if any(row.get(key) for row in rows for key in keys)]
+        print_rows(rows, [*_COLUMNS, *told], chosen)
+        print_rows(outcome.stages, _STAGE_COLUMNS, chosen)
+        for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
+            say(f"predicted: {_PREDICTED_BY[by]}")
     for result in outcome.results:
         if result.refused or result.failed or result.lost:
             said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +10,7 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadOutcome, LoadSettings, Stream
-    from gpuprof.serving.load.prediction import LoadPrediction
-    from gpuprof.simulator.arrivals import Arriving
+    from gpuprof.serving.load.load import Stream
     from gpuprof.simulator.trace import Trace
 
 _NS_PER_S = 1e9
@@ -59,6 +56,7 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
         When it names a model that the map lacks, or none where the map has several or there is no map.
     """
     from gpuprof.serving.load.load import Stream
+    from gpuprof.simulator.load import arrivals_of_trace
 
     if deployment is None:
         if "" in trace.times:
@@ -66,7 +64,7 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
         asked = [Stream(name, 0.0, float("inf")) for name in trace.times]
         times = dict(trace.times)
     else:
-        named = trace_arrivals(deployment, trace)
+        named = arrivals_of_trace(deployment, trace)
         times = {model: trace.times[model if model in trace.times else ""] for model in named}
         asked = [stream for stream in streams_at_rates(deployment, map_file, [], 1.0) if stream.model in times]
         if lost := sorted(set(times) - {stream.model for stream in asked}):
@@ -76,50 +74,6 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
         for stream in asked
         if len(own := times[stream.model])
     ]
-
-
-def trace_arrivals(deployment: DeploymentMap, trace: Trace) -> dict[str, Arriving]:
-    """Return the requests of a trace as the simulator takes them.
-
-    Raises
-    ------
-    InputError
-        As `streams_of_trace`.
-    """
-    from gpuprof.simulator.load import arrivals_of_trace
-
-    return arrivals_of_trace(deployment, trace)
-
-
-def predictions(
-    deployment: DeploymentMap, outcome: LoadOutcome, streams: list[Stream], settings: LoadSettings, trace: Trace | None
-) -> Mapping[str, LoadPrediction]:
-    """Return by model what is predicted: of rates by the map or the queueing model, of a trace by the simulator."""
-    if trace is not None:
-        return _simulated(deployment, trace, settings)
-    from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.serving.load.prediction import predict
-
-    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
-    queue = BatchQueue()
-    rates = {result.model: stream.rate_rps for result, stream in zip(outcome.results, streams, strict=True)}
-    return predict(deployment, rates, queue, scv)
-
-
-def _simulated(deployment: DeploymentMap, trace: Trace, settings: LoadSettings) -> dict[str, LoadPrediction]:
-    from gpuprof.host_work import recorded_overhead_ms, recorded_work
-    from gpuprof.serving.load.prediction import LoadPrediction
-    from gpuprof.simulator.cluster import Options
-    from gpuprof.simulator.engine import simulate
-
-    legs = dict.fromkeys(deployment.models, (recorded_overhead_ms(deployment.inputs), 0.0))
-    host = recorded_work(deployment.inputs)
-    options = Options(settings.duration_s, 0.0, settings.seed, legs_ms=legs, host=host)
-    outcome = simulate(deployment, trace_arrivals(deployment, trace), options)
-    return {
-        model.model: LoadPrediction(model.goodput_rps, model.p50_ms, model.p95_ms, model.p99_ms)
-        for model in outcome.models
-    }
 
 
 def _file(path: str | None, base: Path) -> str | None:

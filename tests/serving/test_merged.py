@@ -313,8 +313,10 @@ def test_load_on_a_merged_map_prints_each_model_with_what_is_predicted_of_it(
     assert set(at_its_rate) == set(faster) == {"a", "b"}
     for name, row in at_its_rate.items():
         assert row["failed"] == row["lost"] == row["refused"] == 0
-        assert (row["predicted_p50_ms"], row["predicted_p99_ms"]) == (1.0, 3.0)
+        assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (50.0, 3.0)
+        assert row["predicted_by"] == "replay" and 0.5 <= row["predicted_p50_ms"] < 1.0
         assert row["stages"]["batches"]  # of each model by its own rows
-        # At another rate the one queue of both is asked with the requests of both.
+        # The one queue of both is asked with the requests of both.
         assert faster[name]["predicted_p99_ms"] > faster[name]["predicted_p50_ms"] >= 0.5
+        assert faster[name]["planned_p99_ms"] is None
         assert faster[name]["predicted_goodput_rps"] == pytest.approx(75.0, rel=0.05)

@@ -108,7 +108,7 @@ def make_schedules(
     """Merge the streams in time and deal them out to the clients in turn."""
     import numpy as np
 
-    all_times = [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
+    all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
     models = np.repeat(np.arange(len(streams)), [len(own) for own in all_times])
     order = np.argsort(times, kind="stable")
@@ -128,8 +128,12 @@ def make_schedules(
     ]
 
 
+def send_times(streams: Sequence[Stream], settings: LoadSettings) -> list[Times]:
+    """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
+    return [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
+
+
 def _times(stream: Stream, settings: LoadSettings, seed: int) -> Times:
-    """Return when the requests of a stream are sent, seconds from the start of the warm-up."""
     import numpy as np
 
     if stream.times_s is None:

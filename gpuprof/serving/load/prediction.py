@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gpuprof.deployment import DeployedModel, DeploymentMap, Replica
 from gpuprof.host_work import Running, disturbed, recorded_overhead_ms, recorded_work
@@ -12,14 +13,31 @@ from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 _UNCHANGED = 1e-9
 
 
+class Predictor(StrEnum):
+    """What a prediction comes from."""
+
+    REPLAY = "replay"
+    """The very requests that are sent, replayed through the simulator on the map."""
+    MAP = "map"
+    """What the map was planned to do at its own rates."""
+    QUEUEING = "queueing"
+    """The queueing model at other rates: it knows the mean rate and its variability, and nothing of refusals."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadPrediction:
-    """Predicted figures of a model at a rate; None where the map does not say enough."""
+    """Predicted figures of a model at a rate; None where the map does not say enough.
+
+    ``refused`` counts requests after the warm-up that are turned away because they could not meet their SLO; ``by`` is
+    what all of it comes from.
+    """
 
     goodput_rps: float | None = None
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
+    refused: float | None = None
+    by: Predictor | None = None
 
 
 def predict(
@@ -35,7 +53,7 @@ def predict(
     InputError
         When the map records a cost of serving that is no number.
     """
-    told = _told(deployment, rates) if scv == 1.0 else {}
+    told = planned(deployment, rates) if scv == 1.0 else {}
     if len(told) == len(rates):
         return told
     laws = _laws(deployment, rates, queue, scv)
@@ -45,13 +63,16 @@ def predict(
     }
 
 
-def _told(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
-    """Return what the map itself says, where every model gets what the map was planned for."""
+def planned(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
+    """Return what the map itself says, where every model gets what the map was planned for; else nothing."""
     models = {name: deployment.models[name] for name in rates}
     if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
         return {}
     said = {name: model.predicted for name, model in models.items() if model.predicted is not None}
-    return {name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms) for name, one in said.items()}
+    return {
+        name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms, by=Predictor.MAP)
+        for name, one in said.items()
+    }
 
 
 def _laws(
@@ -95,7 +116,10 @@ def _predicted(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate
     weights, own = [rate / total for rate, _ in laws], [law for _, law in laws]
     return LoadPrediction(
         rate_rps * sum(w * law.fraction_within(asked.slo_ms) for w, law in zip(weights, own, strict=True)),
-        *(_mixed_percentile(own, weights, percent) for percent in (50.0, 95.0, 99.0)),
+        _mixed_percentile(own, weights, 50.0),
+        _mixed_percentile(own, weights, 95.0),
+        _mixed_percentile(own, weights, 99.0),
+        by=Predictor.QUEUEING,
     )
 
 

@@ -111,10 +111,19 @@ def _columns(
     return due[own], sent[own], done[own], status[own]
 
 
-def report_row(result: ModelResult, predicted: LoadPrediction | None) -> dict[str, object]:
-    """Return measured and predicted figures side by side with the relative errors (measured against predicted)."""
+def report_row(
+    result: ModelResult, predicted: LoadPrediction | None, planned: LoadPrediction | None = None
+) -> dict[str, object]:
+    """Return measured and predicted figures side by side with the relative errors (measured against predicted).
+
+    ``predicted_by`` names what they come from. ``planned`` is what the map was planned to do at these rates.
+    """
     row: dict[str, object] = asdict(result)
     row["client_is_limit"] = result.client_is_limit
+    row["predicted_by"] = None if predicted is None or predicted.by is None else predicted.by.value
+    row["predicted_refused"] = None if predicted is None else predicted.refused
+    row["planned_goodput_rps"] = None if planned is None else planned.goodput_rps
+    row["planned_p99_ms"] = None if planned is None else planned.p99_ms
     for key in ("goodput_rps", "p50_ms", "p95_ms", "p99_ms"):
         expected = None if predicted is None else getattr(predicted, key)
         got = getattr(result, key)

@@ -11,7 +11,7 @@ from gpuprof.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import Schedule, Sent
 from gpuprof.serving.load.load import LoadSettings, Stream, make_schedules, run_load
-from gpuprof.serving.load.prediction import LoadPrediction, predict
+from gpuprof.serving.load.prediction import LoadPrediction, Predictor, predict
 from gpuprof.serving.load.report import report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
@@ -68,11 +68,15 @@ def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count()
 def test_measured_and_predicted_stand_side_by_side() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
     got = summarize([schedule], [sent([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
-    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0))
+    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=Predictor.MAP)
+    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=Predictor.REPLAY), planned)
+    assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
+    assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (1.5, 30.0)
     assert row["goodput_rps_error"] == 0.0
     assert row["p50_ms_error"] == pytest.approx(0.25)
     assert row["p99_ms_error"] is None and not row["client_is_limit"]
-    assert report_row(got, None)["predicted_p50_ms"] is None
+    unknown = report_row(got, None)
+    assert [unknown[key] for key in ("predicted_by", "predicted_p50_ms", "planned_p99_ms")] == [None] * 3
     overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
     assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
 
@@ -127,7 +131,7 @@ def test_a_replica_that_does_not_say_how_long_it_takes_does_not_hide_the_others(
     deployment = parse_map(document, "test")
     planned = {name: model.rate_rps for name, model in deployment.models.items()}
     assert predict(deployment, planned, FlatQueue()) == {
-        "m": LoadPrediction(9.0, None, None, 7.0),
+        "m": LoadPrediction(9.0, None, None, 7.0, by=Predictor.MAP),
         "n": LoadPrediction(),
     }
     other = predict(deployment, {"m": 20.0, "n": 20.0}, FlatQueue())
@@ -150,7 +154,7 @@ def test_at_the_rate_of_the_map_the_map_is_believed() -> None:
     document = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[1.0])])
     document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
     deployment = parse_map(document, "test")
-    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(49.0, None, None, 7.0)
+    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(49.0, None, None, 7.0, by=Predictor.MAP)
 
 
 def test_a_server_is_loaded_and_every_request_answered(null_server: RunningServer) -> None:

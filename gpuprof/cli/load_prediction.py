@@ -1,0 +1,166 @@
+"""What ``gpuprof load`` predicts of its traffic: the very requests that it sends, replayed through the simulator.
+
+The simulator obeys the router's own rules, early refusal among them. Where a map cannot be simulated, what the map was
+planned for stands in, or at other rates the queueing model, and it is said why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuprof.cli.output import say
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuprof.deployment import DeploymentMap
+    from gpuprof.serving.load.load import LoadSettings, Stream
+    from gpuprof.serving.load.prediction import LoadPrediction
+    from gpuprof.serving.load.traffic import Times
+    from gpuprof.simulator.merged_queues import MergedQueues
+    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+
+#: Requests that are replayed at most, the first ones: some seconds of simulation, compiled and not.
+MOST_COMPILED, MOST_PLAIN = 20_000_000, 200_000
+_NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPredictions:
+    """By model: what is predicted of the requests that are sent, and what the map was planned to do at these rates."""
+
+    predicted: Mapping[str, LoadPrediction]
+    planned: Mapping[str, LoadPrediction]
+
+
+def predict_load(
+    deployment: DeploymentMap, streams: list[Stream], settings: LoadSettings, most: int | None = None
+) -> LoadPredictions:
+    """Return what is predicted of a load before it is sent: a prediction must not take cores from the workers.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    streams : list of Stream
+    settings : LoadSettings
+    most : int, optional
+        Requests that are replayed at most; None: as many as the simulator does in some seconds.
+
+    Raises
+    ------
+    InputError
+        When the map records a cost of serving that is no number.
+    """
+    from gpuprof.serving.load.prediction import planned
+
+    rates = {stream.model: stream.rate_rps for stream in streams}
+    asked = planned(deployment, rates) if settings.arrivals == "poisson" else {}
+    recorded = any(stream.times_s is not None for stream in streams)
+    predicted: Mapping[str, LoadPrediction]
+    try:
+        predicted = _replayed(_simulable(deployment, rates), streams, settings, most)
+    except _NotReplayedError as why:
+        say(f"not replayed in simulated time: {why.message}")
+        predicted = _analytic(deployment, rates, settings)
+    return LoadPredictions(predicted, {} if recorded else asked)
+
+
+class _NotReplayedError(InputError):
+    """The simulator cannot tell what the server will do."""
+
+
+def _simulable(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
+    """Return the map as the simulator takes it."""
+    from gpuprof.simulator.merged_queues import merged_queues
+
+    for *_, replica in deployment.places():
+        if replica.batch_latency_ms is None:
+            raise _NotReplayedError(f"the map does not say how long batches of {replica.model} take")
+    for merge, told in deployment.merges.items():
+        if len({deployment.models[name].slo_ms for name in told.members if name in rates}) > 1:
+            raise _NotReplayedError(f"the models of {merge} have objectives of their own, but one queue")
+    try:
+        return merged_queues(deployment)
+    except InputError as why:
+        raise _NotReplayedError(why.message) from None
+
+
+def _replayed(
+    queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None
+) -> dict[str, LoadPrediction]:
+    """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
+    from gpuprof.serving.load.load import send_times
+
+    times = send_times(streams, settings)
+    until_s = _horizon_s(times, settings, most or _most())
+    outcome = _simulate(queues, dict(zip((stream.model for stream in streams), times, strict=True)), settings, until_s)
+    found = {model.model: model for model in outcome.models}
+    counted = [int((own >= settings.warmup_s).sum()) for own in times]
+    return {
+        stream.model: _prediction(found[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s)
+        for stream, count in zip(streams, counted, strict=True)
+    }
+
+
+def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float) -> Outcome:
+    import numpy as np
+
+    from gpuprof.host_work import recorded_overhead_ms, recorded_work
+    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.compiled import HAS_NUMBA, is_compiled
+    from gpuprof.simulator.engine import simulate
+    from gpuprof.simulator.trace import Trace
+
+    if HAS_NUMBA and not is_compiled():
+        say("compiling the simulator for this machine, once: half a minute")
+    times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
+    inputs = queues.deployment.inputs
+    legs = dict.fromkeys(queues.deployment.models, (recorded_overhead_ms(inputs), 0.0))
+    options = Options(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=recorded_work(inputs))
+    return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
+
+
+def _prediction(seen: ModelOutcome, requests: int, seconds: float) -> LoadPrediction:
+    """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
+    from gpuprof.serving.load.prediction import LoadPrediction, Predictor
+
+    each = requests / seen.requests if seen.requests else 0.0
+    return LoadPrediction(
+        each * seen.in_time / seconds,
+        seen.p50_ms,
+        seen.p95_ms,
+        seen.p99_ms,
+        each * seen.missed["refused"],
+        Predictor.REPLAY,
+    )
+
+
+def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int) -> float:
+    """Return until when requests are replayed, seconds from the start of the warm-up."""
+    import numpy as np
+
+    whole_s = settings.warmup_s + settings.duration_s
+    if sum(map(len, times_s)) <= most:
+        return whole_s
+    until_s = float(np.partition(np.concatenate(times_s), most)[most])
+    if until_s <= settings.warmup_s:
+        raise _NotReplayedError(f"the warm-up alone has more than {most:,} requests")
+    say(f"replaying the first {until_s:.4g} of {whole_s:.4g} s in simulated time: {most:,} requests")
+    return until_s
+
+
+def _most() -> int:
+    from gpuprof.simulator.compiled import HAS_NUMBA
+
+    return MOST_COMPILED if HAS_NUMBA else MOST_PLAIN
+
+
+def _analytic(
+    deployment: DeploymentMap, rates: Mapping[str, float], settings: LoadSettings
+) -> Mapping[str, LoadPrediction]:
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.serving.load.prediction import predict
+
+    scv = {"poisson": 1.0, "constant": 0.0}.get(settings.arrivals, settings.scv)
+    return predict(deployment, rates, BatchQueue(), scv)

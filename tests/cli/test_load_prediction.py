@@ -1,0 +1,157 @@
+"""What `load` predicts: its own requests, replayed; what stands in where they cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.cli.load_prediction import predict_load
+from gpuprof.cli.main import main
+from gpuprof.deployment import DeploymentMap, Replica, parse_map, write_map
+from gpuprof.serving.load.load import LoadSettings, Stream, send_times
+from gpuprof.serving.load.prediction import LoadPrediction, Predictor
+from tests.served_in_virtual_time import serve
+from tests.serving.running import map_of, running
+from tests.serving.running import replica as replica_in_json
+from tests.simulator.maps import deployed, replica
+
+SLO_MS = 300.0
+#: Two replicas of one model that do 80 and 50 requests/s, and another model beside them.
+PAIR = [replica("m", [30.0, 50.0], max_wait_ms=10.0, cv=0.1), replica("m", [20.0])]
+MAP = deployed([PAIR, [replica("n", [10.0], cv=0.2)]], slo_ms=SLO_MS)
+SETTINGS = LoadSettings(duration_s=20.0, warmup_s=3.0, seed=7)
+
+
+def streams(**rates: float) -> list[Stream]:
+    return [Stream(model, rate, SLO_MS) for model, rate in rates.items()]
+
+
+def predicted(deployment: DeploymentMap, asked: list[Stream], settings: LoadSettings = SETTINGS) -> LoadPrediction:
+    return dict(predict_load(deployment, asked, settings).predicted)["m"]
+
+
+def test_the_replay_is_what_simulate_says_of_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = streams(m=160.0, n=60.0)
+    host = {"overhead_ms": "1.5", "host_ms": "0.5", "host_cores": "2"}
+    priced = deployed([[one.model_copy(update={"sm_share_pct": 30.0}) for one in (*PAIR, replica("n", [9.0]))]], SLO_MS)
+    priced = priced.model_copy(update={"inputs": host})
+    got = predict_load(priced, asked, SETTINGS).predicted
+    sent = zip(asked, send_times(asked, SETTINGS), strict=True)
+    rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
+    trace, map_file = tmp_path / "trace.csv", tmp_path / "map.json"
+    trace.write_text("time_s,model\n" + "".join(f"{time:.9f},{model}\n" for time, model in rows))
+    write_map(priced, map_file)
+    words = ["simulate", str(map_file), "--trace", str(trace), "--warmup", "3s", "--duration", "23s", "--seed", "7"]
+    assert main([*words, "--json"]) == 0
+    for model in json.loads(capsys.readouterr().out)["models"]:
+        one = got[model["model"]]
+        assert (one.p50_ms, one.p95_ms, one.p99_ms) == (model["p50_ms"], model["p95_ms"], model["p99_ms"])
+        assert one.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
+        assert one.refused == model["missed"]["refused"]
+        assert one.by is Predictor.REPLAY
+    assert (got["m"].refused or 0) > 100
+
+
+@pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
+def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
+    monkeypatch: pytest.MonkeyPatch, rates: tuple[float, int]
+) -> None:
+    rate_rps, at_least = rates
+    steady = [one.model_copy(update={"predicted": replica("m", [1.0]).predicted}) for one in PAIR]
+    settings = replace(SETTINGS, warmup_s=0.0)
+    asked = streams(m=rate_rps)
+    (times_s,) = send_times(asked, settings)
+    got = predicted(deployed([steady], slo_ms=SLO_MS), asked, settings)
+    refused, goodput_rps, p99_ms = served(steady, times_s.tolist(), settings.duration_s, monkeypatch)
+    assert refused >= at_least
+    assert got.refused == pytest.approx(refused, rel=0.02, abs=2)
+    assert got.goodput_rps == pytest.approx(goodput_rps, rel=0.02)
+    assert got.p99_ms == pytest.approx(p99_ms, rel=0.05)
+
+
+def served(
+    replicas: Sequence[Replica], times_s: list[float], duration_s: float, patch: pytest.MonkeyPatch
+) -> tuple[int, float, float]:
+    """Play the requests through the router in virtual time: how many it refuses, its goodput and its p99."""
+    seen = serve(replicas, [1000.0 * time for time in times_s], [], patch, slo_ms=SLO_MS)
+    latencies = np.array(list(seen.latencies_ms.values()))
+    return seen.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
+
+
+@pytest.mark.parametrize("clients", [3])
+def test_what_a_loaded_server_refuses_was_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], clients: int
+) -> None:
+    one = replica_in_json("m", batch=4, batch_latency_ms=[60.0, 70.0, 80.0, 100.0], sm_share_pct=50.0)
+    document = map_of({"m": "null:4"}, [one, one], slo_ms=500.0)  # 80 requests/s
+    words = ["--rate", "m=160", "--duration", "5", "--warmup", "1", "--clients", str(clients), "--json"]
+    with running(tmp_path, document, "--simulate") as server:
+        assert main(["load", server.url, "--map", str(tmp_path / "map.json"), *words]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["predicted_by"] == "replay"
+    assert row["predicted_refused"] > 300
+    assert row["refused"] == pytest.approx(row["predicted_refused"], rel=0.15)
+    assert row["predicted_goodput_rps"] == pytest.approx(80.0, rel=0.1)
+
+
+def test_requests_of_the_warm_up_fill_the_queues_but_do_not_count() -> None:
+    recorded = replace(streams(m=30.0)[0], times_s=(0.0, 0.1, 0.2, 2.5))
+    settings = LoadSettings(duration_s=3.0, warmup_s=2.0, seed=1)
+    alone, behind = (predicted(MAP, [replace(recorded, rate_rps=rate_rps)], settings) for rate_rps in (1e-3, 2000.0))
+    assert alone.goodput_rps == pytest.approx(4 / 3)
+    assert (alone.p99_ms or 0.0) < 80.0
+    # The warm-up leaves full queues: of the four, those that come at once are refused or wait for long.
+    assert (behind.refused or 0.0) + float((behind.p99_ms or 0.0) > 150.0) >= 1.0
+    assert (behind.refused or 0.0) <= 4
+
+
+def test_of_too_many_requests_the_first_speak_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    asked, settings = streams(m=160.0), replace(SETTINGS, duration_s=200.0)
+    whole = predict_load(MAP, asked, settings).predicted["m"]
+    assert "replaying" not in capsys.readouterr().err
+    first = predict_load(MAP, asked, settings, most=16_000).predicted["m"]
+    assert "replaying the first" in capsys.readouterr().err
+    assert first.goodput_rps == pytest.approx(whole.goodput_rps, rel=0.03)
+    assert first.refused == pytest.approx(whole.refused, rel=0.1)
+    assert first != whole
+    few = predict_load(MAP, asked, settings, most=100).predicted["m"]
+    assert few.by is Predictor.QUEUEING
+    assert "the warm-up alone has more" in capsys.readouterr().err
+
+
+def test_a_map_that_does_not_say_what_batches_take_is_not_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    silent = replica_in_json("n")
+    document = map_of({"m": "null:4", "n": "null:4"}, [replica_in_json("m", batch_latency_ms=[2.0]), silent], 50.0)
+    document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
+    deployment = parse_map(document, "test")
+    at_plan = predict_load(deployment, streams(m=50.0, n=50.0), SETTINGS)
+    assert "does not say how long batches of n take" in capsys.readouterr().err
+    assert (at_plan.predicted["m"].by, at_plan.predicted["m"].p99_ms) == (Predictor.MAP, 7.0)
+    assert at_plan.predicted["n"] == LoadPrediction()
+    assert at_plan.planned["m"].goodput_rps == 49.0
+    faster = predict_load(deployment, streams(m=100.0, n=50.0), SETTINGS)
+    assert faster.predicted["m"].by is Predictor.QUEUEING
+    assert not faster.planned
+
+
+def test_one_queue_for_two_objectives_is_not_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+    one = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
+    one["merged"] = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in ("m", "n")]
+    document = map_of({"m": "null:4", "n": "null:4"}, [one], slo_ms=50.0)
+    document["merges"] = {"both": {"path": "both.onnx", "members": {"m": "0", "n": "1"}}}
+    asked = streams(m=60.0, n=40.0)
+    together = predict_load(parse_map(document, "test"), asked, SETTINGS).predicted
+    assert {found.by for found in together.values()} == {Predictor.REPLAY}
+    assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
+    assert together["m"].p99_ms == together["n"].p99_ms
+    document["models"]["n"]["slo_ms"] = 90.0
+    apart = predict_load(parse_map(document, "test"), asked, SETTINGS).predicted
+    assert {found.by for found in apart.values()} == {Predictor.QUEUEING}
+    assert "one queue" in capsys.readouterr().err
