@@ -154,6 +154,8 @@ class Server:
             listener.close()
             for connection in list(self._api.connections):
                 connection.close()
+            if self._grpc is not None:
+                self._grpc.close()
             await self._workforce.stop()
             await self._engine.close()
             if self._settings.tracer is not None:
@@ -269,6 +271,8 @@ class Server:
                         connection.close()
                 elif not connection.busy and still_s > self._settings.stall_s:
                     connection.abort()
+            if self._grpc is not None:
+                self._grpc.watch(now, self._settings.stall_s, self._settings.idle_s)
             for model in self.router.all():
                 model.forget_cancelled()
 

@@ -4,55 +4,68 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 
 from gpuprof.errors import InputError
 from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.grpc_messages import InferCall, as_streamed, protocol, read_infer, write_infer
+from gpuprof.serving.protocol.grpc_call import GrpcCall, GrpcMethod, GrpcStatus, Message
+from gpuprof.serving.protocol.grpc_messages import (
+    InferCall,
+    as_streamed,
+    first_tensor,
+    protocol,
+    read_infer,
+    write_infer,
+)
+from gpuprof.serving.protocol.http2_connection import SCRATCH_BYTES, Http2Connection
+from gpuprof.serving.protocol.http2_stream import Http2Stream, Receiver
 from gpuprof.serving.protocol.http_api import kin
+from gpuprof.serving.router.infer_request import Asked
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
+from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.transport.security import OPEN, Security
 
-#: Of the call at hand.
-_traceparent: ContextVar[str] = ContextVar("traceparent", default="")
 _SERVICE = "GRPCInferenceService"
-_CODES = {
-    HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    HTTPStatus.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    HTTPStatus.SERVICE_UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+_FOR_EVERYBODY = ("ServerLive", "ServerReady")
+_MAX_PLAIN_BYTES = 1 << 20
+_DRAIN_TICK_S = 0.05
+_STATUSES = {
+    HTTPStatus.BAD_REQUEST: GrpcStatus.INVALID_ARGUMENT,
+    HTTPStatus.NOT_FOUND: GrpcStatus.NOT_FOUND,
+    HTTPStatus.SERVICE_UNAVAILABLE: GrpcStatus.UNAVAILABLE,
 }
 
 
 class GrpcApi:
-    """Answers the calls of the service.
+    """Answers the calls of the service on all connections.
 
     Parameters
     ----------
     router : Router
     max_message_bytes : int
+        Of an inference request.
     security : Security
-        What calls must have in their metadata (``authorization``), and the certificate.
+        What calls must have in their metadata (``authorization``), and the certificate; whether the server lives and
+        is ready is told to everybody.
     """
 
     def __init__(self, router: Router, max_message_bytes: int, security: Security = OPEN) -> None:
+        self.arena = router.arena
+        self.scratch = bytearray(SCRATCH_BYTES)
+        self.connections: set[Http2Connection] = set()
         self._router = router
         self._security = security
-        options = [
-            ("grpc.max_receive_message_length", max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # or a port that is taken would be shared without a word
-        ]
-        self._server = grpc.aio.server(options=options, interceptors=[_Doorkeeper(security)] if security.token else [])
-        self._server.add_generic_rpc_handlers((self._handlers(),))
+        self._listener: asyncio.Server | None = None
+        self._methods = self._find_methods(max_message_bytes)
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port.
@@ -62,185 +75,218 @@ class GrpcApi:
         InputError
             When the port is taken.
         """
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        loop = asyncio.get_running_loop()
+        context = self._security.grpc_context
         try:
-            bound = self._add_port(where)
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port")
-        await self._server.start()
-        return int(bound)
-
-    def _add_port(self, where: str) -> int:
-        security = self._security
-        if security.context is None:
-            return int(self._server.add_insecure_port(where))
-        pair = security.key.encode(), security.certificate.encode()
-        return int(self._server.add_secure_port(where, grpc.ssl_server_credentials([pair])))
+            self._listener = await loop.create_server(
+                lambda: Http2Connection(self), host, port, ssl=context, backlog=1024
+            )
+        except OSError:
+            raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port") from None
+        return int(self._listener.sockets[0].getsockname()[1])
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls and wait for those that are there."""
-        await self._server.stop(grace_s)
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.leave()
+        deadline = time.monotonic() + grace_s
+        while not all(connection.is_idle for connection in self.connections) and time.monotonic() < deadline:
+            await asyncio.sleep(_DRAIN_TICK_S)
+        self.close()
 
-    def _handlers(self) -> grpc.GenericRpcHandler:
+    def close(self) -> None:
+        """Close the port and all connections."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self.connections):
+            connection.close()
+
+    def watch(self, now: float, stall_s: float, idle_s: float) -> None:
+        """Close connections that have stood still for so long in the middle of something, or with nothing to do."""
+        for connection in list(self.connections):
+            still_s = now - connection.touched
+            if connection.is_idle:
+                if still_s > idle_s:
+                    connection.leave()
+                    connection.close()
+            elif connection.is_stuck and still_s > stall_s:
+                connection.abort()
+
+    def open(self, stream: Http2Stream, headers: dict[bytes, bytes]) -> Receiver:
+        """Return the call that a stream brings, which may have ended already."""
+        path = headers.get(b":path", b"")
+        method = self._methods.get(path)
+        call = GrpcCall(stream, headers, method or _NO_METHOD, self.arena)
+        everybody = path.rsplit(b"/", 1)[-1].decode("latin-1") in _FOR_EVERYBODY
+        if not everybody and not self._security.admits(headers.get(b"authorization", b"")):
+            call.fail(GrpcStatus.UNAUTHENTICATED, "the call does not have the token of this server")
+        elif method is None:
+            call.fail(GrpcStatus.UNIMPLEMENTED, "there is no such method")
+        return call
+
+    def _find_methods(self, max_message_bytes: int) -> dict[bytes, GrpcMethod]:
+        """Return what answers each path."""
         known = protocol()
-        handlers = {}
+        methods = {}
         for method in known.methods[_SERVICE]:
-            answer = getattr(self, f"_{_snake(method.name)}")
-            make = grpc.stream_stream_rpc_method_handler if method.streams_in else grpc.unary_unary_rpc_method_handler
-            infers = method.request == "ModelInferRequest"  # its tensors are not protobuf's to copy
-            handlers[method.name] = make(
-                answer if method.streams_in else _translated(answer),
-                InferCall.decode if infers else known.message(method.request).FromString,
-                None if infers else known.message(method.response).SerializeToString,
-            )
-        return grpc.method_handlers_generic_handler(f"{known.package}.{_SERVICE}", handlers)
+            path = f"/{known.package}.{_SERVICE}/{method.name}".encode()
+            if method.request == "ModelInferRequest":
+                handle = self._stream_infer if method.streams_in else self._infer
+                methods[path] = GrpcMethod(handle, max_message_bytes, method.streams_in, first_tensor)
+            else:
+                answer = getattr(self, f"_{_snake(method.name)}")
+                methods[path] = GrpcMethod(partial(_plain, answer, known.message(method.request)), _MAX_PLAIN_BYTES)
+        return methods
 
-    async def _server_live(self, request: Any) -> Any:
+    def _server_live(self, request: Any) -> Any:
         return protocol().message("ServerLiveResponse")(live=True)
 
-    async def _server_ready(self, request: Any) -> Any:
+    def _server_ready(self, request: Any) -> Any:
         return protocol().message("ServerReadyResponse")(ready=self._router.is_ready)
 
-    async def _model_ready(self, request: Any) -> Any:
-        try:
+    def _model_ready(self, request: Any) -> Any:
+        ready = False
+        with suppress(RefusedError):
             ready = self._router.find(request.name, request.version).is_ready
-        except RefusedError:
-            ready = False
         return protocol().message("ModelReadyResponse")(ready=ready)
 
-    async def _server_metadata(self, request: Any) -> Any:
+    def _server_metadata(self, request: Any) -> Any:
         return protocol().message("ServerMetadataResponse")(**descriptions.server_metadata())
 
-    async def _model_metadata(self, request: Any) -> Any:
+    def _model_metadata(self, request: Any) -> Any:
         model = self._router.find(request.name, request.version)
         known = sorted(self._router.models[request.name], key=version_order)
         versions = [request.version] if request.version else known
         return protocol().message("ModelMetadataResponse")(**descriptions.model_metadata(model.spec, versions))
 
-    async def _model_config(self, request: Any) -> Any:
+    def _model_config(self, request: Any) -> Any:
         config = descriptions.model_config(self._router.find(request.name, request.version))
         return protocol().message("ModelConfigResponse")(config=config)
 
-    async def _model_statistics(self, request: Any) -> Any:
+    def _model_statistics(self, request: Any) -> Any:
         if request.name:
             self._router.find(request.name, request.version)
         chosen = descriptions.chosen_statistics(self._router.models, request.name, request.version)
         return protocol().message("ModelStatisticsResponse")(model_stats=chosen)
 
-    async def _repository_index(self, request: Any) -> Any:
+    def _repository_index(self, request: Any) -> Any:
         entries = descriptions.repository_index(self._router.models)
         ready = [entry for entry in entries if not request.ready or entry["state"] == "READY"]
         return protocol().message("RepositoryIndexResponse")(models=ready)
 
-    async def _model_infer(self, call: InferCall) -> bytes:
-        model = self._router.find(call.message.model_name, call.message.model_version)
-        arrived = time.monotonic()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        asked, slots = read_infer(model.spec, call, self._router.arena)
+    def _infer(self, call: GrpcCall, message: Message) -> None:
+        """Ask the model, and answer the call when it has."""
+        asked = self._read(call, message)
+        if asked is not None:
+            self._ask(call, message, asked, call.answer, partial(_refuse, call))
 
-        def done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
-            if not answer.done():
-                answer.set_result(write_infer(model.spec, asked, outputs))
-            if slot is not None:
-                self._router.arena.give_back(slot)
-
-        def refused(inference: Inference, refusal: RefusedError) -> None:
-            if not answer.done():
-                answer.set_exception(refusal)
-
-        inference = Inference(
-            asked.rows, asked.inputs, asked.outputs, arrived, deadline_ms(model, asked), done, refused,
-            priority=asked.priority, slots=slots, kin=kin(model, asked), traceparent=_traceparent.get(),
-        )  # fmt: skip
-        try:
-            model.submit(inference)
-        except RefusedError:
-            inference.release(self._router.arena)
-            raise
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            inference.cancelled = True
-            raise
-
-    async def _model_stream_infer(self, calls: AsyncIterator[InferCall], context: Any) -> AsyncIterator[bytes]:
+    def _stream_infer(self, call: GrpcCall, message: Message) -> None:
         """Answer each request of a stream when it is done, errors as messages."""
-        _traceparent.set(_parent(context))
-        answers: asyncio.Queue[bytes | None] = asyncio.Queue()
+        request = self._read(call, message)
+        if request is None:
+            return
 
-        async def one(call: InferCall) -> None:
-            try:
-                await answers.put(as_streamed(await self._model_infer(call)))
-            except RefusedError as refusal:
-                failed = protocol().message("ModelStreamInferResponse")(error_message=refusal.message)
-                failed.infer_response.id = call.message.id
-                await answers.put(failed.SerializeToString())
+        def answered(parts: list[Any], slot: Slot | None = None) -> None:
+            call.answer(as_streamed(parts), slot)
+            call.settle()
 
-        async def read() -> None:
-            tasks = set()
-            async for call in calls:
-                task = asyncio.ensure_future(one(call))
-                tasks.add(task)
-                task.add_done_callback(tasks.discard)
-            await asyncio.gather(*tasks)
-            await answers.put(None)
+        def refused(refusal: RefusedError) -> None:
+            failed = protocol().message("ModelStreamInferResponse")(error_message=refusal.message)
+            failed.infer_response.id = request.message.id
+            call.answer([failed.SerializeToString()])
+            call.settle()
 
-        reader = asyncio.ensure_future(read())
+        self._ask(call, message, request, answered, refused)
+
+    def _read(self, call: GrpcCall, message: Message) -> InferCall | None:
+        """Return what a message says; None when it is none, which the client has been told."""
         try:
-            while (answer := await answers.get()) is not None:
-                yield answer
-        finally:
-            reader.cancel()
+            return InferCall.decode(message.data, None if message.slot is None else message.offset)
+        except DecodeError:
+            if message.slot is not None:
+                self.arena.give_back(message.slot)
+            call.fail(GrpcStatus.INTERNAL, "the message is no ModelInferRequest")
+            return None
 
-
-class _Doorkeeper(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets only calls with the token in; whether the server lives and is ready is told to everybody."""
-
-    def __init__(self, security: Security) -> None:
-        self._security = security
-
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        said = dict(details.invocation_metadata).get("authorization", "")
-        text = said if isinstance(said, bytes) else said.encode()
-        if self._security.admits(text) or details.method.rsplit("/", 1)[-1] in _FOR_EVERYBODY:
-            return await continuation(details)
-        return _TURN_AWAY[details.method.endswith("StreamInfer")]
-
-
-async def _turn_away(request: Any, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "the call does not have the token of this server")
-
-
-_FOR_EVERYBODY = ("ServerLive", "ServerReady")
-_TURN_AWAY = (
-    grpc.unary_unary_rpc_method_handler(_turn_away),
-    grpc.stream_stream_rpc_method_handler(_turn_away),
-)
-
-
-def _parent(context: Any) -> str:
-    """Return the client's span that a call belongs to, as W3C Trace Context writes it; empty: none."""
-    return next((str(value) for key, value in context.invocation_metadata() or () if key == "traceparent"), "")
-
-
-def _translated(answer: Callable[[Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Turn refusals into gRPC's status codes."""
-
-    async def call(request: Any, context: Any) -> Any:
-        _traceparent.set(_parent(context))
+    def _ask(
+        self,
+        call: GrpcCall,
+        message: Message,
+        request: InferCall,
+        answered: Callable[[list[Any], Slot | None], None],
+        refused: Callable[[RefusedError], None],
+    ) -> None:
+        """Submit an inference; one of the two callables is called, perhaps at once."""
+        held = [] if message.slot is None else [message.slot]
+        inference = None
         try:
-            return await answer(request)
+            model = self._router.find(request.message.model_name, request.message.model_version)
+            asked, slots = read_infer(model.spec, request, self.arena)
+            held += slots
+            inference = self._inference(call, model, asked, answered, refused)
+            inference.arrived, inference.slots = message.arrived, held
+            call.waiting.add(inference)
+            model.submit(inference)
         except RefusedError as refusal:
-            code = _CODES.get(refusal.status, grpc.StatusCode.INTERNAL)
-            if refusal.overloaded:
-                code = grpc.StatusCode.RESOURCE_EXHAUSTED
-            if refusal.retry_after_s is not None:
-                context.set_trailing_metadata((("grpc-retry-pushback-ms", str(int(1000 * refusal.retry_after_s) + 1)),))
-            await context.abort(code, refusal.message)
+            if inference is not None:
+                call.waiting.discard(inference)
+            for slot in held:
+                self.arena.give_back(slot)
+            refused(refusal)
 
-    return call
+    def _inference(
+        self,
+        call: GrpcCall,
+        model: ServedModel,
+        asked: Asked,
+        answered: Callable[[list[Any], Slot | None], None],
+        refused: Callable[[RefusedError], None],
+    ) -> Inference:
+        def done(inference: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
+            call.waiting.discard(inference)
+            answered(write_infer(model.spec, asked, outputs), slot)
+
+        def not_done(inference: Inference, refusal: RefusedError) -> None:
+            call.waiting.discard(inference)
+            refused(refusal)
+
+        return Inference(
+            asked.rows, asked.inputs, asked.outputs, 0.0, deadline_ms(model, asked), done, not_done,
+            priority=asked.priority, kin=kin(model, asked),
+            traceparent=call.headers.get(b"traceparent", b"").decode("latin-1"),
+        )  # fmt: skip
+
+
+def _plain(answer: Callable[[Any], Any], request: Any, call: GrpcCall, message: Message) -> None:
+    """Answer a call that is no inference at once."""
+    try:
+        response = answer(request.FromString(bytes(message.data)))
+    except DecodeError:
+        call.fail(GrpcStatus.INTERNAL, "the message is not what this method takes")
+    except RefusedError as refusal:
+        _refuse(call, refusal)
+    else:
+        call.answer([response.SerializeToString()])
+
+
+def _refuse(call: GrpcCall, refusal: RefusedError) -> None:
+    """End a call with the status that stands for a refusal."""
+    status = _STATUSES.get(refusal.status, GrpcStatus.INTERNAL)
+    if refusal.overloaded:
+        status = GrpcStatus.RESOURCE_EXHAUSTED
+    more = []
+    if refusal.retry_after_s is not None:
+        more.append((b"grpc-retry-pushback-ms", b"%d" % (int(1000 * refusal.retry_after_s) + 1)))
+    call.fail(status, refusal.message, more)
+
+
+def _no_method(call: GrpcCall, message: Message) -> None:
+    raise AssertionError("a call without a method has ended before its message")
+
+
+_NO_METHOD = GrpcMethod(_no_method, 0)
 
 
 def _snake(name: str) -> str:

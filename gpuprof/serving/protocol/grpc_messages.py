@@ -9,7 +9,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from gpuprof.serving.protocol.grpc_raw import put_in, take_out
+from gpuprof.serving.protocol.grpc_raw import first_begins, put_in, take_out, wrap
 from gpuprof.serving.protocol.proto_file import ProtoFile
 from gpuprof.serving.router.infer_request import Asked, check_rows, check_size, check_tensor, in_bytes
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
@@ -48,31 +48,55 @@ def protocol() -> ProtoFile:
 
 @dataclass(frozen=True, slots=True)
 class InferCall:
-    """A ModelInferRequest without its raw contents, and these."""
+    """A ModelInferRequest without its raw contents, and these.
+
+    Attributes
+    ----------
+    message : ModelInferRequest
+    raw : sequence of bytes-like
+    places : list of (offset, size) or None
+        Where in the arena they lie, where that is so.
+    """
 
     message: Any
     raw: Sequence[Buffer]
+    places: list[tuple[int, int]] | None = None
 
     @classmethod
-    def decode(cls, data: bytes) -> InferCall:
+    def decode(cls, data: Buffer, offset: int | None = None) -> InferCall:
         """Read it off the wire; the raw contents of a large one stay where they are.
+
+        Parameters
+        ----------
+        data : bytes-like
+        offset : int or None
+            Where in the arena it begins; None: it is elsewhere.
 
         Raises
         ------
         google.protobuf.message.DecodeError
             When it is no such message.
         """
-        raw: list[memoryview] = []
-        small = data
+        small: Buffer = data
+        spans: list[slice] = []
         if len(data) > INLINE_BYTES:
             with suppress(ValueError):  # protobuf says what is wrong with it
-                small, raw = take_out(data, _RAW_INPUTS)
-        message = protocol().message("ModelInferRequest").FromString(small)
-        return cls(message, raw or message.raw_input_contents)
+                small, spans = take_out(data, _RAW_INPUTS)
+        message = protocol().message("ModelInferRequest").FromString(bytes(small))
+        if not spans:
+            return cls(message, message.raw_input_contents)
+        view = memoryview(data)
+        places = None if offset is None else [(offset + span.start, span.stop - span.start) for span in spans]
+        return cls(message, [view[span] for span in spans], places)
+
+
+def first_tensor(beginning: Buffer) -> int:
+    """Return where in a ModelInferRequest its first raw tensor begins, 0 when that is not in this beginning of it."""
+    return first_begins(beginning, _RAW_INPUTS)
 
 
 def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, list[Slot]]:
-    """Read and check a request; large tensors are copied into the arena.
+    """Read and check a request; large tensors that are not in the arena are copied into it.
 
     Raises
     ------
@@ -80,16 +104,17 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
         400, saying what is wrong.
     """
     request = call.message
-    data = _tensors(spec, request, call.raw)
-    slots: list[Slot] = []
-    inputs = [InputTensor(shape, _place(own, arena, slots)) for shape, own in data]
+    data = _tensors(spec, request, call)
     parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
     timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
+    outputs = _outputs(spec, request)
+    rows = check_rows(spec, [InputTensor(shape, b"") for shape, _ in data])
+    slots: list[Slot] = []
     asked = Asked(
         id=request.id or None,
-        rows=check_rows(spec, inputs),
-        inputs=inputs,
-        outputs=_outputs(spec, request),
+        rows=rows,
+        inputs=[InputTensor(shape, _place(own, arena, slots)) for shape, own in data],
+        outputs=outputs,
         binary=None,
         timeout_ms=timeout_us / 1000.0 if timeout_us else None,
         priority=priority,
@@ -97,8 +122,8 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
     return asked, slots
 
 
-def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> bytes:
-    """Return a ModelInferResponse with raw contents, as it is sent."""
+def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> list[Buffer]:
+    """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
     response = protocol().message("ModelInferResponse")(
         model_name=spec.name, model_version=spec.version, id=asked.id or ""
     )
@@ -111,16 +136,17 @@ def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> b
     return put_in(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
 
 
-def as_streamed(response: bytes) -> bytes:
-    """Return a ModelStreamInferResponse with a ModelInferResponse, both as they are sent."""
-    return put_in(b"", _STREAMED, [response])
+def as_streamed(response: Sequence[Buffer]) -> list[Buffer]:
+    """Return the parts of a ModelStreamInferResponse with those of a ModelInferResponse."""
+    return wrap(response, _STREAMED)
 
 
-def _tensors(spec: ModelSpec, request: Any, raw: Sequence[Buffer]) -> list[tuple[list[int], Buffer]]:
-    """Return shape and bytes of each input, in the order of the model's."""
+def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[int], Buffer | tuple[int, int]]]:
+    """Return shape and bytes of each input, or where in the arena these lie, in the order of the model's."""
+    raw = call.raw
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
-    found: dict[int, tuple[list[int], Buffer]] = {}
+    found: dict[int, tuple[list[int], Buffer | tuple[int, int]]] = {}
     for number, entry in enumerate(request.inputs):
         position = spec.input_index.get(entry.name)
         if position is None or position in found:
@@ -132,7 +158,7 @@ def _tensors(spec: ModelSpec, request: Any, raw: Sequence[Buffer]) -> list[tuple
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, own)
-        found[position] = (shape, own)
+        found[position] = (shape, own if call.places is None else call.places[number])
     missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in found]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
@@ -146,8 +172,8 @@ def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
     return join_strings(values) if tensor.datatype == "BYTES" else in_bytes(tensor, values)
 
 
-def _place(data: Buffer, arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
-    if len(data) <= INLINE_BYTES:
+def _place(data: Buffer | tuple[int, int], arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
+    if isinstance(data, tuple) or len(data) <= INLINE_BYTES:
         return data
     slot = arena.take(len(data) + ALIGNMENT)
     if slot is None:

@@ -8,6 +8,7 @@ Source of the format: Protocol Buffers' documentation, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gpuprof.serving.transport.wire import Buffer
 
@@ -15,8 +16,8 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 
 
-def take_out(data: bytes, field: int) -> tuple[bytes, list[memoryview]]:
-    """Return a message without its values of the bytes field ``field``, and these, not copied.
+def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
+    """Return a message without its values of the bytes field ``field``, and where these lie in it.
 
     Raises
     ------
@@ -34,26 +35,43 @@ def take_out(data: bytes, field: int) -> tuple[bytes, list[memoryview]]:
         position, end = _span(data, key & 7, position)
         if key == wanted:
             rest.append(view[kept:begin])
-            values.append(view[position:end])
+            values.append(slice(position, end))
             kept = end
         position = end
     return b"".join([*rest, view[kept:]]), values
 
 
-def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> bytes:
-    """Return a message with these values of the bytes field ``field`` behind what it has, copied once."""
+def first_begins(beginning: Buffer, field: int) -> int:
+    """Return where the first value of the field begins, 0 when it is not in this beginning of a message."""
+    position = 0
+    with suppress(ValueError):
+        while position < len(beginning):
+            key, position = _varint(beginning, position)
+            if key == _key(field):
+                return _varint(beginning, position)[1]
+            _, position = _span(beginning, key & 7, position)
+    return 0
+
+
+def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:
+    """Return the parts of a message with these values of the bytes field ``field`` behind what it has, not copied."""
     key = _to_varint(_key(field))
     parts: list[Buffer] = [data]
     for value in values:
-        parts += (key, _to_varint(len(value)), value)
-    return b"".join(parts)
+        parts += (key + _to_varint(len(value)), value)
+    return parts
+
+
+def wrap(parts: Sequence[Buffer], field: int) -> list[Buffer]:
+    """Return the parts of a message that has nothing but the message in ``parts`` as its field ``field``."""
+    return [_to_varint(_key(field)) + _to_varint(sum(map(len, parts))), *parts]
 
 
 def _key(field: int) -> int:
     return field << 3 | _LENGTH
 
 
-def _span(data: bytes, kind: int, position: int) -> tuple[int, int]:
+def _span(data: Buffer, kind: int, position: int) -> tuple[int, int]:
     """Return where the value of a field of this kind begins and ends."""
     if kind == _LENGTH:
         size, position = _varint(data, position)
@@ -69,7 +87,7 @@ def _span(data: bytes, kind: int, position: int) -> tuple[int, int]:
     return position, end
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: Buffer, position: int) -> tuple[int, int]:
     """Return the number at ``position`` and where it ends."""
     value = 0
     for count, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):

@@ -132,7 +132,7 @@ def test_grpc_asks_for_the_token_in_its_metadata(server: RunningServer, papers: 
 
 
 def test_listening_where_others_can_reach_it_needs_both() -> None:
-    both = Security(TOKEN, "c", "k", ssl.create_default_context())
+    both = Security(TOKEN, ssl.create_default_context())
     for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost"):
         assert is_loopback(host)
         check_exposure(host, Security(), insecure=False)
