@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError, UnstableError
 
 if TYPE_CHECKING:
+    from gpuprof.batch_verdicts import BatchVerdicts
     from gpuprof.demand import Demand
     from gpuprof.deployment import DeploymentMap
     from gpuprof.device import Device
@@ -60,15 +61,31 @@ def build_problem(
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    files = _files(database, graphs)
+    if options.max_batch > 1:
+        _say_what_mixes(estimator.verdicts, files, models)
     return Problem(
         demands=demands,
         fleet=fleet,
         estimator=estimator,
         queueing=BatchQueue(),
         options=options,
-        files=_files(database, graphs),
+        files=files,
         inputs=_inputs(slo_file, database, fleet, options),
     )
+
+
+def _say_what_mixes(verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str]) -> None:
+    """Find the models whose requests must not share a batch, and say it; those whose files are not here are trusted."""
+    from gpuprof.batch_verdicts import mixing
+    from gpuprof.cli.output import say
+
+    for model in models:
+        file = files.get(model)
+        if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
+            continue
+        if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
+            say(f"gpuprof: {mixing(model, output)}; it is placed with batches of 1")
 
 
 def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:

@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.cluster_sweep import sweep_cluster
 from gpuprof.cli.local import local_device
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -22,6 +23,7 @@ from gpuprof.cli.output import (
     progress,
     say,
 )
+from gpuprof.cli.profile_options import Cluster, Instead, Means, Workloads
 from gpuprof.cli.reports import ingest_reports, print_ingested
 from gpuprof.cli.serving_cost import measure_serving
 from gpuprof.errors import InputError, UnavailableError, UnstableError
@@ -55,55 +57,16 @@ _OP_COLUMNS = (
 )
 
 
+@with_groups
 def profile(
+    workloads: Workloads,
+    means: Means,
+    instead: Instead,
+    cluster: Cluster,
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.", show_default=False)
     ] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8",
-    share: Annotated[
-        str | None,
-        typer.Option(help="Shares: 50 (percent), 1core, 3g.40gb. On a CPU, by default, 1, 2, 4, … and all cores."),
-    ] = None,
-    processes: Annotated[str, typer.Option(help="Copies that run at once in the share, separated by commas.")] = "1",
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
-    ] = None,
-    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto",
     db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
-    force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False,
-    per_op: Annotated[
-        bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
-    ] = False,
-    igniter: Annotated[
-        bool,
-        typer.Option("--igniter", help="Measure what calibrate needs: 11 configurations, 2 to 5 copies at once."),
-    ] = False,
-    from_report: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="REPORT",
-            help="Run nothing, ingest this: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and ncu's "
-            "reports of one run, both named, are joined kernel by kernel.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            help="cpu, gpu or a GPU's name. By default the first GPU that can be measured here, else the CPU; with "
-            "--from-report the GPU recorded on, where the report does not say."
-        ),
-    ] = None,
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0,
-    profiler_limit: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
-    ] = 900.0,
-    engine: Annotated[
-        str, typer.Option(help="Where to measure: local, or ray: spread over the GPUs, or machines, of a Ray cluster.")
-    ] = "local",
-    ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
-    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -111,50 +74,80 @@ def profile(
 
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
+    chosen = chosen_format(as_json, as_csv)
+    if instead.from_report:
+        reports = ingest_reports(instead.from_report, models or [], workloads.batch, workloads.share, means.device, db)
+        print_ingested(reports, chosen)
+        return
+    if not models:
+        raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
+    if cluster.engine != "local":
+        words = cluster.words(workloads, means, instead)
+        sweep_cluster(models, workloads.batch, words, (db, means.device, cluster.ray_address or ""), chosen)
+    elif instead.per_op:
+        _measure_ops(models, workloads, means, db, chosen)
+    else:
+        _measure(models, workloads, means, (db, instead.igniter), chosen)
+
+
+def _measure(
+    models: Sequence[str], workloads: Workloads, means: Means, where: tuple[Path, bool], chosen: Format
+) -> None:
+    """Measure whole models into a database, at the configurations of iGniter if that is asked."""
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.child.job import limits_within
     from gpuprof.profiling.collector import choose
-    from gpuprof.profiling.per_op.per_op import PerOp
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
     from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 
-    chosen = chosen_format(as_json, as_csv)
-    if from_report:
-        print_ingested(ingest_reports(from_report, models or [], batch, share, device, db), chosen)
-        return
-    if not models:
-        raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
-    if engine != "local":
-        if engine != "ray" or per_op:
-            raise InputError(f"--engine must be local, or ray without --per-op, but got {engine}")
-        options = {"share": share, "processes": processes, "collector": collector, "time-limit": f"{time_limit:g}"}
-        options["profiler-limit"] = f"{profiler_limit:g}"
-        flags = [*[f"--beside={text}" for text in beside or ()], *["--force"] * force, *["--igniter"] * igniter]
-        extra = [*(f"--{name}={value}" for name, value in options.items() if value is not None), *flags]
-        sweep_cluster(models, batch, extra, (db, device, ray_address or ""), chosen)
-        return
-    here = local_device(device, collector)
-    batches, shares = planning.parse_batches(batch), planning.parse_shares(share, here)
-    neighbours = [planning.parse_neighbour(text, here) for text in beside or ()]
-    named = [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
-    measuring, why = choose(collector, here.kind)
-    if per_op:
-        if beside or processes != "1":
-            raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
-        plans = [PerOp(KernelDb.create(db), here, measuring, part, force) for part in shares]
-        say(f"{here.name}, collector {why}")
-        print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
-        return
+    db, igniter = where
+    here = local_device(means.device, means.collector)
+    batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
+    neighbours = [planning.parse_neighbour(text, here) for text in workloads.beside or ()]
+    named = _named(models, batches, db)
+    measuring, why = choose(means.collector, here.kind)
     if igniter:
         cells = tuple(cell for model in named for cell in igniter_cells(model))
     else:
-        cells = planning.plan_cells(named, batches, shares, planning.parse_batches(processes), neighbours)
+        cells = planning.plan_cells(named, batches, shares, planning.parse_batches(workloads.processes), neighbours)
     say(f"{here.name}, collector {why}")
-    campaign = Campaign(KernelDb.create(db), here, measuring, force, limits_within(time_limit, profiler_limit))
+    campaign = Campaign(KernelDb.create(db), here, measuring, means.force, means.limits())
     outcomes = _run(campaign, cells)
     print_rows([row for outcome in outcomes for row in _rows(outcome)], _COLUMNS, chosen)
+    _say_what_mixes(campaign, cells)
     _judge(outcomes, db)
+
+
+def _measure_ops(models: Sequence[str], workloads: Workloads, means: Means, db: Path, chosen: Format) -> None:
+    """Measure each distinct op of all models into a database."""
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.per_op.per_op import PerOp
+    from gpuprof.profiling.sweep import planning
+
+    if workloads.beside or workloads.processes != "1":
+        raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
+    here = local_device(means.device, means.collector)
+    batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
+    named = _named(models, batches, db)
+    measuring, why = choose(means.collector, here.kind)
+    plans = [PerOp(KernelDb.create(db), here, measuring, part, means.force) for part in shares]
+    say(f"{here.name}, collector {why}")
+    print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
+
+
+def _named(models: Sequence[str], batches: Sequence[int], db: Path) -> list[NamedModel]:
+    from gpuprof.profiling.sweep import planning
+
+    return [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
+
+
+def _say_what_mixes(campaign: Campaign, cells: Sequence[Cell]) -> None:
+    from gpuprof.batch_verdicts import mixing
+
+    for graph in {cell.job.graph.name: cell.job.graph for cell in cells}.values():
+        if (output := campaign.verdicts.mixed(graph.sha256)) is not None:
+            say(f"gpuprof: {mixing(graph.name, output)}; place and serve give it batches of 1")
 
 
 def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:

@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.batch_verdicts import BatchVerdicts
 from gpuprof.device import Device
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
@@ -45,6 +46,11 @@ class DatabaseEstimator:
     learned : callable
         Device → regressors trained for it, or None; called once a device, when something was not measured. They
         are asked before the roofline.
+
+    Attributes
+    ----------
+    verdicts : BatchVerdicts
+        Which models mix the items of a batch: no batch but of one is listed for them.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class DatabaseEstimator:
         learned: Callable[[Device], LearnedModel | None] = lambda device: None,
     ) -> None:
         self._measured = read_measured(db) if db is not None else {}
+        self.verdicts = BatchVerdicts(None if db is None else db.path)
         self._graphs = dict(graphs or {})
         self._colocations = Colocations(db, self._running)
         self._learned = cache(lambda identity: learned(identity.device))
@@ -108,10 +115,14 @@ class DatabaseEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
+        if self.verdicts.mixed(self._known(model).sha256) is not None:
+            return (1,)
         points = self._known(model).points.get(device.name, [])
         if points:
             exact = {point.batch for point in points if point.share == share}
             return tuple(sorted(exact or {point.batch for point in points}))
+        if (only := self._only_batch(model)) is not None:
+            return (only,)
         powers = [2**k for k in range(_MOST_BATCH.bit_length())]
         return tuple(batch for batch in powers if self._fits(model, device, batch, share)) or (1,)
 
@@ -144,7 +155,7 @@ class DatabaseEstimator:
             pause_factor=pause[0],
             pause_cv=pause[1],
             memory_bytes=self._memory(known, device, workload),
-            weight_bytes=work.at(1).weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
+            weight_bytes=work.smallest.weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
             creq_pct=tuple(
                 (metric, figure)
                 for metric, column in CREQ_METRICS.items()
@@ -153,7 +164,7 @@ class DatabaseEstimator:
             dram_pct=_other(known, device, workload, "dram_pct"),
             l2_pct=_other(known, device, workload, "l2_pct"),
             power_w=_other(known, device, workload, "power_w"),
-            unknown_ops=work.at(1).unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
+            unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
 
     def _latency(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[Figure, float]:
@@ -251,6 +262,12 @@ class DatabaseEstimator:
         at = work.at(workload.batch)
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
 
+    def _only_batch(self, model: str) -> int | None:
+        from gpuprof.onnx_graph import only_batch
+
+        path = self._known(model).path
+        return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
+
     def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
         memory = self._memory(self._known(model), device, Workload(model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
@@ -299,9 +316,9 @@ class DatabaseEstimator:
 
     def _of_file(self, model: str, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of the same content, under whatever name."""
-        from gpuprof.onnx_graph import load_graph
+        from gpuprof.onnx_graph import load_graph, only_batch
 
-        graph = load_graph(path)
+        graph = load_graph(path, only_batch(path) or 1)
         same = (known for known in self._measured.values() if known.sha256 == graph.sha256)
         points = next((known.points for known in same), {})
         return MeasuredModel(model, str(path), graph.sha256, graph.weight_bytes, points)
@@ -328,13 +345,13 @@ def _is_path(model: str) -> bool:
 
 def _read_work(known: MeasuredModel) -> WorkByBatch | None:
     """Return the work of a model, None where its file is gone or has become another."""
-    from gpuprof.onnx_graph import load_graph
+    from gpuprof.onnx_graph import load_graph, only_batch
 
     path = Path(known.path or "")
     if not path.is_file():
         return None
     try:
-        work = WorkByBatch(lambda batch: load_graph(path, batch))
+        work = WorkByBatch(lambda batch: load_graph(path, batch), only_batch(path))
     except InputError:
         return None
     return work if known.sha256 in (None, work.graph.sha256) else None

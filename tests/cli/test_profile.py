@@ -3,11 +3,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
 from tests.profiling.models import write_convs, write_mlp, write_strange
+from tests.small_models import write_model
 
 QUICK = ["--share", "100", "--time-limit", "0.4"]
 
@@ -83,3 +86,20 @@ def test_bad_input_gets_one_line_and_changes_nothing(
     assert said.out == ""
     assert sum(line.startswith("gpuprof:") for line in said.err.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_model_that_mixes_the_items_of_a_batch_is_said_to_and_placed_with_batches_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dims: list[int | str | None] = ["N", 64]
+    nodes = [helper.make_node("Softmax", ["x"], ["s"], axis=0), helper.make_node("MatMul", ["s", "w"], ["y"])]
+    write_model(tmp_path / "mixer.onnx", nodes, {"x": dims}, {"y": dims}, {"w": np.ones((64, 64), np.float32)})
+    for _ in range(2):  # the second time nothing is measured, and it is said again
+        main(["profile", "mixer.onnx", "--batch", "1,4", *QUICK])
+        said = capsys.readouterr().err
+        assert "mixer mixes the items of a batch: its output y for one depends on the others" in said
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmixer,10,500\n")
+    assert main(["place", "--db", "gpuprof-db", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert "it is placed with batches of 1" in shown.err
+    assert {replica["batch"] for replica in json.loads(shown.out)["replicas"]} == {1}

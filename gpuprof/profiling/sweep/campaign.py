@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import gpuprof
+from gpuprof.batch_verdicts import BatchVerdicts
 from gpuprof.device import Device
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.compaction import tidy
@@ -72,6 +73,11 @@ class Campaign:
     force : bool
         Measure what is there already, too.
     limits : Limits
+
+    Attributes
+    ----------
+    verdicts : BatchVerdicts
+        Which models mix the items of a batch, of those that were measured at more than one.
     """
 
     def __init__(
@@ -87,6 +93,7 @@ class Campaign:
         self.collector = collector
         self.force = force
         self.limits = limits
+        self.verdicts = BatchVerdicts(database.path)
 
     def run(
         self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
@@ -150,6 +157,7 @@ class Campaign:
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
+        self.verdicts.save()
         tidy(self.database)
         rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
         return Outcome(cell, rows[0], tuple(rows[1:]))
@@ -223,11 +231,14 @@ class Campaign:
         """Let the runtime load each model once, so that a bad one is found before an hour of measuring."""
         if importlib.util.find_spec("onnxruntime") is None:  # PyTorch stands in; it checks what it opens
             return
-        jobs = {job.path: job for cell in cells for job in (cell.job, *cell.beside)}
-        for path, job in jobs.items():
+        jobs = [job for cell in cells for job in (cell.job, *cell.beside)]
+        batched = {job.path for job in jobs if job.graph.batch > 1}
+        for path, job in {job.path: job for job in jobs}.items():
             task = {"kind": "check", "model": str(path), "provider": ORT_CPU, "slice": None}
-            with Child(task, job.graph.name) as child:
-                child.expect("done", _LOAD_S)
+            with Child({**task, "batches": path in batched}, job.graph.name) as child:
+                mixed = child.expect("done", _LOAD_S)["mixed"]
+            if path in batched:
+                self.verdicts.keep(job.graph.sha256, mixed)
 
 
 def _run_key(run: Mapping[str, Any]) -> tuple[object, ...]:

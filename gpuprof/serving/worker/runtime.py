@@ -94,7 +94,9 @@ class OnnxRuntime:
         outputs = tuple(_spec(value) for value in self._session.get_outputs())
         mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
         batched = is_batched(inputs, outputs) and mixing is None
-        if batch > 1 and not batched:
+        if batched and batch > 1 and self.merged is None:
+            mixing = self._mixed(inputs, outputs)
+        if batch > 1 and (mixing or not batched):
             reason = f"output {mixing} relates its items to one another" if mixing else "its first dimension is fixed"
             raise InputError(
                 f"{path} cannot be served with batches of {batch}: {reason}",
@@ -108,6 +110,20 @@ class OnnxRuntime:
                 f"{path} takes or gives strings and bfloat16, which ONNX Runtime serves from Python only apart"
             )
         self._bfloat16 = "BF16" in types
+
+    def _mixed(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
+        """Return an output in which the items of a batch are mixed, though its shape does not show it."""
+        from gpuprof.batch_items import ITEMS, Arrays, first_mixed
+
+        names, axes = [spec.name for spec in outputs], {spec.name: 0 for spec in inputs}
+
+        def run(feeds: Arrays) -> Arrays:
+            return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+
+        try:  # what is quantised here is not known, so that the wider tolerance holds
+            return first_mixed(run, lambda seed: _varied_inputs(inputs, ITEMS, seed), axes, quantised=True)
+        except self._errors:  # not every model works on inputs of which nothing is known
+            return None
 
     def run(self, inputs: Sequence[Array], wanted: Sequence[int]) -> list[Array]:
         """Run the session."""
@@ -177,6 +193,25 @@ def _spec(value: Any) -> TensorSpec:
     datatype = datatype_of(value.type, f"tensor {value.name!r}")
     shape = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in value.shape)
     return TensorSpec(value.name, datatype, shape)
+
+
+def _varied_inputs(inputs: Sequence[TensorSpec], rows: int, seed: int) -> dict[str, Array]:
+    """Return inputs whose items differ, open dimensions 1: standard normal, or 0 and 1; masks are all ones."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    made: dict[str, Array] = {}
+    for spec in inputs:
+        shape = (rows, *(1 if size == -1 else size for size in spec.shape[1:]))
+        if spec.datatype == "BYTES":
+            made[spec.name] = np.full(shape, "a", dtype=object)
+        elif "mask" in spec.name.lower() or spec.datatype == "BOOL":
+            made[spec.name] = np.ones(shape, NUMPY_NAMES[spec.datatype])
+        elif spec.datatype.startswith(("INT", "UINT")):
+            made[spec.name] = random.integers(0, 2, shape).astype(NUMPY_NAMES[spec.datatype])
+        else:
+            made[spec.name] = random.standard_normal(shape).astype(NUMPY_NAMES[spec.datatype])
+    return made
 
 
 def example_inputs(spec: ModelSpec, rows: int) -> list[Array]:

@@ -1,0 +1,109 @@
+"""The options of ``gpuprof profile``, in groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuprof.profiling.child.job import Limits
+
+
+@dataclass(frozen=True)
+class Workloads:
+    """What of the models is measured."""
+
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8"
+    share: Annotated[
+        str | None,
+        typer.Option(help="Shares: 50 (percent), 1core, 3g.40gb. On a CPU, by default, 1, 2, 4, … and all cores."),
+    ] = None
+    processes: Annotated[str, typer.Option(help="Copies that run at once in the share, separated by commas.")] = "1"
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what it is measured, and how long."""
+
+    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
+    device: Annotated[
+        str | None,
+        typer.Option(
+            help="cpu, gpu or a GPU's name. By default the first GPU that can be measured here, else the CPU; with "
+            "--from-report the GPU recorded on, where the report does not say."
+        ),
+    ] = None
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0
+    profiler_limit: Annotated[
+        float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
+    ] = 900.0
+    force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False
+
+    def limits(self) -> Limits:
+        """Return when a measurement ends."""
+        from gpuprof.profiling.child.job import limits_within
+
+        return limits_within(self.time_limit, self.profiler_limit)
+
+
+@dataclass(frozen=True)
+class Instead:
+    """What is done instead of measuring whole models at these batches and shares."""
+
+    per_op: Annotated[
+        bool, typer.Option("--per-op", help="Measure each distinct op of all models once, as a model of its own.")
+    ] = False
+    igniter: Annotated[
+        bool,
+        typer.Option("--igniter", help="Measure what calibrate needs: 11 configurations, 2 to 5 copies at once."),
+    ] = False
+    from_report: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="REPORT",
+            help="Run nothing, ingest this: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and ncu's "
+            "reports of one run, both named, are joined kernel by kernel.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where it is measured."""
+
+    engine: Annotated[
+        str, typer.Option(help="Where to measure: local, or ray: spread over the GPUs, or machines, of a Ray cluster.")
+    ] = "local"
+    ray_address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
+    ] = None
+
+    def words(self, workloads: Workloads, means: Means, instead: Instead) -> list[str]:
+        """Return the options that each place of the cluster is to be given.
+
+        Raises
+        ------
+        InputError
+            When there is no such engine, or it does not measure ops.
+        """
+        if self.engine != "ray" or instead.per_op:
+            raise InputError(f"--engine must be local, or ray without --per-op, but got {self.engine}")
+        given = {
+            "share": workloads.share,
+            "processes": workloads.processes,
+            "collector": means.collector,
+            "time-limit": f"{means.time_limit:g}",
+            "profiler-limit": f"{means.profiler_limit:g}",
+        }
+        words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+        words += [f"--beside={text}" for text in workloads.beside or ()]
+        return [*words, *["--force"] * means.force, *["--igniter"] * instead.igniter]
