@@ -137,16 +137,21 @@ def search(database: Path) -> None:
     from sklearn.base import clone
     from sklearn.model_selection import GroupKFold
 
+    from gpuprof.estimators.learned.expected_time import expected_features, expected_ns, fit_element_ns
     from gpuprof.estimators.learned.regressors import make_constituents
 
     data = _training(database)
-    folds = list(GroupKFold(min(6, len(data.architectures))).split(data.ops.features, groups=data.ops.groups))
+    ops = data.ops
+    element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
+    features = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
+    target = np.log(ops.times_ns / expected_ns(ops.costs, element_ns))
+    folds = list(GroupKFold(min(6, len(data.architectures))).split(features, groups=ops.groups))
     for name, regressor in make_constituents().items():
         for values in _grid(GRIDS[name]):
             errors = []
             for train, test in folds:
-                fitted = clone(regressor).set_params(**values).fit(data.ops.features[train], data.ops.target[train])
-                errors += list(np.abs(np.exp(fitted.predict(data.ops.features[test]) - data.ops.target[test]) - 1.0))
+                fitted = clone(regressor).set_params(**values).fit(features[train], target[train])
+                errors += list(np.abs(np.exp(fitted.predict(features[test]) - target[test]) - 1.0))
             print(
                 f"{name:18} {values}  median {100 * np.median(errors):.1f}%  p95 {100 * np.percentile(errors, 95):.0f}%"
             )

@@ -86,6 +86,9 @@ class Device:
     mig_profiles : tuple of MigProfile
     launch_overhead_us : float
         Host time between two dependent launches that the device cannot hide.
+    reread_bytes_per_s : tuple of (int, float)
+        At what rate bytes are read and written again and again, by how many they are, ascending: what the caches
+        deliver, and beyond them the memory. Empty: nobody measured it.
     sources : mapping of str to str
         Where each group of numbers was read.
     """
@@ -105,6 +108,7 @@ class Device:
     mig_slices: int = 0
     mig_profiles: tuple[MigProfile, ...] = ()
     launch_overhead_us: float = 0.0
+    reread_bytes_per_s: tuple[tuple[int, float], ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def mig_profile(self, name: str) -> MigProfile:

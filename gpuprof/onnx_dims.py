@@ -56,6 +56,14 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     return named
 
 
+def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
+    """Return the batch that a model's inputs fix, None where it is free or where no input has one."""
+    declared = {info.name: declared_dims(info) or () for info in infos}
+    if batch_axes(declared):
+        return None
+    return next((dims[0] for dims in declared.values() if dims and isinstance(dims[0], int)), None)
+
+
 def bind_inputs(
     infos: Iterable[ValueInfoProto], batch: int, dims: Mapping[str, int], model: str
 ) -> tuple[dict[str, Tensor], dict[str, int]]:

@@ -11,7 +11,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.model import ModelGraph, Op, Tensor
-from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims
+from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims, fixed_batch
 from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
 from gpuprof.onnx_nodes import captured, used_names
 from gpuprof.onnx_shapes import Shapes
@@ -50,6 +50,18 @@ def load_graph(
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
     return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
+
+
+def only_batch(path: Path) -> int | None:
+    """Return the batch that the model in ``path`` fixes, None where it takes any.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    file = read_onnx(Path(path))
+    return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
 
 
 def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:

@@ -39,13 +39,13 @@ def train(
 
     chosen = chosen_format(as_json, as_csv)
     data = training_data(db, device)
-    say(f"gpuprof: fitting to {len(data.ops.target)} ops of {len(data.architectures)} architectures …")
+    say(f"gpuprof: fitting to {len(data.ops.times_ns)} ops of {len(data.architectures)} architectures …")
     model = fit_with_intervals(data, [name.strip() for name in regressors.split(",")])
     folder = save(model, database_path(db), data.data_hash, data.architectures)
     row: dict[str, object] = {
         "device": data.device.name,
         "architectures": len(data.architectures),
-        "ops": len(data.ops.target),
+        "ops": len(data.ops.times_ns),
         "points": len(data.cases),
         "latency_factor": interval_factor(model.residuals.latency) if model.residuals else None,
         "memory_factor": interval_factor(model.residuals.memory) if model.residuals else None,

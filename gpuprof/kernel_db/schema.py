@@ -96,6 +96,8 @@ class DeviceRow:
         Share under which the ceilings were measured; 100: the whole device.
     float32_flops_per_s and its like : float or None
         Peak rate by type of arithmetic.
+    reread_bytes_per_s : str or None
+        JSON list of pairs, ascending: so many bytes, read and written again and again, at so many bytes per second.
     pcie_bytes_per_s, pcie_d2h_bytes_per_s : float or None
         What copies of a mebibyte or more from the host to the device achieved, and those back.
     pcie_memory : str or None
@@ -126,6 +128,7 @@ class DeviceRow:
     float64_flops_per_s: float | None = None
     dram_bytes: int | None = None
     dram_bytes_per_s: float | None = None
+    reread_bytes_per_s: str | None = None
     l2_bytes: int | None = None
     compute_capability: str | None = None
     max_power_w: float | None = None

@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpuprof.estimators.learned.features import facts_of_op, roofline_ns
+from gpuprof.estimators.learned.features import roofline_ns
+from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.arena import arena_footprint
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb

@@ -182,3 +182,13 @@ def test_a_fixed_batch_is_refused_by_the_batch_that_was_asked(tmp_path: Path) ->
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [1, 4]}, {"y": [1, 4]})
     with pytest.raises(InputError, match="but 7 is asked"):
         DatabaseEstimator(database(tmp_path / "db", [])).estimate(str(path), GPU, 7, WHOLE)
+
+
+def test_a_model_that_fixes_its_batch_is_estimated_at_that_batch(tmp_path: Path) -> None:
+    op = node("Relu", ["x"], ["y"])
+    free = write_model(tmp_path / "free.onnx", [op], {"x": ["n", 4096]}, {"y": ["n", 4096]})
+    fixed = write_model(tmp_path / "fixed.onnx", [op], {"x": [8, 4096]}, {"y": [8, 4096]})
+    estimator = DatabaseEstimator(None)
+    said, same = (estimator.estimate(str(path), GPU, 8, WHOLE) for path in (fixed, free))
+    assert said.latency_ms == same.latency_ms and said.memory_bytes == same.memory_bytes
+    assert estimator.batches(str(fixed), GPU, WHOLE) == (8,)

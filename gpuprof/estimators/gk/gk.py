@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable
-from gpuprof.estimators.learned.features import facts_of_op
+from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.estimators.memory.memory_features import workspace_bytes
 from gpuprof.model import ModelGraph

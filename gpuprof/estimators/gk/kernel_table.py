@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpuprof.device import Device
-from gpuprof.estimators.learned.features import OpFacts, facts_of_row, feature_matrix, roofline_ns
+from gpuprof.estimators.learned.features import feature_matrix, roofline_ns
+from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_row
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.share import Share
 

@@ -11,6 +11,7 @@ from joblib import Parallel, delayed
 
 from gpuprof.cpu_share import own_cores
 from gpuprof.errors import InputError
+from gpuprof.estimators.learned.expected_time import NODE_NS
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, fit
 from gpuprof.estimators.learned.regressors import STACKED
@@ -190,12 +191,9 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
 
 def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[Prediction]:
     held = np.array([group == architecture for group in data.ops.groups])
-    least, measured = data.ops.least_ns[held], np.exp(data.ops.target[held]) * data.ops.least_ns[held]
-    predicted = {
-        name: np.exp(np.clip(regressor.predict(data.ops.features[held]), -5.0, 8.0)) * least
-        for name, regressor in model.times.items()
-    }
-    predicted[ROOFLINE] = least
+    features, costs, measured = data.ops.features[held], data.ops.costs.chosen(held), data.ops.times_ns[held]
+    predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
+    predicted[ROOFLINE] = data.ops.least_ns[held] + NODE_NS
     return [
         Prediction(UNSEEN, "op time", name, architecture, 0, float(true), float(said))
         for name, values in predicted.items()

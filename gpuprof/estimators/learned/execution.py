@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError
-from gpuprof.estimators.learned.features import KINDS, OpFacts, facts_of_op
+from gpuprof.estimators.learned.features import KINDS
+from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.executed_graph import dearest, tie
 from gpuprof.model import ModelGraph

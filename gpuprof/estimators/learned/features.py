@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -13,17 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuprof.device import Device
+from gpuprof.estimators.learned.convolution import LANES, is_blocked, unfolded_bytes
+from gpuprof.estimators.learned.op_facts import OpFacts, channels_in_group, integer, integers, window
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, GraphWork, steps_of
 from gpuprof.estimators.roofline.roofline import bandwidth, op_times_s
-from gpuprof.model import Op
 from gpuprof.share import Share
 
 Array = NDArray[Any]
-#: Channels that runtimes keep together in blocks: layers of other widths take slower paths.
-_LANES = 16
 #: Beyond these logarithms of working set over cache, all of it comes from a nearer cache, or all from memory.
 _FAR = (-6.0, 1.0)
-Shape = tuple[int, ...]
 
 #: Kinds of ops that runtimes implement alike; what is in none is "other".
 KINDS: Mapping[str, frozenset[str]] = {
@@ -52,85 +48,19 @@ FEATURES = (
     "log_flops", "log_bytes_read", "log_bytes_written", "log_weight_bytes", "log_intensity", "log_inputs",
     "log_outputs", "log_batch", "log_rows", "log_columns", "log_depth", "log_window", "stride", "log_groups",
     "log_columns_in_group", "log_channels_in_group", "aligned", "last_dimension", "inputs", "dtype_bytes",
-    "blocked", "log_fused", "fused_functions", "fused_inputs",
+    "blocked", "log_unfolded", "log_fused", "fused_functions", "fused_inputs",
     "log_roofline_ns", "log_balance", "log_peak", "log_bandwidth", "log_units", "log_residency",
     *(f"is_{kind}" for kind in _KIND_NAMES),
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class OpFacts:
-    """An op as the graph and the table ``ops`` of the database both know it.
-
-    Attributes
-    ----------
-    inputs, outputs : tuple of tuple of int
-        Shapes.
-    flops, bytes_read, bytes_written, weight_bytes : float
-        0 flops where no formula is known.
-    fused, fused_functions, fused_inputs : int
-        How many ops are executed as one with it, itself among them; how many of the others are transcendental
-        functions; and how many activations those read besides.
-    working_set : float
-        Bytes that the whole model touches from one execution of the op to its next; infinite where nobody knows.
-    """
-
-    op_type: str
-    dtype: str
-    inputs: tuple[Shape, ...]
-    outputs: tuple[Shape, ...]
-    attributes: Mapping[str, Any]
-    flops: float
-    bytes_read: float
-    bytes_written: float
-    weight_bytes: float
-    batch: int
-    fused: int = 1
-    fused_functions: int = 0
-    fused_inputs: int = 0
-    working_set: float = math.inf
-
-
-def facts_of_op(op: Op, batch: int) -> OpFacts:
-    """Return the facts of a node of a graph read at ``batch``."""
-    return OpFacts(
-        op.op_type,
-        (op.inputs or op.outputs)[0].dtype if op.inputs or op.outputs else "float32",
-        tuple(tensor.shape for tensor in op.inputs),
-        tuple(tensor.shape for tensor in op.outputs),
-        op.attributes,
-        float(op.flops or 0),
-        float(op.bytes_read),
-        float(op.bytes_written),
-        float(op.weight_bytes),
-        batch,
-    )
-
-
-def facts_of_row(row: Mapping[str, Any]) -> OpFacts:
-    """Return the facts of a row of the table ``ops``."""
-    before, _, after = (row["shapes"] or "->").partition("->")
-    return OpFacts(
-        row["op_type"],
-        row["dtype"] or "float32",
-        _shapes(before),
-        _shapes(after),
-        json.loads(row["attributes"] or "{}"),
-        float(row["flops"] or 0),
-        float(row["bytes_read"] or 0),
-        float(row["bytes_written"] or 0),
-        float(row["weight_bytes"] or 0),
-        row["batch"],
-    )
 
 
 def kind_of(facts: OpFacts) -> str:
     """Return the kind of an op, convolutions by their window and groups."""
     if facts.op_type not in ("Conv", "ConvTranspose", "FusedConv", "ConvInteger"):
         return _KIND_OF.get(facts.op_type, "other")
-    if _int(facts.attributes.get("group"), 1) > 1:
-        return "depthwise" if _channels_in_group(facts) == 1 else "grouped"
-    return "pointwise" if _window(facts) == 1 else "conv"
+    if integer(facts.attributes.get("group"), 1) > 1:
+        return "depthwise" if channels_in_group(facts) == 1 else "grouped"
+    return "pointwise" if window(facts) == 1 else "conv"
 
 
 def feature_matrix(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
@@ -189,7 +119,7 @@ def roofline_ns(ops: Sequence[OpFacts], device: Device, share: Share) -> Array:
 def _op_features(facts: OpFacts) -> list[float]:
     moved = facts.bytes_read + facts.bytes_written
     rows, columns, depth = _as_matrix(facts)
-    group = max(1, _int(facts.attributes.get("group"), 1))
+    group = max(1, integer(facts.attributes.get("group"), 1))
     inputs = sum(prod(shape) for shape in facts.inputs)
     outputs = sum(prod(shape) for shape in facts.outputs)
     return [
@@ -204,30 +134,21 @@ def _op_features(facts: OpFacts) -> list[float]:
         math.log1p(rows),
         math.log1p(columns),
         math.log1p(depth),
-        math.log(_window(facts)),
-        float(max(_ints(facts.attributes.get("strides")), default=1)),
+        math.log(window(facts)),
+        float(max(integers(facts.attributes.get("strides")), default=1)),
         math.log(group),
         math.log1p(columns / group),
-        math.log1p(_channels_in_group(facts)),
-        float(columns % _LANES == 0) + float(_channels_in_group(facts) % _LANES == 0),
+        math.log1p(channels_in_group(facts)),
+        float(columns % LANES == 0) + float(channels_in_group(facts) % LANES == 0),
         math.log1p(facts.outputs[0][-1] if facts.outputs and facts.outputs[0] else 1),
         float(len(facts.inputs)),
         moved / max(1.0, inputs + outputs),
-        float(_is_blocked(facts)),
+        float(is_blocked(facts)),
+        math.log1p(unfolded_bytes(facts)),
         math.log(facts.fused),
         float(facts.fused_functions),
         float(facts.fused_inputs),
     ]
-
-
-def _is_blocked(facts: OpFacts) -> bool:
-    """Return whether a convolution can run with its channels in blocks; others unfold their input into a matrix."""
-    if "Conv" not in facts.op_type or len(facts.inputs) < 2 or len(facts.inputs[1]) != 4:
-        return False
-    group, (channels, in_group, *_) = max(1, _int(facts.attributes.get("group"), 1)), facts.inputs[1]
-    if group == 1 or (in_group == 1 and group == channels):
-        return group == 1 or channels % _LANES == 0
-    return in_group % _LANES == 0 and channels // group % _LANES == 0
 
 
 def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
@@ -238,31 +159,3 @@ def _as_matrix(facts: OpFacts) -> tuple[float, float, float]:
         rows = prod(out) / max(1, columns)
         return rows, float(columns), facts.flops / (2.0 * max(1.0, rows * columns))
     return float(prod(out[:-1])), float(out[-1]) if out else 1.0, 0.0
-
-
-def _channels_in_group(facts: OpFacts) -> int:
-    """Return the input channels that each output channel of a convolution sees; 1 for anything else."""
-    is_convolution = "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) > 1
-    return max(1, facts.inputs[1][1]) if is_convolution else 1
-
-
-def _window(facts: OpFacts) -> int:
-    """Return the elements of the window of a convolution or pooling, 1 for anything else."""
-    sides = _ints(facts.attributes.get("kernel_shape"))
-    if not sides and "Conv" in facts.op_type and len(facts.inputs) > 1:
-        sides = list(facts.inputs[1][2:])
-    return max(1, prod(sides))
-
-
-def _ints(value: object) -> list[int]:
-    return [int(item) for item in value] if isinstance(value, list | tuple) else []
-
-
-def _int(value: object, default: int) -> int:
-    return int(value) if isinstance(value, int | float) else default
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    """Read ``"1x3x224x224,64x3x7x7,()"``; the last is a scalar."""
-    parts = text.split(",") if text else ()
-    return tuple(tuple(int(side) for side in part.strip("()").split("x") if side) for part in parts)

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from gpuprof.device import Device
 from gpuprof.estimate import Figure
 from gpuprof.estimators.learned.execution import group_facts, optimized_groups
-from gpuprof.estimators.learned.features import OpFacts, feature_matrix, roofline_ns
+from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected_features, expected_ns, fit_element_ns
+from gpuprof.estimators.learned.features import feature_matrix
 from gpuprof.estimators.learned.fusion_rule import FusionRule, learn_fusion
+from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.learned.regressors import STACKED, fit_regressors
-from gpuprof.estimators.learned.training_set import NODE_NS, ModelCase, TrainingSet, graph_facts, memory_matrix, without
+from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, graph_facts, memory_matrix, without
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.estimators.memory.allocation import AllocationModel
 from gpuprof.estimators.memory.memory_features import memory_features
@@ -50,8 +52,10 @@ class LearnedModel:
     ----------
     device : Device
     times, memory : mapping of str to regressor
-        By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the roofline and
-        over the least memory.
+        By name, ``"stack"`` among them and for memory ``"allocation"``; they predict logarithms over the expected time
+        and over the least memory.
+    element_ns : mapping of str to float
+        Op type → what an element of it takes more than the device's rates say.
     fusion : FusionRule
     residuals : Residuals or None
         None: no intervals.
@@ -62,10 +66,12 @@ class LearnedModel:
         device: Device,
         times: Mapping[str, Any],
         memory: Mapping[str, Any],
+        element_ns: Mapping[str, float],
         fusion: FusionRule,
         residuals: Residuals | None = None,
     ) -> None:
-        self.device, self.times, self.memory, self.fusion, self.residuals = device, times, memory, fusion, residuals
+        self.device, self.times, self.memory, self.element_ns = device, times, memory, element_ns
+        self.fusion, self.residuals = fusion, residuals
 
     def op_times_ns(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> Array:
         """Return the expected time of each op: 0 where it is executed as part of another, less where that is likely.
@@ -77,6 +83,11 @@ class LearnedModel:
         ndarray of shape (number of ops,)
         """
         return self._times([graph], share, regressor)[0]
+
+    def predicted_ns(self, features: Array, costs: OpCosts, regressor: str = STACK) -> Array:
+        """Return the times of N executed ops from their features of shape (N, F) and their costs."""
+        log_ratio = self.times[regressor].predict(np.hstack([features, expected_features(costs, self.element_ns)]))
+        return np.asarray(np.exp(np.clip(log_ratio, -5.0, 8.0)) * expected_ns(costs, self.element_ns))
 
     def latency_ms(self, graph: ModelGraph, share: Share, regressor: str = STACK) -> float:
         """Return the sum of the ops' times: runtimes execute them one after another."""
@@ -98,8 +109,8 @@ class LearnedModel:
             places.append([index[kind] for kind in execution.kinds])
         if not distinct:
             return [np.zeros(len(graph.ops)) for graph in graphs]
-        log_ratio = self.times[regressor].predict(feature_matrix(distinct, self.device, share))
-        predicted = np.exp(np.clip(log_ratio, -5.0, 8.0)) * (roofline_ns(distinct, self.device, share) + NODE_NS)
+        own, costs = feature_matrix(distinct, self.device, share), costs_of(distinct, self.device, share)
+        predicted = self.predicted_ns(own, costs, regressor)
         found = []
         for graph, execution, place in zip(graphs, executions, places, strict=True):
             times = np.zeros(len(graph.ops))
@@ -126,7 +137,10 @@ class LearnedModel:
 
 def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     """Fit the regressors, without intervals."""
-    times = fit_regressors(data.ops.features, data.ops.target, data.ops.groups, names)
+    ops = data.ops
+    element_ns = fit_element_ns(ops.costs, ops.times_ns, ops.groups)
+    seen = np.hstack([ops.features, expected_features(ops.costs, element_ns)])
+    times = fit_regressors(seen, np.log(ops.times_ns / expected_ns(ops.costs, element_ns)), ops.groups, names)
     features, target, _, groups = memory_matrix(data.cases)
     memory: dict[str, Any] = {}
     if len(target):
@@ -135,7 +149,7 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
             ALLOCATION: AllocationModel().fit(features, target),
         }
     fusion = learn_fusion((case.graph, case.executed) for case in data.cases if case.executed is not None)
-    return LearnedModel(data.device, times, memory, fusion)
+    return LearnedModel(data.device, times, memory, element_ns, fusion)
 
 
 def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
@@ -152,7 +166,7 @@ def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> Lea
         rest = data
         for architecture in fold:
             rest = without(rest, architecture)
-        if not rest.cases or not len(rest.ops.target):
+        if not rest.cases or not len(rest.ops.times_ns):
             continue
         fitted = fit(rest, names)
         for architecture in fold:

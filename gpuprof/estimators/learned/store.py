@@ -11,12 +11,13 @@ from typing import Any
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
 from gpuprof.estimators.learned.fusion_rule import FusionRule
 from gpuprof.estimators.learned.learned import ALLOCATION, STACK, LearnedModel, Residuals
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES
 
-SCHEMA = "gpuprof.learned/1"
+SCHEMA = "gpuprof.learned/2"
 _FOLDER = ".trained"  # hidden, so that the database does not take it for a run
 _MANIFEST, _REGRESSORS = "manifest.json", "regressors.skops"
 _MAX_BYTES = 512 * 2**20
@@ -65,12 +66,13 @@ def save(model: LearnedModel, database: Path, data_hash: str, architectures: tup
     manifest = {
         "schema": SCHEMA,
         "device": model.device.name,
-        "features": list(FEATURES),
+        "features": [*FEATURES, *EXPECTED_FEATURES],
         "memory_features": list(MEMORY_FEATURES),
         "data_hash": data_hash,
         "architectures": list(architectures),
         "regressors_sha256": hashlib.sha256(content).hexdigest(),
         "rates": _rates(model.device),
+        "element_ns": dict(model.element_ns),
         "fusion": [[*key, value] for key, value in sorted(model.fusion.executed.items())],
         "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
     }
@@ -102,7 +104,7 @@ def load(database: Path, device: Device, data_hash: str | None = None) -> Learne
     expected = {
         "schema": SCHEMA,
         "device": device.name,
-        "features": list(FEATURES),
+        "features": [*FEATURES, *EXPECTED_FEATURES],
         "memory_features": list(MEMORY_FEATURES),
         "rates": _rates(device),
         **({} if data_hash is None else {"data_hash": data_hash}),
@@ -122,7 +124,8 @@ def load(database: Path, device: Device, data_hash: str | None = None) -> Learne
             for kind in ("latency", "memory")
         )
     )
-    return LearnedModel(device, fitted["times"], fitted["memory"], fusion, residuals)
+    element_ns = {op_type: float(value) for op_type, value in manifest["element_ns"].items()}
+    return LearnedModel(device, fitted["times"], fitted["memory"], element_ns, fusion, residuals)
 
 
 def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
@@ -144,7 +147,7 @@ def _manifest(path: Path) -> dict[str, Any]:
         content = json.loads(_read(path))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
-    if not isinstance(content, dict) or not {"fusion", "residuals"} <= set(content):
+    if not isinstance(content, dict) or not {"element_ns", "fusion", "residuals"} <= set(content):
         raise InputError(f"{path} is no manifest of regressors", "gpuprof train again")
     return content
 
@@ -165,12 +168,13 @@ def _replace(path: Path, content: bytes) -> None:
     Path(temporary).replace(path)
 
 
-def _rates(device: Device) -> dict[str, float]:
+def _rates(device: Device) -> dict[str, Any]:
     """Return the device's numbers that the features rest on."""
     return {
         "flops_per_s": device.flops_per_s["float32"],
         "dram_bytes_per_s": device.dram_bytes_per_s,
         "l2_bytes": float(device.l2_bytes),
+        "reread_bytes_per_s": [list(pair) for pair in device.reread_bytes_per_s],
     }
 
 

@@ -16,14 +16,9 @@ from numpy.typing import NDArray
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
-from gpuprof.estimators.learned.features import (
-    FEATURES,
-    OpFacts,
-    facts_of_op,
-    facts_of_row,
-    feature_matrix,
-    roofline_ns,
-)
+from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
+from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
+from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op, facts_of_row
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.model import ModelGraph
@@ -32,8 +27,6 @@ from gpuprof.share import Share
 Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
 
-#: Added to the roofline of an op before its logarithm is compared: what a runtime spends on a node that does nothing.
-NODE_NS = 2000.0
 _OP_COLUMNS = (
     "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
     "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
@@ -47,17 +40,18 @@ class OpTimes:
     Attributes
     ----------
     features : ndarray of shape (N, F)
-    target : ndarray of shape (N,)
-        log(time / (roofline + NODE_NS)).
+    times_ns : ndarray of shape (N,)
     least_ns : ndarray of shape (N,)
-        roofline + NODE_NS.
+        Roofline.
+    costs : OpCosts of N ops
     groups : tuple of str, length N
         Architecture.
     """
 
     features: Array
-    target: Array
+    times_ns: Array
     least_ns: Array
+    costs: OpCosts
     groups: tuple[str, ...]
 
 
@@ -138,8 +132,9 @@ def without(data: TrainingSet, architecture: str) -> TrainingSet:
     kept = np.array([group != architecture for group in data.ops.groups])
     ops = OpTimes(
         data.ops.features[kept],
-        data.ops.target[kept],
+        data.ops.times_ns[kept],
         data.ops.least_ns[kept],
+        data.ops.costs.chosen(kept),
         tuple(group for group in data.ops.groups if group != architecture),
     )
     cases = tuple(case for case in data.cases if case.graph.name != architecture)
@@ -205,16 +200,18 @@ def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
         same.setdefault(one.kind, []).append(one)
     if not same:
         raise InputError(f"no op has a time on {device.name}")
-    features, least, times, groups = [], [], [], []
+    features, least, costs, times, groups = [], [], [], [], []
     for share in sorted({one.share for one in timed}, key=str):
         alike = [ones for _, ones in sorted(same.items(), key=str) if ones[0].share == share]
         facts = [ones[0].facts for ones in alike]
         features.append(feature_matrix(facts, device, share))
-        least.append(roofline_ns(facts, device, share) + NODE_NS)
+        least.append(roofline_ns(facts, device, share))
+        costs.append(costs_of(facts, device, share))
         times.append([float(np.median([one.time_ns for one in ones])) for ones in alike])
         groups += [ones[0].model for ones in alike]
-    lowest = np.concatenate(least)
-    return OpTimes(np.vstack(features), np.log(np.concatenate(times) / lowest), lowest, tuple(groups))
+    return OpTimes(
+        np.vstack(features), np.concatenate(times), np.concatenate(least), merged_costs(costs), tuple(groups)
+    )
 
 
 def _case(row: Mapping[str, Any], device: Device, graphs: Graphs, ops: Sequence[Mapping[str, Any]]) -> ModelCase | None:

@@ -1,7 +1,12 @@
-"""Devices with the rates that were measured on them, from the ``devices`` table of the kernel database."""
+"""Devices with the rates that were measured on them, from the ``devices`` table of the kernel database.
+
+Where a CPU was measured under a share only, its cores are taken to do the same each: caches and arithmetic go with the
+share, and memory as `roofline.bandwidth` has it.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,10 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from gpuprof.device import Device
-from gpuprof.estimators.roofline.roofline import CEILINGS
+from gpuprof.estimators.roofline.roofline import CEILINGS, bandwidth
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.share import Share
 
 _RATE_COLUMN = "_flops_per_s"
+_ALL = 100.0
 
 
 def profiled_devices(db: KernelDb) -> tuple[str, ...]:
@@ -22,16 +29,18 @@ def profiled_devices(db: KernelDb) -> tuple[str, ...]:
 
 
 def with_ceilings(device: Device, db: KernelDb | None) -> Device:
-    """Return ``device`` with the rates that the database has measured of the whole of it, if it has."""
+    """Return ``device`` with the rates that the database has measured of it, if it has: of the whole before shares."""
     row = _last_row(db, device.name)
     if row is None or not row["measured"]:
         return device
+    row = _of_the_whole(row, device)
     rates = {**device.flops_per_s, **_rates(row)}
     sources = {**device.sources, CEILINGS: row["source"] or f"measured in run {row['run_id']}"}
     return replace(
         device,
         flops_per_s=MappingProxyType(rates),
         dram_bytes_per_s=row["dram_bytes_per_s"] or device.dram_bytes_per_s,
+        reread_bytes_per_s=_reread(row) or device.reread_bytes_per_s,
         sources=MappingProxyType(sources),
     )
 
@@ -58,12 +67,31 @@ def recorded_device(name: str, db: KernelDb) -> Device | None:
 
 
 def _last_row(db: KernelDb | None, name: str) -> Mapping[str, Any] | None:
-    """Return the last row of the whole device, one with measured rates before any without."""
+    """Return the last row, one with measured rates before any without, and of a CPU one of more before one of less."""
     if db is None:
         return None
-    rows: list[dict[str, Any]] = db.read("devices", where={"device": name, "sm_share_pct": 100.0}).to_pylist()
+    rows: list[dict[str, Any]] = db.read("devices", where={"device": name}).to_pylist()
+    rows = [row for row in rows if row["sm_share_pct"] == _ALL or (row["kind"] == "cpu" and row["measured"])]
     telling = [row for row in rows if row["dram_bytes_per_s"] or _rates(row)]  # some know the link to the host only
-    return max(telling, key=lambda row: (bool(row["measured"]), row["run_id"]), default=None)
+    return max(telling, key=lambda row: (bool(row["measured"]), row["sm_share_pct"], row["run_id"]), default=None)
+
+
+def _of_the_whole(row: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
+    """Return a row with the rates of the whole device that those under its share speak for."""
+    share = Share(row["sm_share_pct"])
+    if row["sm_share_pct"] == _ALL:
+        return row
+    cores, memory = device.fraction(share), bandwidth(device, share) / device.dram_bytes_per_s
+    whole = {name: value / cores for name, value in row.items() if name.endswith(_RATE_COLUMN) and value}
+    if row["dram_bytes_per_s"]:
+        whole["dram_bytes_per_s"] = row["dram_bytes_per_s"] / memory
+    cached = [(size, rate / (cores if size <= device.l2_bytes else memory)) for size, rate in _reread(row)]
+    told = f"{row['source'] or 'measured'}; under {row['sm_share_pct']:g}% of the device, scaled to all of it"
+    return {**row, **whole, "reread_bytes_per_s": json.dumps(cached), "source": told}
+
+
+def _reread(row: Mapping[str, Any]) -> tuple[tuple[int, float], ...]:
+    return tuple((int(size), float(rate)) for size, rate in json.loads(row["reread_bytes_per_s"] or "[]"))
 
 
 def _rates(row: Mapping[str, Any]) -> dict[str, float]:

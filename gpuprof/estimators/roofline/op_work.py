@@ -66,19 +66,27 @@ class WorkByBatch:
     ----------
     graph_at : callable
         Batch size → `ModelGraph`.
+    only : int, optional
+        The batch that the model fixes.
     """
 
-    def __init__(self, graph_at: Callable[[int], ModelGraph]) -> None:
+    def __init__(self, graph_at: Callable[[int], ModelGraph], only: int | None = None) -> None:
         self._graph_at = graph_at
-        self._one = work_of(graph_at(1))
+        self._least = only or 1
+        self._one = work_of(graph_at(self._least))
         self._two: GraphWork | None = None
         self._linear = True
         self._by_batch: dict[int, GraphWork] = {}  # a placement asks for each batch under dozens of shares
 
     @property
     def graph(self) -> ModelGraph:
-        """The graph at batch 1."""
-        return self._graph_at(1)
+        """The graph at the smallest batch that it takes: 1 unless it fixes another."""
+        return self._graph_at(self._least)
+
+    @property
+    def smallest(self) -> GraphWork:
+        """The work at that batch."""
+        return self._one
 
     def at(self, batch: int) -> GraphWork:
         """Return the work at ``batch``.
@@ -88,7 +96,7 @@ class WorkByBatch:
         InputError
             When the model's batch is fixed at another size.
         """
-        if batch == 1:
+        if batch == self._least:
             return self._one
         if batch not in self._by_batch:
             self._by_batch[batch] = self._at(batch)

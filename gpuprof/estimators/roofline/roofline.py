@@ -78,6 +78,29 @@ def bandwidth(device: Device, share: Share) -> float:
     return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))
 
 
+def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
+    """Return the bytes per second at which ``share`` reads again what was touched so many bytes ago.
+
+    Caches belong to the cores, so that a share has its part of what they deliver; beyond them `bandwidth` holds, as
+    everywhere where nobody has measured the caches.
+
+    Parameters
+    ----------
+    touched : ndarray of shape (N,)
+        Bytes, infinite where nobody knows.
+
+    Returns
+    -------
+    ndarray of shape (N,)
+    """
+    beyond = bandwidth(device, share)
+    if not device.reread_bytes_per_s:
+        return np.full(len(touched), beyond)
+    sizes, rates = np.array(device.reread_bytes_per_s).T
+    parts = np.where(sizes <= device.l2_bytes, device.fraction(share), beyond / device.dram_bytes_per_s)
+    return np.exp(np.interp(np.log(np.maximum(touched, 1.0)), np.log(sizes), np.log(rates * parts)))
+
+
 def source_of(device: Device) -> str:
     """Return what a roofline figure on ``device`` is called: uncalibrated unless its rates were measured."""
     return ROOFLINE if CEILINGS in device.sources else UNCALIBRATED

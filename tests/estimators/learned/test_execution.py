@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpuprof.estimators.learned.execution import group_facts, measured_groups, optimized_groups, working_set_bytes
-from gpuprof.estimators.learned.features import FEATURES, facts_of_op, feature_matrix
+from gpuprof.estimators.learned.features import FEATURES, feature_matrix
+from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
 from tests.estimators.measured_world import convolutional
@@ -61,7 +62,7 @@ def test_weights_that_stay_in_the_cache_are_told_from_those_that_do_not(tmp_path
     assert residency[0] < residency[1] < residency[2] == residency[3]
 
 
-@pytest.mark.parametrize(("group", "width", "blocked"), [(1, 60, True), (3, 48, True), (3, 60, False)])
+@pytest.mark.parametrize(("group", "width", "blocked"), [(1, 60, True), (1, 61, False), (3, 48, True), (3, 60, False)])
 def test_grouped_convolutions_run_in_blocks_where_their_channels_fill_them(
     tmp_path: Path, group: int, width: int, blocked: bool
 ) -> None:

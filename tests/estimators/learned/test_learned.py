@@ -23,9 +23,10 @@ from gpuprof.estimators.learned.evaluation import (
     summarise,
 )
 from gpuprof.estimators.learned.evaluation_plot import svg
-from gpuprof.estimators.learned.features import FEATURES, facts_of_op, facts_of_row, feature_matrix, kind_of
+from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
 from gpuprof.estimators.learned.fusion_rule import learn_fusion
 from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
+from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
 from gpuprof.estimators.learned.store import is_trained, load, save
 from gpuprof.estimators.learned.training_set import TrainingSet, database_graphs, load_training_set, without
 from gpuprof.estimators.measured.conformal import interval_factor
@@ -87,7 +88,7 @@ def test_each_architecture_has_an_op_once_and_ops_without_a_time_are_not_learnt(
     _, data = world
     assert data.architectures == ("deep", "mixed", "thin", "wide")
     # 5 + 4 + 3 + 2 convolutions, a pool, a view and a product each; the second of "wide" is not like its first.
-    assert len(data.ops.target) == sum(len(channels) + 3 for channels in NETWORKS.values()) * 4
+    assert len(data.ops.times_ns) == sum(len(channels) + 3 for channels in NETWORKS.values()) * 4
     assert set(without(data, "deep").ops.groups) == {"mixed", "thin", "wide"}
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "_TIME_S", 0.05)
     monkeypatch.setattr(ceilings, "_MATRIX", 128)
     monkeypatch.setattr(ceilings, "_VECTOR_BYTES", 2**20)
+    monkeypatch.setattr(ceilings, "_SET_TIME_S", 0.01)
 
 
 def test_ceilings_are_measured_in_plausible_sizes() -> None:
@@ -27,6 +29,9 @@ def test_ceilings_are_measured_in_plausible_sizes() -> None:
     assert row.float32_flops_per_s is not None and 1e8 < row.float32_flops_per_s < 1e14
     assert row.dram_bytes_per_s is not None and 1e8 < row.dram_bytes_per_s < 1e13
     assert row.float16_flops_per_s is None  # not measured: null
+    sizes, rates = zip(*json.loads(row.reread_bytes_per_s or "[]"), strict=True)
+    assert sizes == ceilings._SETS and list(sizes) == sorted(sizes)
+    assert all(1e8 < rate < 1e13 for rate in rates)
 
 
 def test_each_share_is_measured_once(tmp_path: Path) -> None:

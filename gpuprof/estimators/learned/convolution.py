@@ -1,0 +1,71 @@
+"""How ONNX Runtime executes a convolution on a CPU, and what that costs besides the arithmetic.
+
+It has two ways. In blocks of channels, as wide as the vector registers, where channels that do not fill a block are
+filled up with zeros; or, where channels cannot be put in blocks, by unfolding the input into a matrix (im2col), which
+is written and read again, and multiplying. Which one it takes follows from the channels alone; the rules are those
+that its optimizer was seen to keep (1.31, vectors of 512 bits).
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from gpuprof.estimators.learned.op_facts import OpFacts, integer, integers
+
+#: Channels that are kept together in a block.
+LANES = 16
+#: Input channels are filled up to whole blocks where they are a multiple of this.
+_FILLED = 4
+
+
+def is_blocked(facts: OpFacts) -> bool:
+    """Return whether an op is a two-dimensional convolution that runs with its channels in blocks."""
+    if not _is_convolution(facts):
+        return False
+    group, outputs, inputs = _channels(facts)
+    if group == 1:
+        return inputs < LANES or inputs % _FILLED == 0
+    if _is_depthwise(facts):
+        return outputs % _FILLED == 0
+    return inputs % LANES == 0 and outputs // group % LANES == 0
+
+
+def computed_flops(facts: OpFacts) -> float:
+    """Return the operations that are really done: those of the zeros in channels that fill blocks up, too."""
+    if not is_blocked(facts):
+        return facts.flops
+    group, outputs, inputs = _channels(facts)
+    read = _filled(inputs) if group == 1 and inputs >= LANES else 1.0
+    return facts.flops * _filled(outputs) * read
+
+
+def unfolded_bytes(facts: OpFacts) -> float:
+    """Return what is written and read again of the unfolded input: 0 where the input is a matrix as it stands."""
+    if not _is_convolution(facts) or is_blocked(facts) or not facts.outputs:
+        return 0.0
+    group, _, inputs = _channels(facts)
+    window = facts.inputs[1][2:]
+    moved = (*integers(facts.attributes.get("strides")), *window)
+    if max(moved) == 1 and not any(integers(facts.attributes.get("pads"))):
+        return 0.0
+    batch, _, *pixels = facts.outputs[0]
+    return 2.0 * 4.0 * batch * prod(pixels) * group * inputs * prod(window)
+
+
+def _is_convolution(facts: OpFacts) -> bool:
+    return "Conv" in facts.op_type and len(facts.inputs) > 1 and len(facts.inputs[1]) == 4
+
+
+def _is_depthwise(facts: OpFacts) -> bool:
+    group, outputs, inputs = _channels(facts)
+    return inputs == 1 and group == outputs
+
+
+def _channels(facts: OpFacts) -> tuple[int, int, int]:
+    """Return the groups, the output channels, and the input channels of a group."""
+    outputs, inputs = facts.inputs[1][:2]
+    return max(1, integer(facts.attributes.get("group"), 1)), max(1, outputs), max(1, inputs)
+
+
+def _filled(channels: int) -> float:
+    return -(-channels // LANES) * LANES / channels
