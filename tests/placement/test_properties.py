@@ -22,6 +22,8 @@ DEVICES = {
     "plain": plain_device(),
     "sliced": sliced_device(),
     "big": replace(plain_device("big", 1.7), dram_bytes=2**36),
+    "cores": replace(plain_device("cores"), kind="cpu", compute_units=8),
+    "more_cores": replace(plain_device("more_cores", 1.7), kind="cpu", compute_units=16),
 }
 
 ESTIMATORS = st.builds(
@@ -84,6 +86,27 @@ ELASTIC = st.sampled_from([("plain",), ("sliced",), ("plain", "sliced"), ("big",
 FLEETS = ELASTIC.flatmap(lambda names: st.fixed_dictionaries({name: st.none() | st.integers(1, 3) for name in names}))
 
 
+#: Shares and batches so few that all that can stand together is listed, neighbours regarded.
+LISTED = st.builds(
+    Drawn,
+    st.lists(st.tuples(st.floats(1.0, 400.0), st.floats(8.0, 200.0), st.just(95.0)), min_size=1, max_size=2),
+    st.builds(
+        CurvedEstimator,
+        start_ms=st.floats(0.1, 3.0),
+        each_ms=st.floats(0.1, 2.0),
+        yields=st.floats(0.4, 1.0),
+        spread=st.floats(0.0, 1.0),
+        weight_mib=st.sampled_from([100, 6000]),
+        disturbance=st.sampled_from([0.1, 0.5, 1.0]),
+        sizes=st.sampled_from([(1, 4), (1, 4, 16), (2, 8)]),
+        gaps=st.just(False),
+        percents=st.sampled_from([(25.0, 50.0, 100.0), (50.0, 100.0), (40.0, 60.0)]),
+    ),
+    st.builds(Options, latency_budget=st.sampled_from([0.5, 1.0]), confidence=st.sampled_from([None, 0.9])),
+)
+CORES = st.sampled_from([("cores",), ("cores", "more_cores")])
+
+
 def cost(placement: Placement) -> float:
     return sum(DEVICES[gpu.device].price_per_hour or 0.0 for gpu in placement.gpus)
 
@@ -97,6 +120,18 @@ def missing(placement: Placement) -> float:
 def test_every_map_is_sound_none_is_better_than_optimal_and_none_goes_below_its_bounds(
     drawn: Drawn, fleet: dict[str, int | None]
 ) -> None:
+    hold_optimal_against_all(drawn, fleet)
+
+
+@FEW
+@given(drawn=LISTED, names=CORES, count=st.none() | st.integers(1, 3))
+def test_no_map_is_better_than_optimal_or_goes_below_a_bound_that_knows_of_neighbours(
+    drawn: Drawn, names: tuple[str, ...], count: int | None
+) -> None:
+    hold_optimal_against_all(drawn, dict.fromkeys(names, count))
+
+
+def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None:
     given = drawn.on(fleet)
     best, _ = solved(Optimal(), given)
     for name in sorted(set(BUILTIN) - {"optimal"}):
@@ -122,6 +157,20 @@ def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: in
     assert missing(many) <= missing(few) + 1e-3 * asked
 
 
+@FEW
+@given(drawn=LISTED, count=st.integers(1, 2), more=st.integers(1, 2), fair=st.booleans())
+def test_more_devices_never_lower_the_goodput_or_the_least_served_where_all_is_listed(
+    drawn: Drawn, count: int, more: int, fair: bool
+) -> None:
+    few, many = (solved(Optimal(fair), drawn.on({"cores": n}))[0] for n in (count, count + more))
+    asked = {f"m{i}": rate for i, (rate, *_) in enumerate(drawn.asked)}
+    if fair:
+        worst = [max((u.rate_rps / asked[u.model] for u in one.unplaced), default=0.0) for one in (few, many)]
+        assert worst[1] <= worst[0] + 2e-3
+    else:
+        assert missing(many) <= missing(few) + 1e-3 * sum(asked.values())
+
+
 def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, float]:
     """Return what the tight and the looser problem cost, infinity where not everything could be placed."""
     found = [solved(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
@@ -136,6 +185,15 @@ def test_a_looser_slo_never_costs_more_where_neighbours_do_not_disturb(
 ) -> None:
     calm = replace(drawn, estimator=replace(drawn.estimator, disturbance=0.0))
     tight, loose = costs(calm, names, looser)
+    assert loose <= tight + 1e-6
+
+
+@FEW
+@given(drawn=LISTED, names=CORES, looser=st.floats(1.0, 3.0))
+def test_a_looser_slo_never_costs_more_beside_neighbours_where_all_that_can_stand_together_is_listed(
+    drawn: Drawn, names: tuple[str, ...], looser: float
+) -> None:
+    tight, loose = costs(drawn, names, looser)
     assert loose <= tight + 1e-6
 
 

@@ -86,6 +86,11 @@ def cheapest(problem: Problem, demands: Sequence[Demand], offers: Offers, limit:
     return Cheapest(found.choice, counted, fewest, bound.cost)
 
 
+def cheapest_of(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
+    """Return the cheapest choice of the segments of ``classes``, None where none serves all; nothing is proven."""
+    return _solve(problem, classes, limit).choice
+
+
 def _rounds(problem: Problem) -> int:
     """Return how often to work out what the bound rests on: of many demands it takes many queues to be solved."""
     by_queues = problem.options.latency_budget is None

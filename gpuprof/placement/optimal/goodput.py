@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from gpuprof.demand import Demand
 from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.master import Choice, DemandClass, Master
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.program import Solution
+from gpuprof.placement.program import Program, Solution
 
 #: What a later goal may take away from an earlier one, of the rates.
 _GIVE = 1e-6
@@ -21,12 +22,32 @@ _MOST_LEVELS = 8
 _Served = Sequence[tuple[Demand, int]]
 
 
+class PartialProgram(Protocol):
+    """A program that may serve demands in part: `Master`, or `gpuprof.placement.optimal.assembly.Assembly`."""
+
+    @property
+    def program(self) -> Program:
+        """Return what is solved."""
+
+    def served_columns(self) -> Sequence[tuple[Demand, int]]:
+        """Return the columns of the served rates by demand."""
+
+    def device_costs(self, prices: Mapping[str, float]) -> Mapping[int, float]:
+        """Return the price of every column that takes a device."""
+
+
 def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Limit, *, fair: bool) -> Choice | None:
     """Return the choice that serves most: of the highest priority first; then the cheapest of those.
 
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
     master = Master(problem.fleet.entries, classes, partial=True)
+    solution = served_most(problem, master, limit, fair=fair)
+    return None if solution is None else master.read(solution)
+
+
+def served_most(problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool) -> Solution | None:
+    """Return the solution that serves most, as `maximise_goodput` orders them, None where none is found in time."""
     served = master.served_columns()
     if fair:
         _level(problem, master, served, limit)
@@ -46,7 +67,7 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
     if solution is None:
         return None
     master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))
-    return master.read(_solve(problem, master, limit) or solution)
+    return _solve(problem, master, limit) or solution
 
 
 def most_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
@@ -76,7 +97,7 @@ def most_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[
     return min(total, -least * (1.0 + 1e-9))
 
 
-def _level(problem: Problem, master: Master, served: _Served, limit: Limit) -> None:
+def _level(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> None:
     """Maximise the smallest served fraction, then the next, and keep each from then on (leximin)."""
     rising: _Served = list(served)
     for _ in range(_MOST_LEVELS):
@@ -88,7 +109,7 @@ def _level(problem: Problem, master: Master, served: _Served, limit: Limit) -> N
             return
 
 
-def _serve_the_least(problem: Problem, master: Master, served: _Served, limit: Limit) -> float | None:
+def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, limit: Limit) -> float | None:
     """Maximise the fraction t with served >= t · rate for these demands, keep it, and return it."""
     program = master.program
     least = program.column(0.0, {}, 1.0, integer=False)
@@ -105,7 +126,7 @@ def _serve_the_least(problem: Problem, master: Master, served: _Served, limit: L
     return -solution.objective
 
 
-def _served_better(problem: Problem, master: Master, served: _Served, least: float, limit: Limit) -> _Served:
+def _served_better(problem: Problem, master: PartialProgram, served: _Served, least: float, limit: Limit) -> _Served:
     """Return the largest set of these demands that can all be served better than the worst, and keep them so."""
     program = master.program
     flags = []
@@ -126,5 +147,5 @@ def _served_better(problem: Problem, master: Master, served: _Served, least: flo
     return better
 
 
-def _solve(problem: Problem, master: Master, limit: Limit) -> Solution | None:
+def _solve(problem: Problem, master: PartialProgram, limit: Limit) -> Solution | None:
     return master.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)

@@ -76,6 +76,16 @@ def classes_of(demands: Sequence[Demand], segments: Mapping[str, Sequence[Segmen
     return tuple(DemandClass(tuple(group), tuple(segments[group[0].model])) for group in groups.values())
 
 
+def served_column(program: Program, demand: Demand, rate: int, *, floors: bool = True) -> int:
+    """Add the column of the rate that is served, taken from the row ``rate``; with a floor all or nothing up to it."""
+    entries = {rate: -1.0}
+    if demand.min_goodput_rps and floors:
+        floor, ceiling = program.row(low=0.0), program.row(high=0.0)
+        entries |= {floor: 1.0, ceiling: 1.0}
+        program.column(0.0, {floor: -demand.min_goodput_rps, ceiling: -demand.rate_rps}, 1.0)
+    return program.column(0.0, entries, demand.rate_rps, integer=False)
+
+
 @dataclass(slots=True)
 class Master:
     """The program for some classes of demands on the devices of a fleet.
@@ -235,17 +245,7 @@ class Master:
             columns.append(self.program.column(0.0, taken, high))
         self._counts[-1][position] = columns
         if self.partial:
-            self._add_served(demand, rate)
-
-    def _add_served(self, demand: Demand, rate: int) -> None:
-        """Add the column of the rate that is served; with a floor it is all or nothing up to there."""
-        entries = {rate: -1.0}
-        if demand.min_goodput_rps and self.floors:
-            floor, ceiling = self.program.row(low=0.0), self.program.row(high=0.0)
-            entries |= {floor: 1.0, ceiling: 1.0}
-            self.program.column(0.0, {floor: -demand.min_goodput_rps, ceiling: -demand.rate_rps}, 1.0)
-        column = self.program.column(0.0, entries, demand.rate_rps, integer=False)
-        self._served[-1].append(column)
+            self._served[-1].append(served_column(self.program, demand, rate, floors=self.floors))
 
     def served_columns(self) -> list[tuple[Demand, int]]:
         """Return the columns of the served rates of a partial program, by demand."""

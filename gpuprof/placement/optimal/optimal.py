@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from gpuprof.demand import Demand
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.fleet_bins import FleetBins
+from gpuprof.placement.optimal.assembled import Assembled, Assembler
 from gpuprof.placement.optimal.carry import carried, evened
-from gpuprof.placement.optimal.cheapest import cheapest
+from gpuprof.placement.optimal.cheapest import cheapest, cheapest_of
 from gpuprof.placement.optimal.goodput import maximise_goodput, most_goodput
+from gpuprof.placement.optimal.headroom import slowed
 from gpuprof.placement.optimal.improve import Improver
 from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.master import Choice, classes_of
@@ -19,20 +22,19 @@ from gpuprof.placement.optimal.portfolio import portfolio
 from gpuprof.placement.optimal.realise import realise
 from gpuprof.placement.optimal.slack import Slack
 from gpuprof.placement.optimal.tidy import tidied
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.optimal.worth import better, bounded, is_proven, raised, unfairness, worth
+from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.whynot import with_unplaced
 
-#: What a placement may fall short of its bound and still count as the best there is.
-_NEARLY = 1e-3
 #: So many of the quick policies' maps, the best first, are improved, beside the program's own.
 _IMPROVED = 3
-#: Parts of their SLOs within which models are planned alone, where neighbours kept the program from its bound.
-_HEADROOM = (0.7,)
+#: Times as slow as alone, as which models are planned where neighbours kept the program from its bound.
+_HEADROOM = (1.25, 1.6)
 #: Of more demands no such maps are made: each takes as long as the program itself.
-_MOST_TIGHTENED = 20
+_MOST_SLOWED = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,12 @@ class Optimal:
     depend on what runs in it. Demands that can all be met are met at the least cost; else as much as possible is
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
-    Interference and memory among models that share a room are seen when the chosen segments are put into it. Where the
-    result is then above the bound, the quick policies' maps are made too (`portfolio`), and the program's for tighter
-    SLOs, which leave room to be disturbed; they are improved
-    room by room with regard to neighbours (`Improver`), and the best is taken; the map's ``found_by`` says which.
+    That program knows of no neighbours: interference and memory among models that share a room are seen when the chosen
+    segments are put into it. Where the result is then above the bound, few demands are combined anew with regard to
+    what they do to one another (`Assembler`): where all that can stand together can be listed, the map is the best
+    there is and the bound that of the program over it; elsewhere the best of many combinations is kept, and the quick
+    policies' maps (`portfolio`) and the program's for slower models, which leave room to be disturbed, are improved
+    room by room (`Improver`). The best is taken; the map's ``found_by`` says which.
     What is left over goes to the least sure estimates (`Slack`), and what runs already stays where
     an equally good map leaves it.
 
@@ -73,11 +77,12 @@ class Optimal:
 
     def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
-        found, whole = self._program(problem, segments, limit)
-        return found if self.fair else self._best(problem, segments, found, limit, proven=whole)
+        planned = self._program(problem, segments, limit)
+        choose = self._fairest if self.fair else self._best
+        return choose(problem, segments, planned, limit)
 
-    def _program(self, problem: Problem, segments: Segments, limit: Limit) -> tuple[Placement, bool]:
-        """Return the integer program's placement, and whether all that it chose found its room."""
+    def _program(self, problem: Problem, segments: Segments, limit: Limit) -> _Planned:
+        """Return what the integer program that knows of no neighbours makes of the problem."""
         offers = Offers(problem, segments)
         choices = offers.sure()
         demands = [_within_reach(d, choices[d.model]) for d in problem.demands if choices[d.model]]
@@ -87,45 +92,86 @@ class Optimal:
         if choice is None and demands and not limit.is_over:
             choices = offers.listed()
             choice = maximise_goodput(problem, classes_of(demands, choices), limit, fair=self.fair)
-        bins = FleetBins(problem, segments)
-        left = choice is None or realise(_covers(demands, choices, choice), choice, segments, bins)
-        placed = Placement(
-            "optimal", tidied(problem, segments, choices, bins.placed()), (), found.gpus, found.cost_per_hour
-        )
+        gpus, whole = _realised(problem, segments, choices, _covers(demands, choices, choice), choice)
+        placed = Placement("optimal", gpus, (), found.gpus, found.cost_per_hour)
         if fixed:
             most = sum(demand.rate_rps for demand in demands)
             if found.choice is None:
                 most = most_goodput(problem, demands, classes_of(demands, offers.hoped(demands)), limit)
             placed = replace(placed, upper_bound_goodput_rps=most)
-        return with_unplaced(problem, segments, placed), not left
+        return _Planned(with_unplaced(problem, segments, placed), whole, tuple(demands))
 
-    def _best(self, problem: Problem, segments: Segments, found: Placement, limit: Limit, *, proven: bool) -> Placement:
-        """Return the best of the program's map and the quick policies' maps, each of them improved."""
-        if proven and _is_proven(problem, found):
-            return found
-        improver = Improver(problem, segments, limit)
-        quick = sorted(portfolio(problem, limit), key=lambda one: _worth(problem, one))
-        own = [found, *self._with_headroom(problem, segments, limit)]
-        best = found
-        for position, one in enumerate((*quick[:_IMPROVED], *own, *quick[_IMPROVED:])):
-            gpus = improver.improved(one.gpus) if position < _IMPROVED + len(own) else one.gpus
-            changed = with_unplaced(problem, segments, replace(one, gpus=gpus, unplaced=()))
-            for name, candidate in ((one.policy, one), (f"{one.policy}, improved", changed)):
-                if _worth(problem, candidate) < _worth(problem, best):
-                    origin = name.replace("optimal", "program")
-                    best = replace(found, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=origin)
-            if _is_proven(problem, best):
+    def _best(self, problem: Problem, segments: Segments, planned: _Planned, limit: Limit) -> Placement:
+        """Return the best of the program's map, those assembled from rooms, and the quick policies' maps, improved."""
+        best = planned.placement
+        if planned.whole and is_proven(problem, best):
+            return best
+        assembler = Assembler(problem, planned.demands, segments, limit)
+        if assembler.is_worth_trying:
+            best = _assembled(problem, segments, best, assembler)
+        if not (best.found_by and is_proven(problem, best)):
+            best = self._improved(problem, segments, planned, best, assembler)
+        return bounded(problem, best)
+
+    def _fairest(self, problem: Problem, segments: Segments, planned: _Planned, limit: Limit) -> Placement:
+        """Return the cheapest map that serves all, or where none does the one that serves the least served best."""
+        found = planned.placement
+        if found.lower_bound_cost_per_hour is not None:
+            best = self._best(problem, segments, planned, limit)
+            if not best.unplaced:
+                return best
+        assembler = Assembler(problem, planned.demands, segments, limit)
+        if assembler.is_worth_trying:
+            other = _of(problem, segments, assembler.fullest(fair=True))
+            if unfairness(problem, other) < unfairness(problem, found):
+                return replace(found, gpus=other.gpus, unplaced=other.unplaced, found_by="rooms")
+        return found
+
+    def _improved(
+        self, problem: Problem, segments: Segments, planned: _Planned, best: Placement, assembler: Assembler
+    ) -> Placement:
+        """Return the best of a map, the program's with room to be disturbed, and the quick policies', improved."""
+        for name, one in self._others(problem, segments, planned, assembler):
+            best = better(problem, best, one, name)
+            if is_proven(problem, best):
                 break
-        return _bounded(problem, best)
+        return best
 
-    def _with_headroom(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
-        """Yield the program's maps for tighter SLOs: they keep the given ones by far, which leaves room to disturb."""
-        for factor in _HEADROOM if len(problem.demands) <= _MOST_TIGHTENED else ():
+    def _others(
+        self, problem: Problem, segments: Segments, planned: _Planned, assembler: Assembler
+    ) -> Iterator[tuple[str, Placement]]:
+        """Yield the maps of the program and the quick policies, as they are and improved, and one of all rooms."""
+        limit = assembler.limit
+        improver = Improver(problem, segments, limit)
+        quick = sorted(portfolio(problem, limit), key=lambda one: worth(problem, one))
+        own = chain([planned.placement], self._with_headroom(problem, segments, planned.demands, limit))
+        maps = []
+        for position, one in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):
+            maps.append(one)
+            name = one.policy.replace("optimal", "program")
+            yield name, one
+            if position < _IMPROVED or one.policy == "optimal":
+                maps.append(_of(problem, segments, improver.improved(one.gpus)))
+                yield f"{name}, improved", maps[-1]
+        mixed = assembler.recombined([one.gpus for one in maps]) if assembler.is_worth_trying else None
+        if mixed is not None:
+            yield "rooms of several maps", _of(problem, segments, mixed.gpus)
+
+    def _with_headroom(
+        self, problem: Problem, segments: Segments, demands: Sequence[Demand], limit: Limit
+    ) -> Iterator[Placement]:
+        """Yield the program's maps for slower models, which leaves room to disturb."""
+        for factor in _HEADROOM if len(demands) <= _MOST_SLOWED else ():
             if limit.is_over:
                 return
-            tight = replace(problem, demands=tuple(_tightened(demand, factor) for demand in problem.demands))
-            found, _ = self._program(tight, Segments(tight), limit)
-            yield with_unplaced(problem, segments, replace(found, unplaced=()))
+            slow = slowed(problem, factor)
+            known = Segments(slow)
+            choices = Offers(slow, known).sure()
+            able = [_within_reach(one, choices[one.model]) for one in demands if choices[one.model]]
+            classes = classes_of(able, choices)
+            choice = cheapest_of(slow, classes, limit) or maximise_goodput(slow, classes, limit, fair=self.fair)
+            gpus, _ = _realised(slow, known, choices, _covers(able, choices, choice), choice)
+            yield with_unplaced(problem, segments, Placement("optimal", gpus))
 
     def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
         """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
@@ -136,14 +182,44 @@ class Optimal:
         return with_unplaced(problem, segments, replace(planned, gpus=(*old.gpus, *added), unplaced=()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """The program's placement, whether all that it chose found its room, and the demands that it regarded."""
+
+    placement: Placement
+    whole: bool
+    demands: tuple[Demand, ...]
+
+
+def _assembled(problem: Problem, segments: Segments, best: Placement, assembler: Assembler) -> Placement:
+    """Return the best of a map and those that are assembled from furnished rooms, with a bound if that is exact."""
+    for name, one in _of_all(assembler) if best.lower_bound_cost_per_hour is not None else ():
+        best = raised(problem, better(problem, best, _of(problem, segments, one.gpus), name), one.bound)
+        if is_proven(problem, best):
+            return best
+    if best.unplaced:
+        best = better(problem, best, _of(problem, segments, assembler.fullest(fair=False)), "rooms")
+    return best
+
+
+def _of_all(assembler: Assembler) -> Iterator[tuple[str, Assembled]]:
+    """Yield the maps that serve all demands, with the names by which they are known."""
+    exact = assembler.exact()
+    if exact is not None:
+        yield "all that can stand together", exact
+    elif not assembler.is_exact:
+        for one in assembler.phases():
+            yield "rooms", one
+
+
+def _of(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:
+    return with_unplaced(problem, segments, Placement("optimal", gpus))
+
+
 def _spread(problem: Problem, segments: Segments, slack: Slack, placement: Placement) -> Placement:
     """Return the placement with what is left over given to the least sure, and rates by what replicas then can do."""
     gpus = slack.spread(placement.gpus)
     return replace(placement, gpus=gpus if placement.unplaced else evened(problem, segments, gpus))
-
-
-def _tightened(demand: Demand, factor: float) -> Demand:
-    return replace(demand, slo=replace(demand.slo, latency_ms=demand.slo.latency_ms * factor))
 
 
 def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
@@ -153,9 +229,20 @@ def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
     return demand if demand.rate_rps <= reach else replace(demand, rate_rps=reach)
 
 
-def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> dict[str, Cover]:
-    covers = {}
+def _realised(
+    problem: Problem, segments: Segments, choices: Choices, covers: Mapping[str, Cover], choice: Choice | None
+) -> tuple[tuple[PlacedGpu, ...], bool]:
+    """Return the devices that a choice takes, and whether all that it chose found its room on them."""
+    bins = FleetBins(problem, segments)
+    left = choice is None or realise(covers, choice, segments, bins)
+    return tidied(problem, segments, choices, bins.placed()), not left
+
+
+def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice | None) -> dict[str, Cover]:
+    covers: dict[str, Cover] = {}
     for demand in demands:
+        if choice is None:
+            break
         counts = choice.covers[demand.model]
         chosen = [s for s, count in zip(choices[demand.model], counts, strict=True) for _ in range(count)]
         if chosen:
@@ -163,59 +250,17 @@ def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice) -> dict
     return covers
 
 
-def _is_proven(problem: Problem, placement: Placement) -> bool:
-    """Whether no placement is better than this one, or in large fleets by next to nothing."""
-    if placement.unplaced:
-        served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
-        return most is not None and served >= most * (1.0 - _NEARLY)
-    bound = placement.lower_bound_cost_per_hour
-    return bound is not None and _cost(problem, placement) <= bound * (1.0 + _NEARLY) + 1e-9
-
-
-def _bounded(problem: Problem, placement: Placement) -> Placement:
-    """Return the placement with no bound that it contradicts itself: neighbours may even speed each other up."""
-    if placement.unplaced:
-        return placement
-    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
-    return replace(
-        placement,
-        lower_bound_cost_per_hour=None if cost is None else min(cost, _cost(problem, placement)),
-        lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
-    )
-
-
 def _preferred(problem: Problem, slack: Slack, kept: Placement, fresh: Placement) -> Placement:
     """Return what serves more, else costs less, else leaves less in doubt, else moves fewer replicas."""
     if problem.previous is None:
         return fresh
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    worth = {
+    ranks = {
         id(one): (
-            *_worth(problem, one),
+            *worth(problem, one),
             round(slack.worst_doubt(one.gpus), 1),
             seated(one.gpus, problem.previous, devices).moves,
         )
         for one in (kept, fresh)
     }
-    return fresh if worth[id(fresh)] < worth[id(kept)] else kept
-
-
-def _worth(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
-    """Return what is better when it is less: what is not served, and the cost."""
-    return _missing(problem, placement), round(_cost(problem, placement), 9)
-
-
-def _missing(problem: Problem, placement: Placement) -> tuple[float, ...]:
-    """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
-    levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
-    missing = dict.fromkeys(levels, 0.0)
-    for one in placement.unplaced:
-        demand = problem.demand(one.model)
-        useless = demand.rate_rps - one.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
-        missing[demand.priority] += demand.rate_rps if useless else one.rate_rps
-    total = sum(demand.rate_rps for demand in problem.demands)
-    return tuple(round(missing[level] / total, 6) for level in levels)
-
-
-def _cost(problem: Problem, placement: Placement) -> float:
-    return sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+    return fresh if ranks[id(fresh)] < ranks[id(kept)] else kept

@@ -1,0 +1,141 @@
+"""Maps assembled from furnished rooms: exact where all that can stand together is listed, else the best of many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.demand import Demand
+from gpuprof.placement.optimal.assembly import Assembly, Suite, undominated
+from gpuprof.placement.optimal.enumeration import Enumeration
+from gpuprof.placement.optimal.goodput import served_most
+from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.optimal.rooms import Rooms
+from gpuprof.placement.optimal.suites import PHASES, Suites
+from gpuprof.placement.placement import PlacedGpu
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_limit import RATE_PRECISION
+from gpuprof.placement.segment import Segments
+
+#: Of more demands there are too many combinations.
+_MOST_DEMANDS = 8
+#: Questions to the estimator for one phase, by a latency budget and where every answer takes queues to be solved.
+_MOST_ASKED = (40_000, 10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Assembled:
+    """A map, and the least that any map costs as far as it is known.
+
+    Attributes
+    ----------
+    gpus : tuple of PlacedGpu
+    bound : float
+        Per hour; 0.0 where nothing is proven.
+    """
+
+    gpus: tuple[PlacedGpu, ...]
+    bound: float = 0.0
+
+
+@dataclass(slots=True)
+class Assembler:
+    """Assembles maps that serve all demands.
+
+    Parameters
+    ----------
+    problem : Problem
+    demands : sequence of Demand
+        Those that something serves.
+    segments : Segments
+        Of the same problem.
+    limit : Limit
+    """
+
+    problem: Problem
+    demands: Sequence[Demand]
+    segments: Segments
+    limit: Limit
+    rooms: Rooms = field(init=False)
+    _listed: list[tuple[Suite, ...] | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rooms = Rooms(self.problem, self.segments)
+
+    @property
+    def is_worth_trying(self) -> bool:
+        """Whether the demands are few enough to be combined."""
+        return len(self.demands) <= _MOST_DEMANDS and not self.limit.is_over
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that can stand together is listed."""
+        return self._every() is not None
+
+    def _every(self) -> tuple[Suite, ...] | None:
+        if not self._listed:
+            self._listed.append(Enumeration(self.problem, self.demands, self.segments, self.rooms).suites())
+        return self._listed[0]
+
+    def exact(self) -> Assembled | None:
+        """Return the cheapest map of all there are, None where they are too many to be listed or none serves all."""
+        suites = self._every()
+        if suites is None:
+            return None
+        found = self._cheapest(suites)
+        if found is None or self.problem.options.latency_budget is not None:
+            return found
+        hoped = self._cheapest([_at_best(one, self.demands) for one in suites])
+        return replace(found, bound=0.0 if hoped is None else hoped.bound)
+
+    def phases(self) -> Iterator[Assembled]:
+        """Yield maps of ever finer parts of the demands, each at least as cheap as the one before it."""
+        budget = _MOST_ASKED[self.problem.options.latency_budget is None]
+        for number in range(len(PHASES)):
+            if self.limit.is_over:
+                return
+            suites = Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget)
+            found = self._cheapest(list(suites.phase(number)))
+            if found is not None:
+                yield replace(found, bound=0.0)
+            if suites.is_over:
+                return
+
+    def fullest(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
+        """Return the map that serves most of the demands in part, or with ``fair`` most of the least served.
+
+        Of all maps where they can be listed, else of the coarsest parts of the demands.
+        """
+        suites = self._every()
+        if suites is None:
+            budget = _MOST_ASKED[self.problem.options.latency_budget is None]
+            suites = tuple(Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget).phase(0))
+        assembly = Assembly(self.problem, self.demands, undominated(suites, self.demands), partial=True)
+        solution = served_most(self.problem, assembly, self.limit, fair=fair)
+        return () if solution is None else assembly.read(solution)
+
+    def recombined(self, maps: Sequence[Sequence[PlacedGpu]]) -> Assembled | None:
+        """Return the cheapest map of the rooms of others."""
+        rooms = {Suite(gpu.device, replace(part, start=None)) for one in maps for gpu in one for part in gpu.partitions}
+        found = self._cheapest(sorted(rooms, key=str))
+        return None if found is None else replace(found, bound=0.0)
+
+    def _cheapest(self, suites: Sequence[Suite]) -> Assembled | None:
+        assembly = Assembly(self.problem, self.demands, undominated(suites, self.demands))
+        prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
+        solution = assembly.program.solve(
+            time_limit_s=self.limit.left_s,
+            seed=self.problem.options.seed,
+            least_step=min(prices) if len(prices) == 1 else 0.0,
+        )
+        return None if solution is None else Assembled(assembly.read(solution), solution.bound)
+
+
+def _at_best(suite: Suite, demands: Sequence[Demand]) -> Suite:
+    """Return a suite that serves as much as is not excluded by how well capacities are known."""
+    most = {one.model: one.rate_rps for one in demands}
+    replicas = (
+        replace(one, rate_rps=max(one.rate_rps, min(one.rate_rps * (1.0 + RATE_PRECISION), most[one.model])))
+        for one in suite.partition.replicas
+    )
+    return replace(suite, partition=replace(suite.partition, replicas=tuple(replicas)))

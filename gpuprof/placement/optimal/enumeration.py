@@ -1,0 +1,130 @@
+"""Everything that can stand in the rooms of a fleet, where that is little enough to be listed.
+
+Where an estimator answers for a few shares and batches only (a CPU's cores, percentages that were measured), every
+combination of workloads that one room can hold is looked at, each with what it serves beside the others. The program
+over them (`Assembly`) is then exact, and its bound knows of neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.estimate import Workload
+from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.optimal.assembly import Suite
+from gpuprof.placement.optimal.knapsack import multisets
+from gpuprof.placement.optimal.rooms import Rooms
+from gpuprof.placement.placement import PlacedPartition
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.share import Share
+
+#: Combinations that are looked at, of all rooms together; by queues, each takes many times as long.
+_MOST = (6_000, 1_500)
+#: Where shares alone leave so many times more than that, it is not begun.
+_HOPELESS = 10
+_PER_PERCENT = 1_000
+_EPSILON = 1e-9
+
+#: What stands in a room: each with what it does beside the others.
+_Standing = tuple[Segment, ...]
+
+
+@dataclass(slots=True)
+class Enumeration:
+    """Lists what can stand in the rooms of a problem's fleet.
+
+    Whoever keeps no SLO alone keeps none beside others: neighbours are taken never to quicken one another.
+
+    Parameters
+    ----------
+    problem : Problem
+    demands : sequence of Demand
+        That something serves alone.
+    segments : Segments
+        Of the same problem.
+    rooms : Rooms
+    """
+
+    problem: Problem
+    demands: Sequence[Demand]
+    segments: Segments
+    rooms: Rooms
+    _left: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._left = _MOST[self.problem.options.latency_budget is None]
+
+    def suites(self) -> tuple[Suite, ...] | None:
+        """Return every combination that serves something, None where there are too many."""
+        found: list[Suite] = []
+        for entry in self.problem.fleet.entries:
+            for mig in (None, *(profile.name for profile in entry.device.mig_profiles)):
+                contents = self._contents(entry.device, mig)
+                if contents is None:
+                    return None
+                found += contents
+        return tuple(found)
+
+    def _contents(self, device: Device, mig: str | None) -> list[Suite] | None:
+        palette = self._palette(device, mig)
+        if palette is None:
+            return None
+        if palette and multisets([_units(one) for one in palette], 100 * _PER_PERCENT) > _HOPELESS * self._left:
+            return None
+        found = []
+        for standing in self._extended(device, (), palette):
+            replicas = tuple(one.replica(one.capacity_rps) for one in standing)
+            found.append(Suite(device.name, PlacedPartition(replicas, mig)))
+        return found if self._left > 0 else None
+
+    def _palette(self, device: Device, mig: str | None) -> list[Workload] | None:
+        """Return the workloads that keep their SLO alone in the room, None where more are to be tried than may be."""
+        tried = [
+            (demand, Workload(demand.model, batch, Share(pct, mig), processes))
+            for demand in self.demands
+            for pct in self.rooms.steps(device, mig, demand.model)
+            for batch in self.segments.menu.sizes(demand.model, device, Share(pct, mig))
+            for processes in self.segments.menu.processes(Share(pct, mig))
+        ]
+        if len(tried) > self._left:
+            return None
+        return [one for demand, one in tried if self.segments.make(demand, device, one) is not None]
+
+    def _extended(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
+        for position, workload in enumerate(palette):
+            self._left -= 1
+            if self._left <= 0:
+                return
+            together = self._together(device, [*map(_workload, standing), workload])
+            if together is not None:
+                yield together
+                yield from self._extended(device, together, palette[position:])
+
+    def _together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
+        """Return what each does beside the others, None where the room does not hold them or one does nothing."""
+        clients = sum(one.processes for one in running)
+        crowded = clients > MPS_CLIENTS and len(running) > 1
+        if crowded or math.fsum(one.share.sm_pct for one in running) > 100.0 + _EPSILON:
+            return None
+        found = []
+        for position, one in enumerate(running):
+            beside = (*running[:position], *running[position + 1 :])
+            segment = self.segments.make(self.problem.demand(one.model), device, one, beside)
+            if segment is None:
+                return None
+            found.append(segment)
+        held = sum(one.memory_bytes or 0 for one in found)
+        return tuple(found) if held <= device.memory_bytes(Share(100.0, running[0].share.mig)) else None
+
+
+def _workload(segment: Segment) -> Workload:
+    return Workload(segment.model, segment.batch, segment.share, segment.processes)
+
+
+def _units(workload: Workload) -> int:
+    return max(1, math.floor(workload.share.sm_pct * _PER_PERCENT + 1e-6))

@@ -1,0 +1,50 @@
+"""Room to be disturbed: what is planned with times that are longer than those alone, by as much as neighbours may cost.
+
+The program counts with what replicas do alone. Told that each is slower by some factor it chooses other shares and
+batches, which still keep their SLOs beside neighbours that cost no more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.device import Device
+from gpuprof.estimate import Estimate, Estimator, Workload
+from gpuprof.placement.problem import Problem
+from gpuprof.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """An estimator by which nobody is quicker than ``factor`` times the time alone, nor than its neighbours let it be.
+
+    Attributes
+    ----------
+    estimator : Estimator
+    factor : float
+        At least 1.
+    """
+
+    estimator: Estimator
+    factor: float
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what is known of the workload beside the others, or longer times where it is alone."""
+        known = self.estimator.estimate(model, device, batch, share, beside, processes)
+        return known if beside else replace(known, latency_ms=known.latency_ms.scaled(self.factor))
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches that are listed."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares that are listed."""
+        return self.estimator.shares(model, device)
+
+
+def slowed(problem: Problem, factor: float) -> Problem:
+    """Return the problem with every workload ``factor`` times as slow while it is alone."""
+    return replace(problem, estimator=Slowed(problem.estimator, factor))

@@ -1,0 +1,132 @@
+"""Furnished rooms to choose from: which parts of which demands one room can serve together, neighbours regarded.
+
+Every demand is divided into the same parts whatever its SLO, and a room is furnished for each combination of parts
+that finds shares in it (`Rooms`); beside those, what is left of a room goes to one more replica, at the largest rate
+that it can serve there. Since a looser SLO leaves every combination possible that was, and adds some, the program over
+these suites (`Assembly`) costs no more then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from gpuprof.demand import Demand
+from gpuprof.device import Device
+from gpuprof.placement.optimal.assembly import Suite
+from gpuprof.placement.optimal.rooms import Rooms, Task
+from gpuprof.placement.placement import PlacedPartition
+from gpuprof.placement.problem import Problem
+
+#: Parts of a demand that stand together, from coarse to fine; each phase has those of the phases before it too.
+PHASES: tuple[tuple[float, ...], ...] = ((1.0,), (0.5,), (1 / 3, 2 / 3), (0.25, 0.75))
+#: Into how many equal replicas a part may be divided within one room.
+_DIVIDED = (1, 2, 3, 4, 6, 8)
+#: Parts that are combined, beside the one that gets what is left of the room.
+_MOST_TOGETHER = 4
+#: What is left is looked for in steps of so much, relative, down to a part of the demand.
+_STEP, _STEPS = 0.98, 200
+_EPSILON = 1e-9
+
+
+@dataclass(slots=True)
+class Suites:
+    """Furnishes the rooms of a fleet for parts of demands.
+
+    Parameters
+    ----------
+    problem : Problem
+    demands : sequence of Demand
+    rooms : Rooms
+        Of the same problem.
+    most_asked : int
+        Questions after which no more rooms are looked at.
+    """
+
+    problem: Problem
+    demands: Sequence[Demand]
+    rooms: Rooms
+    most_asked: int
+    _filled: dict[tuple[str, str | None, tuple[Task, ...], str], PlacedPartition | None] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was looked at."""
+        return self.rooms.asked >= self.most_asked
+
+    def phase(self, number: int) -> Iterator[Suite]:
+        """Yield the suites of one phase and of those before it."""
+        parts = sorted(set(chain(*PHASES[: number + 1])), reverse=True)
+        for entry in self.problem.fleet.entries:
+            device = entry.device
+            for mig in dict.fromkeys([None, *(profile.name for profile in device.mig_profiles)]):
+                bundles = [one for part in parts for d in self.demands for one in self._bundles(device, mig, d, part)]
+                for partition in self._extended(device, mig, (), bundles):
+                    yield Suite(device.name, partition)
+
+    def _bundles(self, device: Device, mig: str | None, demand: Demand, part: float) -> Iterator[tuple[Task, ...]]:
+        """Yield a part of a demand as one task, and divided into as many equal ones as take the least of the room."""
+
+        def divided(count: int) -> tuple[Task, ...]:
+            return ((demand.model, demand.rate_rps * part / count),) * count
+
+        def taken_pct(count: int) -> float:
+            return count * self.rooms.least_pct(device, mig, divided(count)[0])
+
+        yield divided(1)
+        best = min(_DIVIDED, key=taken_pct)
+        if best > 1 and taken_pct(best) <= 100.0:
+            yield divided(best)
+
+    def _extended(
+        self,
+        device: Device,
+        mig: str | None,
+        standing: tuple[Task, ...],
+        bundles: Sequence[tuple[Task, ...]],
+        depth: int = 0,
+    ) -> Iterator[PlacedPartition]:
+        """Yield what stands in a room with any of the bundles beside what is there, then with what fills it up."""
+        for demand in self.demands:
+            filled = self._with_most(device, mig, standing, demand)
+            if filled is not None:
+                yield filled
+        for position, bundle in enumerate(bundles if depth < _MOST_TOGETHER else ()):
+            more = (*standing, *bundle)
+            if self.is_over or not self._asked_for(more, bundle[0][0]):
+                continue
+            furnished = self.rooms.furnished(device, mig, more)
+            if furnished is not None:
+                yield furnished
+                yield from self._extended(device, mig, more, bundles[position:], depth + 1)
+
+    def _asked_for(self, tasks: Sequence[Task], model: str) -> bool:
+        """Whether that much of a model is asked for."""
+        return sum(rate for name, rate in tasks if name == model) <= self._rate(model) * (1.0 + _EPSILON)
+
+    def _rate(self, model: str) -> float:
+        return self.problem.demand(model).rate_rps
+
+    def _with_most(
+        self, device: Device, mig: str | None, standing: tuple[Task, ...], demand: Demand
+    ) -> PlacedPartition | None:
+        """Return the room with as much of a demand as goes beside what stands there, None where nothing does."""
+        key = (device.name, mig, tuple(sorted(standing)), demand.model)
+        if key not in self._filled:
+            self._filled[key] = self._fill(device, mig, standing, demand)
+        return self._filled[key]
+
+    def _fill(
+        self, device: Device, mig: str | None, standing: tuple[Task, ...], demand: Demand
+    ) -> PlacedPartition | None:
+        left = demand.rate_rps - sum(rate for name, rate in standing if name == demand.model)
+        low, high, found = 0, _STEPS, None
+        while low < high and not self.is_over and left > demand.rate_rps * _EPSILON:
+            middle = (low + high) // 2
+            furnished = self.rooms.furnished(device, mig, (*standing, (demand.model, left * _STEP**middle)))
+            if furnished is None:
+                low = middle + 1
+            else:
+                high, found = middle, furnished
+        return found

@@ -1,0 +1,80 @@
+"""What makes one placement better than another, and when none can be better still."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
+
+#: What a placement may fall short of its bound and still count as the best there is.
+_NEARLY = 1e-3
+
+
+def worth(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
+    """Return what is better when it is less: what is not served, and the cost."""
+    return _missing(problem, placement), round(_cost(problem, placement), 9)
+
+
+def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
+    """Return what is fairer when it is less: the parts of the demands that are missing, falling, and the cost."""
+    missing = {one.model: one.rate_rps / problem.demand(one.model).rate_rps for one in placement.unplaced}
+    falling = sorted((round(missing.get(one.model, 0.0), 3) for one in problem.demands), reverse=True)
+    return tuple(falling), round(_cost(problem, placement), 9)
+
+
+def better(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
+    """Return the candidate with the bounds of the best so far if it is better, else that."""
+    if worth(problem, candidate) >= worth(problem, best):
+        return best
+    return replace(best, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=name)
+
+
+def is_proven(problem: Problem, placement: Placement) -> bool:
+    """Whether no placement is better than this one, or in large fleets by next to nothing."""
+    if placement.unplaced:
+        served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
+        return most is not None and served >= most * (1.0 - _NEARLY)
+    bound = placement.lower_bound_cost_per_hour
+    return bound is not None and _cost(problem, placement) <= bound * (1.0 + _NEARLY) + 1e-9
+
+
+def raised(problem: Problem, placement: Placement, bound: float) -> Placement:
+    """Return the placement with its lower bounds raised to what any map costs at least."""
+    prices = {entry.price_per_hour for entry in problem.fleet.entries}
+    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+    if cost is None or bound <= cost:
+        return placement
+    if len(prices) > 1 or gpus is None:
+        return replace(placement, lower_bound_cost_per_hour=bound)
+    count = math.ceil(bound / min(prices) - 1e-6)
+    return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
+
+
+def bounded(problem: Problem, placement: Placement) -> Placement:
+    """Return the placement with no bound that it contradicts itself: neighbours may even speed each other up."""
+    if placement.unplaced:
+        return placement
+    cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
+    return replace(
+        placement,
+        lower_bound_cost_per_hour=None if cost is None else min(cost, _cost(problem, placement)),
+        lower_bound_gpus=None if gpus is None else min(gpus, len(placement.gpus)),
+    )
+
+
+def _missing(problem: Problem, placement: Placement) -> tuple[float, ...]:
+    """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
+    levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
+    missing = dict.fromkeys(levels, 0.0)
+    for one in placement.unplaced:
+        demand = problem.demand(one.model)
+        useless = demand.rate_rps - one.rate_rps < (demand.min_goodput_rps or 0.0) * (1.0 - 1e-9)
+        missing[demand.priority] += demand.rate_rps if useless else one.rate_rps
+    total = sum(demand.rate_rps for demand in problem.demands)
+    return tuple(round(missing[level] / total, 6) for level in levels)
+
+
+def _cost(problem: Problem, placement: Placement) -> float:
+    return sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
