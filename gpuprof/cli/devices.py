@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -85,6 +85,21 @@ def estimator_of(db: KernelDb | None, graphs: Mapping[str, Path] | None = None) 
     from gpuprof.estimators.database import DatabaseEstimator
 
     return DatabaseEstimator(db, graphs, lambda device: trained_for(device, db))
+
+
+def say_superseded(estimator: object, models: Iterable[str]) -> None:
+    """Say of which models several files were measured under one name: the last one counts."""
+    from gpuprof.cli.output import say
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    if not isinstance(estimator, DatabaseEstimator):
+        return
+    for model in models:
+        if older := estimator.superseded(model):
+            say(
+                f"gpuprof: {older + 1} different files were measured as {model}: the last one counts (measure each "
+                "under a name of its own: NAME=FILE)"
+            )
 
 
 def trained_for(device: Device, db: KernelDb | None) -> LearnedModel | None:

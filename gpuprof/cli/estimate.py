@@ -63,7 +63,7 @@ def estimate(
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
-    from gpuprof.cli.devices import database_path, open_database, resolve_device
+    from gpuprof.cli.devices import database_path, open_database, resolve_device, say_superseded
     from gpuprof.share import parse_share
 
     chosen = chosen_format(as_json, as_csv)
@@ -76,6 +76,7 @@ def estimate(
     names = list(models or getattr(asked, "models", []))
     if not names:
         raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+    say_superseded(asked, names)
     others = _neighbours(beside or (), target, part)
     found = _estimates(asked, names, target, sizes, part, processes, others, strict)
     shown = [column for column in _COLUMNS if others or column.key != "beside"]

@@ -43,7 +43,7 @@ def build_problem(
     InputError
         For a file, device or model that is wrong or unknown.
     """
-    from gpuprof.cli.devices import estimator_of, open_database
+    from gpuprof.cli.devices import estimator_of, open_database, say_superseded
     from gpuprof.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.placement.problem import Problem
@@ -61,6 +61,7 @@ def build_problem(
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    say_superseded(estimator, models)
     files = _files(database, graphs)
     if options.max_batch > 1:
         _say_what_mixes(estimator.verdicts, files, models)

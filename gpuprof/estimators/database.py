@@ -62,7 +62,8 @@ class DatabaseEstimator:
         self._measured = read_measured(db) if db is not None else {}
         self.verdicts = BatchVerdicts(None if db is None else db.path)
         self._graphs = dict(graphs or {})
-        self._colocations = Colocations(db, self._running)
+        contents = {name: known.sha256 for name, known in self._measured.items()}
+        self._colocations = Colocations(db, self._running, contents)
         self._learned = cache(lambda identity: learned(identity.device))
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
@@ -79,6 +80,10 @@ class DatabaseEstimator:
     def models(self) -> tuple[str, ...]:
         """Names of the models in the database, sorted."""
         return tuple(sorted(self._measured))
+
+    def superseded(self, model: str) -> int:
+        """Return how many other files were measured before under the name of ``model``; they do not count."""
+        return self._known(model).superseded
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices that ``model`` was measured on, sorted."""

@@ -159,3 +159,14 @@ def test_ops_that_nothing_is_known_of_widen_the_interval_or_are_an_error(
     assert float(str(row["latency_high_ms"])) > 5.0 * float(str(row["latency_ms"]))
     assert float(str(row["latency_ms"])) > 0.003  # three launches, whatever is known of them
     assert "has ops that nothing is known of: Odd" in _refused(capsys, *words, "--strict")
+
+
+def test_several_files_measured_under_one_name_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database(tmp_path / "db", [measured("net", 1, 5.0, device="a30", sha256="old")])
+    database(tmp_path / "db", [measured("net", 1, 50.0, device="a30", sha256="new", run_id="r2")], run_id="r2")
+    assert main(["estimate", "--db", str(tmp_path / "db"), "--device", "a30"]) == 0
+    assert "2 different files were measured as net: the last one counts" in capsys.readouterr().err
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,1,5000\n")
+    words = ["--slo-file", str(tmp_path / "slo.csv"), "-o", str(tmp_path / "map.json"), "--db", str(tmp_path / "db")]
+    assert main(["place", *words]) == 0
+    assert "2 different files were measured as net" in capsys.readouterr().err

@@ -129,6 +129,26 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     estimator = DatabaseEstimator(db)
     assert estimator.batches("net", CPU, WHOLE) == (1,)
     assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
+    assert estimator.superseded("net") == 1
+
+
+def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(tmp_path: Path) -> None:
+    def beside(run: str, sha256: str, took_ms: float) -> ColocationRow:
+        label, at = "other:1:50%", {"latency_mean_ms": took_ms, "solo_latency_mean_ms": 10.0, "model_sha256": sha256}
+        return ColocationRow(run, CPU.name, 0, 0, "net", 1, label, 50.0, **at)  # type: ignore[arg-type]
+
+    alone = [measured(name, 1, 10.0, share=50.0, sha256="new" if name == "net" else None) for name in ("net", "other")]
+    db = database(tmp_path / "db", alone, colocations=[beside("r1", "old", 40.0), beside("r1", "new", 20.0)])
+    half = Share(50.0)
+    together = DatabaseEstimator(db).estimate("net", CPU, 1, half, [Workload("other", 1, half)])
+    assert together.latency_ms.value == pytest.approx(20.0)
+
+
+def test_a_share_under_which_the_outputs_were_wrong_is_not_known(tmp_path: Path) -> None:
+    wrong = replace(measured("net", 1, 5.0, share=50.0), error="output y differs under the share by 2")
+    estimator = DatabaseEstimator(database(tmp_path / "db", [measured("net", 1, 4.0), wrong]))
+    found = estimator.estimate("net", CPU, 1, Share(50.0)).latency_ms
+    assert found.source != MEASURED and found.value != 5.0
 
 
 def test_the_last_stable_measurement_counts(tmp_path: Path) -> None:

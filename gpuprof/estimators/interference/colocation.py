@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from gpuprof.device import Device
@@ -23,7 +24,7 @@ Behaviour = Callable[[Device, Workload], Running | None]
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
 _COLUMNS = ("device", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "latency_mean_ms",
-            "solo_latency_mean_ms", "l2_pct", "dram_pct", "error")  # fmt: skip
+            "solo_latency_mean_ms", "model_sha256", "l2_pct", "dram_pct", "error")  # fmt: skip
 _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
 
@@ -48,11 +49,16 @@ class Colocations:
     there, the latency stays and its interval widens.
     """
 
-    def __init__(self, db: KernelDb | None, behaviour: Behaviour) -> None:
+    def __init__(
+        self, db: KernelDb | None, behaviour: Behaviour, contents: Mapping[str, str | None] = MappingProxyType({})
+    ) -> None:
         self._db = db
         self._behaviour = behaviour
         self._by_device: dict[str, list[_Row]] = {}
         for row in db.read("colocations", columns=list(_COLUMNS)).to_pylist() if db is not None else ():
+            current = contents.get(row["model"])  # another file may have had the name before
+            if current is not None and row["model_sha256"] not in (None, current):
+                continue
             if row["error"] is None and row["latency_mean_ms"] and row["solo_latency_mean_ms"]:
                 self._by_device.setdefault(row["device"], []).append(_row(row))
         self._names = {

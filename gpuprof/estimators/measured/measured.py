@@ -58,20 +58,21 @@ class Point:
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database: its file, and its points by device."""
+    """A model of the database: its file, and its points by device; ``superseded`` counts older files of its name."""
 
     name: str
     path: str | None = None
     sha256: str | None = None
     weight_bytes: int | None = None
     points: dict[str, list[Point]] = field(default_factory=dict)
+    superseded: int = 0
 
 
 def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     """Return every model of the database by name.
 
     Of several files under one name the one measured last counts. Of several measurements of one workload the last
-    stable one counts, or the last where none is known to be stable.
+    stable one counts, or the last where none is known to be stable; none whose outputs were wrong under its share.
     """
     rows = sorted(db.read("models", columns=list(_COLUMNS)).to_pylist(), key=lambda row: str(row["run_id"]))
     models: dict[str, MeasuredModel] = {}
@@ -81,9 +82,11 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         known.path = row["model_path"] or known.path
         known.sha256 = row["model_sha256"] or known.sha256
         known.weight_bytes = known.weight_bytes if row["weight_bytes"] is None else row["weight_bytes"]
+    for name, older in {(row["model"], row["model_sha256"]) for row in rows if row["model_sha256"]}:
+        models[name].superseded += older != models[name].sha256
     chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        if row["model_sha256"] not in (None, models[row["model"]].sha256) or _latency(row) is None:
+        if row["model_sha256"] not in (None, models[row["model"]].sha256) or _latency(row) is None or row["error"]:
             continue
         key = tuple(row[n] for n in ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes"))
         if key not in chosen or row["stable"] or not chosen[key]["stable"]:
