@@ -1,0 +1,83 @@
+"""The client that sends requests when they are due, against servers that behave in every way."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from gpuprof.serving.load.client import LoadClient, Schedule, Sent
+
+REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+Serve = Callable[[socket.socket], None]
+
+
+def sent_to(serve: Serve, times: list[float], request: bytes = REQUEST) -> Sent:
+    """Send the requests to a server that does ``serve`` with each connection, and return what became of them."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        threading.Thread(target=_accept, args=(listener, serve), daemon=True).start()
+        schedule = Schedule("127.0.0.1", port, ((request,),), times, [0] * len(times), patience_s=20.0)
+        return LoadClient(schedule).run(time.monotonic())
+
+
+def _accept(listener: socket.socket, serve: Serve) -> None:
+    while True:
+        try:
+            connection, _ = listener.accept()
+        except OSError:  # the test is over
+            return
+        threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+
+def answer_all(connection: socket.socket) -> None:
+    with connection:
+        while (got := connection.recv(1 << 16)) and connection.sendall(ANSWER) is None:
+            assert got.endswith(REQUEST)
+
+
+def answer_once(connection: socket.socket) -> None:
+    with connection:
+        connection.recv(1 << 16)
+        connection.sendall(ANSWER)
+
+
+def read_slowly(connection: socket.socket) -> None:
+    with connection:
+        left = len(LARGE)
+        while left > 0:
+            left -= len(connection.recv(1 << 18))
+        connection.sendall(ANSWER)
+
+
+LARGE = REQUEST + bytes(20 << 20)
+
+
+def test_requests_are_answered_over_connections_that_are_kept() -> None:
+    opened = []
+
+    def serve(connection: socket.socket) -> None:
+        opened.append(connection)
+        answer_all(connection)
+
+    sent = sent_to(serve, [0.0, 0.3, 0.6])
+    assert list(sent.status) == [200] * 3
+    assert len(opened) == 1
+    assert all(0.0 <= begun <= done for begun, done in zip(sent.sent_s, sent.done_s, strict=True))
+
+
+def test_a_connection_that_the_server_closed_meanwhile_is_not_used_again() -> None:
+    assert list(sent_to(answer_once, [0.0, 0.5, 1.0]).status) == [200] * 3
+
+
+def test_what_the_socket_does_not_take_at_once_is_sent_later() -> None:
+    assert list(sent_to(read_slowly, [0.0, 0.0], LARGE).status) == [200] * 2
+
+
+def test_requests_to_nobody_are_lost_and_not_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    sent = LoadClient(Schedule("127.0.0.1", port, ((REQUEST,),), [0.0, 0.1], [0, 0])).run(time.monotonic())
+    assert list(sent.status) == [0, 0]
