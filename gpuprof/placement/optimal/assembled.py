@@ -74,7 +74,7 @@ class Assembler:
 
     def _every(self) -> tuple[Suite, ...] | None:
         if not self._listed:
-            self._listed.append(Enumeration(self.problem, self.demands, self.segments, self.rooms).suites())
+            self._listed.append(Enumeration(self.problem, self.demands, self.segments, self.rooms, self.limit).suites())
         return self._listed[0]
 
     def exact(self) -> Assembled | None:
@@ -94,7 +94,7 @@ class Assembler:
         for number in range(len(PHASES)):
             if self.limit.is_over:
                 return
-            suites = Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget)
+            suites = Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget, self.limit)
             found = self._cheapest(list(suites.phase(number)))
             if found is not None:
                 yield replace(found, bound=0.0)
@@ -109,7 +109,9 @@ class Assembler:
         suites = self._every()
         if suites is None:
             budget = _MOST_ASKED[self.problem.options.latency_budget is None]
-            suites = tuple(Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget).phase(0))
+            suites = tuple(
+                Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget, self.limit).phase(0)
+            )
         assembly = Assembly(self.problem, self.demands, undominated(suites, self.demands), partial=True)
         solution = served_most(self.problem, assembly, self.limit, fair=fair)
         return () if solution is None else assembly.read(solution)

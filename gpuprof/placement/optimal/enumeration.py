@@ -17,6 +17,7 @@ from gpuprof.estimate import Workload
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.knapsack import multisets
+from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
@@ -48,12 +49,15 @@ class Enumeration:
     segments : Segments
         Of the same problem.
     rooms : Rooms
+    limit : Limit
+        When to give up.
     """
 
     problem: Problem
     demands: Sequence[Demand]
     segments: Segments
     rooms: Rooms
+    limit: Limit
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,7 +102,8 @@ class Enumeration:
     def _extended(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
         for position, workload in enumerate(palette):
             self._left -= 1
-            if self._left <= 0:
+            if self._left <= 0 or self.limit.is_over:
+                self._left = 0
                 return
             together = self._together(device, [*map(_workload, standing), workload])
             if together is not None:

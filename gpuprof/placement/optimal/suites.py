@@ -15,6 +15,7 @@ from itertools import chain
 from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.placement.optimal.assembly import Suite
+from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms, Task
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
@@ -42,18 +43,21 @@ class Suites:
         Of the same problem.
     most_asked : int
         Questions after which no more rooms are looked at.
+    limit : Limit
+        When to stop whatever was asked.
     """
 
     problem: Problem
     demands: Sequence[Demand]
     rooms: Rooms
     most_asked: int
+    limit: Limit
     _filled: dict[tuple[str, str | None, tuple[Task, ...], str], PlacedPartition | None] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         """Whether enough was looked at."""
-        return self.rooms.asked >= self.most_asked
+        return self.rooms.asked >= self.most_asked or self.limit.is_over
 
     def phase(self, number: int) -> Iterator[Suite]:
         """Yield the suites of one phase and of those before it."""

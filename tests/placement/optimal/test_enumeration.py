@@ -5,6 +5,7 @@ from dataclasses import replace
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
 from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.enumeration import Enumeration
+from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.problem import Options, Problem
@@ -14,9 +15,9 @@ CPU = replace(plain_device("cpu"), kind="cpu", compute_units=8)
 BUDGET = Options(latency_budget=1.0)
 
 
-def listed(given: Problem) -> tuple[Suite, ...] | None:
+def listed(given: Problem, seconds: float | None = None) -> tuple[Suite, ...] | None:
     segments = Segments(given)
-    return Enumeration(given, given.demands, segments, Rooms(given, segments)).suites()
+    return Enumeration(given, given.demands, segments, Rooms(given, segments), Limit(seconds)).suites()
 
 
 def given(rates: list[float], slo_ms: float, slowdown: float, **known: tuple[float, ...] | tuple[int, ...]) -> Problem:
@@ -51,6 +52,12 @@ def test_neighbours_under_whom_an_slo_breaks_are_left_out() -> None:
 def test_too_many_combinations_are_not_listed() -> None:
     percents = tuple(float(pct) for pct in range(1, 101))
     assert listed(given([1e9] * 4, 1e6, 0.1, percents=percents)) is None
+
+
+def test_nothing_is_listed_when_the_time_is_up() -> None:
+    small = given([1e9], 1e6, 0.0, sizes=(1,), percents=(50.0, 100.0))
+    assert listed(small) is not None
+    assert listed(small, seconds=0.0) is None
 
 
 def test_the_bound_knows_of_neighbours() -> None:
