@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
+from gpuprof.serving.router.infer_request import MAX_DIMENSION, MAX_PARAMETER
 from gpuprof.serving.router.router import LOWEST_PRIORITY
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
 _TEXT = {"type": "string"}
 _COUNT = {"type": "integer", "minimum": 0}
 _ERROR = {"type": "object", "properties": {"error": _TEXT}, "required": ["error"]}
-#: JSON Schema of one value of each type; 64-bit integers and floats have the limits of their type.
-_FLOAT = {"type": "number", "minimum": -1e30, "maximum": 1e30}
-_HALF = {"type": "number", "minimum": -6e4, "maximum": 6e4}
+_FLOAT = {"type": "number"}  # beyond the limits of a type is infinity
+_MAX_LISTED = 64  # sizes of a batch for which it is said how many values there must be
 
 
 def _integer(bits: int, *, signed: bool) -> dict[str, Any]:
@@ -21,8 +22,9 @@ def _integer(bits: int, *, signed: bool) -> dict[str, Any]:
     return {"type": "integer", "minimum": low, "maximum": high}
 
 
-_VALUES: dict[str, dict[str, Any]] = {
-    "BOOL": {"type": "boolean"}, "BYTES": _TEXT, "FP16": _HALF, "FP32": _FLOAT, "FP64": _FLOAT, "BF16": _FLOAT,
+#: JSON Schema of one value of each type; false: JSON cannot carry it.
+_VALUES: dict[str, dict[str, Any] | bool] = {
+    "BOOL": {"type": "boolean"}, "BYTES": _TEXT, "FP16": _FLOAT, "FP32": _FLOAT, "FP64": _FLOAT, "BF16": False,
     **{f"INT{bits}": _integer(bits, signed=True) for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": _integer(bits, signed=False) for bits in (8, 16, 32, 64)},
 }  # fmt: skip
@@ -69,11 +71,11 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
     request = {
         "type": "object",
         "properties": {
-            "id": _TEXT,
+            "id": {"type": ["string", "null"]},
             "parameters": {
-                "type": "object",
+                "type": ["object", "null"],
                 "properties": {
-                    "timeout": {**_integer(63, signed=False), "description": "microseconds"},
+                    "timeout": {**_COUNT, "maximum": MAX_PARAMETER, "description": "microseconds"},
                     "priority": {**_COUNT, "maximum": LOWEST_PRIORITY},
                 },
             },
@@ -82,9 +84,10 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
                 "prefixItems": [_tensor(tensor, spec.max_batch) for tensor in spec.inputs],
                 "minItems": len(spec.inputs),
                 "maxItems": len(spec.inputs),
+                **_sizes(spec),
             },
             "outputs": {
-                "type": "array",
+                "type": ["array", "null"],
                 "items": {
                     "type": "object",
                     "properties": {"name": {"enum": [tensor.name for tensor in spec.outputs]}},
@@ -101,9 +104,30 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
     return operation
 
 
+def _sizes(spec: ModelSpec) -> dict[str, Any]:
+    """Return that all inputs have the same batch, and as many values as that makes; one case for each batch.
+
+    Of an input with further dimensions that are open, no schema can say how many values it has.
+    """
+    if spec.max_batch > _MAX_LISTED:
+        return {}
+    batches = range(1, spec.max_batch + 1) if spec.max_batch else (None,)
+    return {"anyOf": [{"prefixItems": [_sized(tensor, rows) for tensor in spec.inputs]} for rows in batches]}
+
+
+def _sized(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
+    """Return what an input has for a batch of ``rows``; None: for a model without a batch dimension."""
+    shape = list(tensor.shape) if rows is None else [rows, *tensor.shape[1:]]
+    said: dict[str, Any] = {} if rows is None else {"shape": {"prefixItems": [{"const": rows}]}}
+    if -1 not in shape:
+        said["data"] = {"minItems": prod(shape), "maxItems": prod(shape)}
+    return {"properties": said}
+
+
 def _tensor(spec: TensorSpec, max_batch: int) -> dict[str, Any]:
-    """Return what an input must look like; that it has as many values as its shape says, no schema can say."""
-    sizes: list[dict[str, Any]] = [_COUNT if size == -1 else {"const": size} for size in spec.shape]
+    """Return what an input must look like."""
+    open_size = {**_COUNT, "maximum": MAX_DIMENSION - 1}
+    sizes: list[dict[str, Any]] = [open_size if size == -1 else {"const": size} for size in spec.shape]
     if max_batch:
         sizes[0] = {"type": "integer", "minimum": 1, "maximum": max_batch}
     return {

@@ -9,12 +9,15 @@ from typing import Any
 
 import orjson
 
-from gpuprof.serving.transport.datatypes import ITEM_BYTES, split_strings, to_bytes
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, split_strings, to_bytes, whole
 from gpuprof.serving.transport.inference import InputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
-_MAX_DIMENSION = 1 << 40
+#: Sizes of a dimension are below it.
+MAX_DIMENSION = 1 << 40
+#: What the parameters of a request that are numbers may be.
+MAX_PARAMETER = (1 << 63) - 1
 _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_byte_size", "classification")
 
 
@@ -122,11 +125,13 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str 
     """
     if datatype != tensor.datatype:
         raise bad_request(f"{what} {tensor.name!r} has type {tensor.datatype} but got {datatype!r}")
-    if not isinstance(shape, list) or not all(type(size) is int and 0 <= size < _MAX_DIMENSION for size in shape):
+    sizes = list(map(whole, shape)) if isinstance(shape, list) else [None]
+    known = [size for size in sizes if size is not None and 0 <= size < MAX_DIMENSION]
+    if len(known) != len(sizes):
         raise bad_request(f"the shape of {what} {tensor.name!r} must be a list of whole numbers")
-    if tensor.mismatch(shape):
-        raise bad_request(f"{what} {tensor.name!r} has shape {list(tensor.shape)} but got {shape}")
-    return shape
+    if tensor.mismatch(known):
+        raise bad_request(f"{what} {tensor.name!r} has shape {list(tensor.shape)} but got {known}")
+    return known
 
 
 class _Inputs:
@@ -263,9 +268,9 @@ def _mapping(head: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _whole(parameters: dict[str, Any], key: str, default: int) -> int:
-    value = parameters.get(key, default)
-    if type(value) is not int or value < 0:
-        raise bad_request(f"the parameter {key!r} must be a whole number that is not negative")
+    value = whole(parameters.get(key, default))
+    if value is None or not 0 <= value <= MAX_PARAMETER:
+        raise bad_request(f"the parameter {key!r} must be a whole number from 0 to {MAX_PARAMETER}")
     return value
 
 

@@ -121,7 +121,7 @@ def to_bytes(values: list[Any], datatype: str) -> bytes:
         return join_strings([value.encode() for value in values])
     if datatype == "BF16":
         raise ValueError("has type BF16, which JSON cannot carry: send it as binary data")
-    _check_kinds(values, datatype)
+    values = _of_kind(values, datatype)
     import numpy as np
 
     try:
@@ -149,14 +149,26 @@ def to_json(data: bytes | bytearray | memoryview, datatype: str, count: int) -> 
     return values
 
 
-def _check_kinds(values: list[Any], datatype: str) -> None:
+def whole(value: object) -> int | None:
+    """Return a JSON value as a whole number, None when it is none; to JSON, 2 and 2.0 are the same."""
+    if type(value) is int:
+        return value
+    return int(value) if type(value) is float and value.is_integer() else None
+
+
+def _of_kind(values: list[Any], datatype: str) -> list[Any]:
+    """Return values that NumPy can make an array of this type of."""
     kinds = set(map(type, values))
     if datatype == "BOOL":
         allowed: set[type] = {bool, int}
         if not kinds <= allowed or any(value not in (0, 1) for value in values):
             raise ValueError("must hold true and false")
     elif datatype.startswith(("INT", "UINT")):
-        if not kinds <= {int}:
+        if kinds <= {int}:
+            return values
+        values = list(map(whole, values))
+        if None in values:
             raise ValueError("must hold whole numbers")
     elif not kinds <= {int, float}:
         raise ValueError("must hold numbers")
+    return values

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuprof.serving.protocol.openapi import document
+from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from tests.serving.running import RunningServer, map_of, replica, running
 
 MANY = 10_000
@@ -74,6 +76,8 @@ def test_the_description_has_the_bounds_that_requests_are_held_to(null_server: R
     for wrong in (
         {"inputs": [{**tensor, "shape": [0, 1], "data": []}]},
         {"inputs": [{**tensor, "shape": [5, 1], "data": [1.0] * 5}]},  # of batches of 4
+        {"inputs": [{**tensor, "data": []}]},
+        {"inputs": [{**tensor, "shape": [2, 1]}]},
         {"inputs": [tensor], "outputs": [same, same]},
         {"inputs": [tensor], "parameters": {"priority": 2**31 + 1}},
         {"inputs": [tensor], "parameters": {"timeout": 2**64}},
@@ -88,12 +92,60 @@ def test_a_request_that_fits_the_description_is_answered(null_server: RunningSer
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.5]}
     jsonschema.validate({"inputs": [tensor]}, schema)
+    for good in ({**tensor, "shape": [4, 1], "data": [1.0, 2.5, -1e300, 3]}, {**tensor, "data": [1e38]}):
+        jsonschema.validate({"inputs": [good]}, schema)
+        assert null_server.get("/v2/models/small/infer", "POST", json.dumps({"inputs": [good]}).encode())[0] == 200
+    for more in (
+        {"id": None, "parameters": None, "outputs": None},
+        {"outputs": [], "parameters": {"timeout": 5e6, "priority": 1.0}},
+    ):
+        request = {"inputs": [{**tensor, "shape": [1.0, 1]}], **more}
+        jsonschema.validate(request, schema)
+        assert null_server.get("/v2/models/small/infer", "POST", json.dumps(request).encode())[0] == 200
     for wrong in ({**tensor, "datatype": "FP64"}, {**tensor, "shape": [1, 2]}, {**tensor, "name": "X"}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({"inputs": [wrong]}, schema)
     status, answer = null_server.get("/v2/models/small/infer", "POST", json.dumps({"inputs": [tensor]}).encode())
     assert status == 200
     jsonschema.validate(answer, operation["responses"]["200"]["content"]["application/json"]["schema"])
+
+
+def spec_of(max_batch: int, *inputs: tuple[str, list[int]]) -> ModelSpec:
+    tensors = tuple(TensorSpec(f"x{number}", kind, tuple(shape)) for number, (kind, shape) in enumerate(inputs))
+    return ModelSpec("m", "1", "null", tensors, tensors, max_batch)
+
+
+def described(spec: ModelSpec) -> dict[str, Any]:
+    """The schema of what a model is asked."""
+    operation = document([spec])["paths"]["/v2/models/m/infer"]["post"]
+    schema: dict[str, Any] = operation["requestBody"]["content"]["application/json"]["schema"]
+    return schema
+
+
+def test_the_inputs_of_a_request_have_one_batch_and_the_values_that_it_makes() -> None:
+    schema = described(spec_of(3, ("FP32", [-1, 2]), ("INT64", [-1, 4, -1])))
+
+    def request(rows: tuple[int, int], values: int) -> dict[str, Any]:
+        first = {"name": "x0", "datatype": "FP32", "shape": [rows[0], 2], "data": [0.5] * values}
+        open_one = {"name": "x1", "datatype": "INT64", "shape": [rows[1], 4, 1], "data": [1] * 4 * rows[1]}
+        return {"inputs": [first, open_one]}
+
+    for rows in (1, 2, 3):
+        jsonschema.validate(request((rows, rows), 2 * rows), schema)
+    for wrong in (request((1, 2), 2), request((2, 2), 2), request((4, 4), 8), request((2, 2), 5)):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(wrong, schema)
+
+
+def test_a_model_without_a_batch_has_exactly_its_values_and_one_that_json_cannot_carry_none() -> None:
+    schema = described(spec_of(0, ("UINT8", [2, 3])))
+    tensor = {"name": "x0", "datatype": "UINT8", "shape": [2, 3], "data": [1] * 6}
+    jsonschema.validate({"inputs": [tensor]}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"inputs": [{**tensor, "data": [1] * 5}]}, schema)
+    bfloat = {"name": "x0", "datatype": "BF16", "shape": [1, 1], "data": [1.0]}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"inputs": [bfloat]}, described(spec_of(1, ("BF16", [-1, 1]))))
 
 
 class Asker:

@@ -83,6 +83,8 @@ def test_binary_tensors_follow_in_the_order_of_the_request_and_stay_in_the_arena
         ({"inputs": [X, S], "outputs": 3}, '"outputs" must be a list'),
         ({"inputs": [X, S], "id": 3}, '"id" must be a string'),
         ({"inputs": [X, S], "parameters": {"timeout": -1}}, "'timeout' must be a whole number"),
+        ({"inputs": [X, S], "parameters": {"timeout": 1.5}}, "'timeout' must be a whole number"),
+        ({"inputs": [{**X, "shape": [1.5, 2]}, S]}, "list of whole numbers"),
     ],
 )
 def test_what_is_wrong_is_said(head: object, message: str) -> None:

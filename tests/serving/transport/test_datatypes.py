@@ -20,6 +20,11 @@ def test_the_whole_range_of_an_integer_type_survives_and_nothing_beyond_is_taken
             to_bytes([value], datatype)
 
 
+@pytest.mark.parametrize("datatype", INTEGERS)
+def test_a_whole_number_that_is_written_as_a_float_is_one(datatype: str) -> None:
+    assert to_json(to_bytes([1.0, 2, 0.0], datatype), datatype, 3) == [1, 2, 0]
+
+
 @pytest.mark.parametrize("datatype", ["FP16", "FP32", "FP64"])
 def test_floats_survive_and_whole_numbers_are_floats_too(datatype: str) -> None:
     assert to_json(to_bytes([0.5, -2, 1], datatype), datatype, 3) == [0.5, -2.0, 1.0]
@@ -31,7 +36,8 @@ def test_floats_survive_and_whole_numbers_are_floats_too(datatype: str) -> None:
         ("FP32", "1"),
         ("FP32", True),
         ("FP32", None),
-        ("INT32", 1.0),
+        ("INT32", 1.5),
+        ("INT32", float("inf")),
         ("INT8", True),
         ("BOOL", 2),
         ("BYTES", 1),
