@@ -34,8 +34,9 @@ def _accept(listener: socket.socket, serve: Serve) -> None:
 
 def answer_all(connection: socket.socket) -> None:
     with connection:
-        while (got := connection.recv(1 << 16)) and connection.sendall(ANSWER) is None:
+        while got := connection.recv(1 << 16):
             assert got.endswith(REQUEST)
+            connection.sendall(ANSWER)
 
 
 def answer_once(connection: socket.socket) -> None:
