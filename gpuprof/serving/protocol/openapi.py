@@ -93,8 +93,8 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
                     "properties": {"name": {"enum": [tensor.name for tensor in spec.outputs]}},
                     "required": ["name"],
                 },
-                "uniqueItems": True,
                 "maxItems": len(spec.outputs),
+                "allOf": [_at_most_once(tensor.name) for tensor in spec.outputs],
             },
         },
         "required": ["inputs"],
@@ -102,6 +102,11 @@ def _inference(spec: ModelSpec) -> dict[str, Any]:
     operation = _operation(f"Ask {spec.name}", answers)
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": request}}}
     return operation
+
+
+def _at_most_once(name: str) -> dict[str, Any]:
+    entry = {"properties": {"name": {"const": name}}, "required": ["name"]}
+    return {"contains": entry, "minContains": 0, "maxContains": 1}
 
 
 def _sizes(spec: ModelSpec) -> dict[str, Any]:

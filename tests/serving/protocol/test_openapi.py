@@ -79,6 +79,7 @@ def test_the_description_has_the_bounds_that_requests_are_held_to(null_server: R
         {"inputs": [{**tensor, "data": []}]},
         {"inputs": [{**tensor, "shape": [2, 1]}]},
         {"inputs": [tensor], "outputs": [same, same]},
+        {"inputs": [tensor], "outputs": [same, {**same, "id": 1}]},
         {"inputs": [tensor], "parameters": {"priority": 2**31 + 1}},
         {"inputs": [tensor], "parameters": {"timeout": 2**64}},
     ):
@@ -135,6 +136,16 @@ def test_the_inputs_of_a_request_have_one_batch_and_the_values_that_it_makes() -
     for wrong in (request((1, 2), 2), request((2, 2), 2), request((4, 4), 8), request((2, 2), 5)):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(wrong, schema)
+
+
+def test_each_output_is_asked_for_at_most_once() -> None:
+    spec = spec_of(1, ("FP32", [-1, 1]), ("FP32", [-1, 1]))
+    schema = described(spec)
+    inputs = [{"name": f"x{n}", "datatype": "FP32", "shape": [1, 1], "data": [1.0]} for n in range(2)]
+    jsonschema.validate({"inputs": inputs, "outputs": [{"name": "x1"}, {"name": "x0"}]}, schema)
+    for twice in ([{"name": "x1"}, {"name": "x1", "a": 1}], [{"name": "x0"}, {"name": "x0"}]):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate({"inputs": inputs, "outputs": twice}, schema)
 
 
 def test_a_model_without_a_batch_has_exactly_its_values_and_one_that_json_cannot_carry_none() -> None:
