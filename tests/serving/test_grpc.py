@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import queue
+import socket
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +24,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running_server
 
 
+def address_of(server: RunningServer) -> str:
+    return next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
+
+
+def buffered(server: RunningServer) -> float:
+    """Return the bytes of tensors that the server holds."""
+    lines = server.get("/metrics")[1].decode().splitlines()
+    return float(next(line for line in lines if line.startswith("gpuprof_buffer_bytes ")).split()[1])
+
+
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[triton.InferenceServerClient]:
-    address = next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
+    address = address_of(server)
     with triton.InferenceServerClient(address) as open_client:
         yield open_client
 
@@ -107,3 +120,76 @@ def test_many_at_once_each_get_their_own_answer(client: triton.InferenceServerCl
         result, error = answers.get(timeout=20)
         assert error is None
         assert float(result.as_numpy("OUTPUT0")[0, 0]) == float(result.get_response().id)
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_a_compressed_request_is_answered(client: triton.InferenceServerClient, algorithm: str) -> None:
+    sent = np.arange(150_000, dtype=np.float32).reshape(1, -1)
+    result = client.infer("large", [tensor(sent)], compression_algorithm=algorithm)
+    assert np.array_equal(result.as_numpy("OUTPUT0"), sent)
+
+
+def test_large_tensors_by_many_calls_and_by_a_stream_leave_no_memory_behind(
+    server: RunningServer, client: triton.InferenceServerClient
+) -> None:
+    answers: queue.Queue[Any] = queue.Queue()
+    sent = {number: np.full((1, 150_000), number, np.float32) for number in range(40)}
+    client.start_stream(callback=lambda result, error: answers.put((result, error)))
+    for number, values in sent.items():
+        if number % 2:
+            client.async_stream_infer("large", [tensor(values)], request_id=str(number))
+        else:
+            client.async_infer(
+                "large", [tensor(values)], lambda result, error: answers.put((result, error)), request_id=str(number)
+            )
+    for _ in sent:
+        result, error = answers.get(timeout=30)
+        assert error is None
+        assert np.array_equal(result.as_numpy("OUTPUT0"), sent[int(result.get_response().id)])
+    client.stop_stream()
+    assert buffered(server) == 0
+
+
+def test_what_does_not_speak_the_protocol_is_hung_up_on_and_what_is_refused_is_forgotten(
+    server: RunningServer, client: triton.InferenceServerClient
+) -> None:
+    host, port = address_of(server).rsplit(":", 1)
+    for text in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes(1000),
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff\x01" + bytes(100),
+    ):
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(text)
+            while connection.recv(4096):
+                pass
+    with pytest.raises(InferenceServerException):
+        client.infer("large", [tensor(np.zeros((1, 3_000_000), np.float32))])
+    deadline = time.monotonic() + 30
+    while buffered(server) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert buffered(server) == 0 and client.is_server_live()
+
+
+def test_a_method_that_there_is_not_is_said(server: RunningServer) -> None:
+    import grpc
+
+    with grpc.insecure_channel(address_of(server)) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/CudaSharedMemoryStatus")
+        with pytest.raises(grpc.RpcError) as raised:
+            call(b"", timeout=30)
+    assert raised.value.code() == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_server_that_is_told_to_stop_answers_the_calls_that_it_has(tmp_path: Path) -> None:
+    document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=700.0)], slo_ms=60_000.0)
+    with running(tmp_path, document, "--simulate", "--grpc-port", "0") as server:
+        answers: queue.Queue[Any] = queue.Queue()
+        with triton.InferenceServerClient(address_of(server)) as own:
+            asked = [tensor(np.full((1, 1), number, np.float32)) for number in range(2)]
+            for one in asked:
+                own.async_infer("slow", [one], lambda result, error: answers.put((result, error)))
+            while server.get("/v2/models/slow/stats")[1]["model_stats"][0]["inference_count"] < 1:
+                time.sleep(0.02)
+            assert server.stop() == (0, "drained\n")
+            assert all(answers.get(timeout=30)[1] is None for _ in asked)
