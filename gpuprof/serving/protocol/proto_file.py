@@ -61,10 +61,15 @@ class ProtoFile:
         pool = descriptor_pool.DescriptorPool()
         pool.AddSerializedFile(self._file.SerializeToString())
         self._pool = pool
+        self._classes: dict[str, Any] = {}
 
     def message(self, name: str) -> Any:
         """Return the class of a message; nested ones as ``Outer.Inner``."""
-        return message_factory.GetMessageClass(self._pool.FindMessageTypeByName(f"{self._file.package}.{name}"))
+        found = self._classes.get(name)
+        if found is None:
+            described = self._pool.FindMessageTypeByName(f"{self._file.package}.{name}")
+            found = self._classes[name] = message_factory.GetMessageClass(described)
+        return found
 
     @property
     def package(self) -> str:
