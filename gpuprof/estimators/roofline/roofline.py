@@ -98,7 +98,7 @@ def reread_bandwidth(device: Device, share: Share, touched: Array) -> Array:
         return np.full(len(touched), beyond)
     sizes, rates = np.array(device.reread_bytes_per_s).T
     parts = np.where(sizes <= device.l2_bytes, device.fraction(share), beyond / device.dram_bytes_per_s)
-    return np.exp(np.interp(np.log(np.maximum(touched, 1.0)), np.log(sizes), np.log(rates * parts)))
+    return np.asarray(np.exp(np.interp(np.log(np.maximum(touched, 1.0)), np.log(sizes), np.log(rates * parts))))
 
 
 def source_of(device: Device) -> str:
