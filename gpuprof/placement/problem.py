@@ -13,6 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimate import Estimator
 from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.host_work import NO_HOST_WORK, HostWork
+from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.sojourn import QueueModel
 
 
@@ -94,6 +95,8 @@ class Problem:
         Hashes and settings that the map records.
     previous : DeploymentMap or None
         What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
+    limits : RateLimits
+        What was found out about queues; problems made from this one share it.
     """
 
     demands: tuple[Demand, ...]
@@ -104,6 +107,7 @@ class Problem:
     files: Mapping[str, ModelFile] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     previous: DeploymentMap | None = None
+    limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

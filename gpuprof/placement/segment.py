@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Estimate, Figure, Workload
@@ -15,16 +15,12 @@ from gpuprof.host_work import at_worst
 from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_limit import LONELY
 from gpuprof.share import Share
 from gpuprof.sojourn import Arrivals, BatchServer
 
-#: The search for the largest rate that a replica can serve stops when it is known this well, from below.
-RATE_PRECISION = 0.01
 #: A tail is shorter when it is below this part of the other.
 SHORTER = 0.98
-#: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
-#: more than that, since hundreds of them would do the work of one.
-LONELY = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class Segments:
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best_of: dict[tuple[str, str, Share], Segment | None] = {}
-        self._limits: dict[tuple[BatchServer, Slo, float], float] = {}
+        self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
 
     def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
@@ -131,8 +127,14 @@ class Segments:
 
     def server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
-        calm = self.undisturbed(device, workload, beside)
-        return at_worst(self.problem.options.host, calm, self._all_rps, workload.share.sm_pct)
+        key = (device.name, workload)
+        if beside or key not in self._servers:
+            calm = self.undisturbed(device, workload, beside)
+            server = at_worst(self.problem.options.host, calm, self._all_rps, workload.share.sm_pct)
+            if beside:
+                return server
+            self._servers[key] = server
+        return self._servers[key]
 
     def undisturbed(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
@@ -220,7 +222,7 @@ class Segments:
         for ceiling, position, workload in sorted(ceilings, key=lambda item: item[:2], reverse=True):
             if found is not None and ceiling < found[0]:
                 break  # even batches that are always full could not reach it
-            segment = self.make(demand, device, workload)
+            segment = self.make(demand, device, workload, least_rps=0.0 if found is None else found[0])
             if segment is not None and (found is None or (segment.capacity_rps, position) > found[:2]):
                 found = (segment.capacity_rps, position, segment)
         return None if found is None else found[2]
@@ -232,15 +234,24 @@ class Segments:
                 yield Workload(model, batch, share, processes)
 
     def make(
-        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload] = ()
+        self,
+        demand: Demand,
+        device: Device,
+        workload: Workload,
+        beside: Sequence[Workload] = (),
+        *,
+        least_rps: float = 0.0,
     ) -> Segment | None:
-        """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate."""
+        """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate.
+
+        One that cannot serve ``least_rps`` may come with any smaller capacity that it has: it is not looked for.
+        """
         try:
             estimate = self.estimate(device, workload, beside)
             memory = self.memory_bytes(estimate)
             if memory is not None and memory > device.memory_bytes(workload.share):
                 return None
-            capacity = self._capacity_rps(demand, device, workload, beside)
+            capacity = self._capacity_rps(demand, device, workload, beside, least_rps)
         except InputError:
             return None  # nothing is known of this batch, of a smaller one, or of this number of processes
         if capacity <= 0.0:
@@ -331,7 +342,7 @@ class Segments:
                 break
             if best is not None and self._ceiling_rps(device, workload) < best.capacity_rps:
                 continue  # even batches that are always full could not reach the best
-            segment = self.make(demand, device, workload)
+            segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best.capacity_rps)
             if segment is None:
                 continue
             if best is None or _better(segment, best):
@@ -349,37 +360,22 @@ class Segments:
         except InputError:
             return math.inf
 
-    def _capacity_rps(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> float:
+    def _capacity_rps(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
+    ) -> float:
         """Return the largest rate within the SLO, at most the demand's; 0 when even a lonely request is too slow."""
         ceiling = self._ceiling_rps(device, workload, beside)
         wanted = min(ceiling, demand.rate_rps) if self._capped else ceiling
         if self.problem.options.latency_budget is not None:
             return wanted if self.meets(demand, device, workload, 0.0, beside) else 0.0
         server = self.server(device, workload, beside)
-        key = (server, demand.slo, wanted)  # equal models under equal SLOs are many
-        if key not in self._limits:
-            self._limits[key] = self._limit_rps(demand, server, ceiling, wanted)
-        return self._limits[key]
-
-    def _limit_rps(self, demand: Demand, server: BatchServer, ceiling: float, wanted: float) -> float:
-        if self._in_time(demand, server, wanted):
-            return wanted
-        low, high = ceiling * LONELY, wanted
-        if low >= high or not self._in_time(demand, server, low):
-            return 0.0
-        while high - low > RATE_PRECISION * low:
-            middle = (low + high) / 2.0
-            if self._in_time(demand, server, middle):
-                low = middle
-            else:
-                high = middle
-        return low
+        idle = ceiling * LONELY
+        if not self._in_time(demand, server, min(least_rps, wanted)):
+            return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
+        return self.problem.limits.largest_rps(self.problem.queueing, server, demand.slo, idle, wanted)
 
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
-        if rate_rps >= server.capacity_rps:
-            return False
-        sojourn = self.problem.queueing.sojourn(Arrivals(rate_rps), server)
-        return sojourn.utilization < 1.0 and sojourn.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+        return self.problem.limits.in_time(self.problem.queueing, server, demand.slo, rate_rps)
 
 
 def _better(segment: Segment, best: Segment) -> bool:

@@ -13,7 +13,8 @@ from gpuprof.estimate import Workload
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import LONELY, Segments
+from gpuprof.placement.rate_limit import LONELY
+from gpuprof.placement.segment import Segments
 from gpuprof.sojourn import Arrivals
 
 _GIB = 2**30

@@ -18,7 +18,8 @@ from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
 from gpuprof.placement.menu import PARTS
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.segment import RATE_PRECISION, Segment, Segments
+from gpuprof.placement.rate_limit import RATE_PRECISION
+from gpuprof.placement.segment import Segment, Segments
 from gpuprof.share import Share
 
 #: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.

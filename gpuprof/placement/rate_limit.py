@@ -1,0 +1,136 @@
+"""The largest rate that a replica serves within an SLO, found with as few queues solved as can be.
+
+Answers are remembered across the policies that work on one problem. A rate below one that is in time is in time, one
+above another that is not is not; so most questions are answered by what was asked before. The search is a bisection
+whose cells are guessed: between two rates of known tails the time grows nearly in proportion to ``1 / (1 - load)``, so
+interpolation says where the bisection would end, and only the ends of that cell are asked for. The answer is the
+bisection's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gpuprof.demand import Slo
+from gpuprof.sojourn import Arrivals, BatchServer, QueueModel
+
+#: The search for the largest rate that a replica can serve stops when it is known this well, from below.
+RATE_PRECISION = 0.01
+#: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
+#: more than that, since hundreds of them would do the work of one.
+LONELY = 0.01
+#: Every so many questions the half is asked for, as plain bisection does: guesses may come near from one side only.
+_HALVED = 3
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one replica under one SLO: the largest rate in time, the smallest that is not, their tails."""
+
+    passes_rps: float = 0.0
+    passes_ms: float = 0.0
+    fails_rps: float = math.inf
+    fails_ms: float = math.inf
+
+
+@dataclass(slots=True)
+class RateLimits:
+    """Remembers what replicas can do; one object serves every policy that looks at the same problem."""
+
+    _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
+    _models: dict[int, QueueModel] = field(default_factory=dict)
+
+    def in_time(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> bool:
+        """Whether a replica answers ``rate_rps`` within the SLO."""
+        known = self._of(queueing, server, slo)
+        if rate_rps <= known.passes_rps or rate_rps >= known.fails_rps:
+            return rate_rps <= known.passes_rps
+        return _ask(queueing, server, slo, rate_rps, known)
+
+    def largest_rps(
+        self, queueing: QueueModel, server: BatchServer, slo: Slo, idle_rps: float, wanted_rps: float
+    ) -> float:
+        """Return the largest rate within the SLO, to `RATE_PRECISION` from below.
+
+        Parameters
+        ----------
+        queueing : QueueModel
+        server : BatchServer
+        slo : Slo
+        idle_rps : float
+            Where not even this rate is in time the answer is 0.0.
+        wanted_rps : float
+            More than this is not looked for.
+        """
+        if self.in_time(queueing, server, slo, wanted_rps):
+            return wanted_rps
+        if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
+            return 0.0
+        known, asked = self._of(queueing, server, slo), 0
+        while True:
+            halve = asked % _HALVED == _HALVED - 1
+            guess = None if halve else _guess(known, server.capacity_rps, slo.latency_ms)
+            below, above = _cell(idle_rps, wanted_rps, known, guess)
+            if below > known.passes_rps:
+                _ask(queueing, server, slo, below, known)
+            elif above < known.fails_rps:
+                _ask(queueing, server, slo, above, known)
+            else:
+                return below
+            asked += 1
+
+    def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _Known:
+        key = (self._number(queueing), server, slo)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = _Known()
+        return found
+
+    def _number(self, queueing: QueueModel) -> int:
+        self._models.setdefault(id(queueing), queueing)  # kept, so that its number stays its own
+        return id(queueing)
+
+
+def _ask(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _Known) -> bool:
+    """Solve the queue at one rate between those known, keep what it says, and return whether it is in time."""
+    tail = math.inf
+    if rate_rps < server.capacity_rps:
+        sojourn = queueing.sojourn(Arrivals(rate_rps), server)
+        tail = sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
+    passes = tail <= slo.latency_ms
+    if passes:
+        known.passes_rps, known.passes_ms = rate_rps, tail
+    else:
+        known.fails_rps, known.fails_ms = rate_rps, tail
+    return passes
+
+
+def _guess(known: _Known, capacity_rps: float, limit_ms: float) -> float:
+    """Return about where the tail reaches the limit: linear in 1 / (1 - load) between the two rates known."""
+
+    def stretch(rate_rps: float) -> float:
+        return 1.0 / max(1e-9, 1.0 - rate_rps / capacity_rps)
+
+    first = stretch(known.passes_rps)
+    if math.isinf(known.fails_ms):
+        # The queue grows for ever there; until a finite tail is known, it is taken to double as the load halves its
+        # distance from one.
+        wanted = first * max(1.0, limit_ms / known.passes_ms)
+    else:
+        slope = (stretch(known.fails_rps) - first) / (known.fails_ms - known.passes_ms)
+        wanted = first + slope * (limit_ms - known.passes_ms)
+    return capacity_rps * (1.0 - 1.0 / wanted)
+
+
+def _cell(low: float, high: float, known: _Known, guess: float | None) -> tuple[float, float]:
+    """Return the cell at which bisection ends if the limit is at ``guess``; without one, its next undecided half."""
+    while high - low > RATE_PRECISION * low:
+        middle = (low + high) / 2.0
+        if known.passes_rps < middle < known.fails_rps and guess is None:
+            return middle, high
+        if middle <= known.passes_rps or (guess is not None and middle < known.fails_rps and middle <= guess):
+            low = middle
+        else:
+            high = middle
+    return low, high
