@@ -25,8 +25,8 @@ def why_not(problem: Problem, segments: Segments, demand: Demand) -> str:
     reasons = [_device_reason(segments, demand, entry.device) for entry in problem.fleet.entries]
     if None in reasons:
         if any(entry.count is None for entry in problem.fleet.entries):
-            most = demand.max_replicas or MOST_REPLICAS
-            return f"{most} replicas, the most that are {'allowed' if demand.max_replicas else 'planned'}, serve too little"
+            word = "planned" if demand.max_replicas is None else "allowed"
+            return f"{demand.max_replicas or MOST_REPLICAS} replicas, the most that are {word}, serve too little"
         rooms = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
         return f"no room is left on {rooms}; more devices, or a lower rate of the other models, would make some"
     return "; ".join(reason for reason in reasons if reason)
