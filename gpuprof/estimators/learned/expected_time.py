@@ -1,7 +1,7 @@
 """What an op should take on a device: arithmetic, traffic, and what elements of its type cost, one after another.
 
 On a CPU the parts add up: a core waits for what no cache holds, and little of that is hidden behind arithmetic (of a
-product of 16 rows by 2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.3 ms traffic, and 1.70 ms were
+product of 16 rows by 2048 x 2048 weights on one core, 1.40 ms are arithmetic, 0.35 ms traffic, and 1.70 ms were
 measured). On a GPU, whose threads hide one behind the other, it is the roofline. Regressors learn how many times
 longer an op takes, which differs far less from op to op than its time.
 """
