@@ -37,15 +37,25 @@ class Carried:
     rest: Problem | None
 
 
-def carried(problem: Problem, segments: Segments, previous: DeploymentMap) -> Carried | None:
-    """Return the older map at today's rates, without the devices that they do not need; None where it is not sound."""
+def carried(problem: Problem, segments: Segments, previous: DeploymentMap, freed: int = 0) -> Carried | None:
+    """Return the older map at today's rates, without the devices that they do not need; None where it is not sound.
+
+    Parameters
+    ----------
+    problem : Problem
+    segments : Segments
+    previous : DeploymentMap
+    freed : int
+        So many devices are left out, too, the idlest first: what they serve is placed anew together with what nobody
+        serves, which may take fewer devices than both apart.
+    """
     try:
         old = list(_old_gpus(problem, previous))
     except InputError:
         return None
     found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
     needed = _needed(problem, _within_fleet(problem, old), found)
-    gpus = _rerated(problem, needed, found)
+    gpus = _rerated(problem, _without_idlest(problem, needed, found, freed), found)
     if not all(_sound(problem, segments, gpu) for gpu in gpus):
         return None
     return Carried(tuple(gpus), _rest(problem, gpus))
@@ -106,6 +116,22 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
         segment = segments.make(problem.demand(replica.model), device, replica.workload)
         if segment is not None:
             yield replica, segment
+
+
+def _without_idlest(
+    problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment], freed: int
+) -> list[PlacedGpu]:
+    """Return the devices but for the ``freed`` of which most is paid for and not used."""
+    offered = _capacity(gpus, found)
+    busy = {model: min(1.0, problem.demand(model).rate_rps / offered[model]) for model in offered}
+    prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
+
+    def idle(gpu: PlacedGpu) -> float:
+        known = [(replica.model, found[id(replica)]) for replica in gpu.replicas() if id(replica) in found]
+        return prices[gpu.device] * (1.0 - math.fsum(segment.fraction * busy[model] for model, segment in known))
+
+    left_out = {id(gpu) for gpu in sorted(gpus, key=idle, reverse=True)[:freed]}
+    return [gpu for gpu in gpus if id(gpu) not in left_out]
 
 
 def _within_fleet(problem: Problem, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu]:

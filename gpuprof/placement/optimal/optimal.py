@@ -72,8 +72,8 @@ class Optimal:
         spread = _spread(problem, segments, slack, planned)
         if problem.previous is None:
             return spread
-        kept = self._kept(problem, segments, spread, limit)
-        return spread if kept is None else _preferred(problem, slack, _spread(problem, segments, slack, kept), spread)
+        kept = [_spread(problem, segments, slack, one) for one in self._kept(problem, segments, planned, limit)]
+        return _preferred(problem, slack, [*kept, spread])
 
     def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
@@ -173,13 +173,27 @@ class Optimal:
             gpus, _ = _realised(slow, known, choices, _covers(able, choices, choice), choice)
             yield with_unplaced(problem, segments, Placement("optimal", gpus))
 
-    def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Placement | None:
-        """Return what runs with as much beside it as it leaves to be placed, None where it cannot go on running."""
-        old = None if problem.previous is None else carried(problem, segments, problem.previous)
-        if old is None:
-            return None
-        added = () if old.rest is None else self._planned(old.rest, Segments(old.rest), limit).gpus
-        return with_unplaced(problem, segments, replace(planned, gpus=(*old.gpus, *added), unplaced=()))
+    def _kept(self, problem: Problem, segments: Segments, planned: Placement, limit: Limit) -> Iterator[Placement]:
+        """Yield what runs and what it leaves to be placed, with as many devices planned anew as make it cost no more.
+
+        What is left may need a further device that it does not fill, while others have room that does not fit it. How
+        many are planned anew is doubled until that is enough, and then bisected.
+        """
+        if problem.previous is None:
+            return
+        too_few, enough, freed = -1, None, 0
+        while freed != too_few and not limit.is_over:
+            old = carried(problem, segments, problem.previous, freed)
+            if old is None:
+                return
+            added = () if old.rest is None else self._planned(old.rest, Segments(old.rest), limit).gpus
+            kept = with_unplaced(problem, segments, replace(planned, gpus=(*old.gpus, *added), unplaced=()))
+            yield kept
+            if not old.gpus or worth(problem, kept) <= worth(problem, planned):
+                enough = freed
+            else:
+                too_few = freed
+            freed = (2 * freed or 1) if enough is None else (too_few + enough) // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,17 +264,12 @@ def _covers(demands: Sequence[Demand], choices: Choices, choice: Choice | None) 
     return covers
 
 
-def _preferred(problem: Problem, slack: Slack, kept: Placement, fresh: Placement) -> Placement:
-    """Return what serves more, else costs less, else leaves less in doubt, else moves fewer replicas."""
-    if problem.previous is None:
-        return fresh
+def _preferred(problem: Problem, slack: Slack, placements: Sequence[Placement]) -> Placement:
+    """Return what serves most, else costs least, else leaves least in doubt, else moves fewest replicas."""
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    ranks = {
-        id(one): (
-            *worth(problem, one),
-            round(slack.worst_doubt(one.gpus), 1),
-            seated(one.gpus, problem.previous, devices).moves,
-        )
-        for one in (kept, fresh)
-    }
-    return fresh if ranks[id(fresh)] < ranks[id(kept)] else kept
+
+    def rank(one: Placement) -> tuple[object, ...]:
+        moves = 0 if problem.previous is None else seated(one.gpus, problem.previous, devices).moves
+        return *worth(problem, one), round(slack.worst_doubt(one.gpus), 1), moves
+
+    return min(placements, key=rank)

@@ -16,6 +16,7 @@ from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.parvagpu import ParvaGpu
+from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segments
 from gpuprof.share import Share
 from tests.placement.table import Table
@@ -222,6 +223,20 @@ def test_what_still_runs_is_kept_when_rates_change() -> None:
     kept, after = solved(OPTIMAL, replace(less, previous=before))
     assert cost(kept) == cost(fresh)
     assert after.predicted.moves == 0
+
+
+def test_what_has_no_room_any_more_is_planned_anew_with_few_devices_not_with_all() -> None:
+    sure = LinearEstimator(interval=0.0)
+    asked = [(250.0, 50.0), (160.0, 80.0), (350.0, 50.0), (190.0, 40.0), (140.0, 40.0), (350.0, 80.0)]
+    given = problem(demands(asked), estimator=sure, options=BUDGET)
+    _, before = solved(OPTIMAL, given)
+    more = replace(given, demands=tuple(demands([(1.05 * rate, slo) for rate, slo in asked])))
+    fresh, _ = solved(OPTIMAL, more)
+    kept, after = solved(OPTIMAL, replace(more, previous=before))
+    devices = {entry.device.name: entry.device for entry in more.fleet.entries}
+    assert cost(kept) == cost(fresh)
+    assert after.predicted.moves is not None
+    assert after.predicted.moves <= seated(fresh.gpus, before, devices).moves - 3
 
 
 def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> None:
