@@ -70,6 +70,8 @@ class DatabaseEstimator:
         self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
+        self._alone = lru_cache(maxsize=200_000)(self._latency)
+        self._behaviours = lru_cache(maxsize=200_000)(self._behaviour)
 
     @property
     def colocations(self) -> Colocations:
@@ -146,7 +148,7 @@ class DatabaseEstimator:
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
         device, known = identity.device, self._known(workload.model)
-        latency, cv = self._latency(known, device, workload)
+        latency, cv = self._alone(identity, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)
         pause = _after_pause(known, device, workload, cv)
@@ -172,8 +174,9 @@ class DatabaseEstimator:
             unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
 
-    def _latency(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[Figure, float]:
+    def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
+        device, known = identity.device, self._known(workload.model)
         surface = self._surface(known, device, workload.processes)
         share = workload.share
         if surface is None and workload.processes > 1:
@@ -223,9 +226,13 @@ class DatabaseEstimator:
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
+        return self._behaviours(_Identity(device), workload)
+
+    def _behaviour(self, identity: _Identity, workload: Workload) -> Running | None:
+        device = identity.device
         try:
             known = self._known(workload.model)
-            alone = self._latency(known, device, workload)[0].value
+            alone = self._alone(identity, workload)[0].value
         except InputError:
             return None
         l2, dram = (_drawn(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))

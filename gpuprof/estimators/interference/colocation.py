@@ -65,17 +65,18 @@ class Colocations:
             device: {label.rsplit(":", 2)[0] for row in rows for label in (row.label, *row.others)}
             for device, rows in self._by_device.items()
         }
+        self._slowdowns: dict[str, dict[tuple[str, tuple[str, ...]], list[float]]] = {}
+        for device, rows in self._by_device.items():
+            by_set = self._slowdowns.setdefault(device, {})
+            for row in rows:
+                by_set.setdefault((row.label, tuple(sorted(row.others))), []).append(row.latency_ms / row.solo_ms)
         self._ranked: dict[str, tuple[Ranked, ...]] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
 
     def beside(self, alone: Figure, device: Device, workload: Workload, beside: Sequence[Workload]) -> Figure:
         """Return the latency of ``workload`` beside others from its latency alone."""
-        wanted = (_label(workload), sorted(map(_label, beside)))
-        same = [
-            row.latency_ms / row.solo_ms
-            for row in self._by_device.get(device.name, ())
-            if (row.label, sorted(row.others)) == wanted
-        ]
+        seen = self._slowdowns.get(device.name)
+        same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
         if same:
             return _slowed(alone, sum(same) / len(same), alone.source)
         victim, others = self._running(device, workload), [self._running(device, one) for one in beside]
