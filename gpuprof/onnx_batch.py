@@ -63,11 +63,27 @@ def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
     """
     if is_dynamic(path):
         return path
-    output = directory / read_onnx(path).sha256[:16] / path.name
+    output = _copy_of(path, directory)
     if not output.is_file():
         output.parent.mkdir(parents=True, exist_ok=True)
         rebatch(path, output)
     return output
+
+
+def freed_copy(path: Path, directory: Path) -> Path | None:
+    """Return the copy that `ensure_dynamic_batch` made of ``path`` in ``directory``, None where it made none.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    output = _copy_of(path, directory)
+    return output if output.is_file() else None
+
+
+def _copy_of(path: Path, directory: Path) -> Path:
+    return directory / read_onnx(path).sha256[:16] / path.name
 
 
 def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:

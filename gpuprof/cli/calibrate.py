@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     Profile = tuple[HardwareProfile, dict[str, WorkloadProfile]]
 
-#: Below the database: copies of models with a fixed batch that take any.
-MODELS = ".models"
 
 _COLUMNS = (
     Column("of", "of", right=False),
@@ -113,7 +111,7 @@ def _measure(models: Sequence[str], name: str | None, collector: str, time_limit
     """Measure what the device's interference models need and the database lacks; return the device."""
     from gpuprof.cli.devices import resolve_device
     from gpuprof.cli.local import local_device
-    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.kernel_db.store import COPIES, KernelDb
     from gpuprof.profiling.child.job import limits_within
     from gpuprof.profiling.collector import choose
     from gpuprof.profiling.sweep import planning
@@ -121,7 +119,7 @@ def _measure(models: Sequence[str], name: str | None, collector: str, time_limit
 
     here = local_device(name, collector)
     measuring, why = choose(collector, here.kind)
-    cells = _cells(planning.parse_models(models), here.kind == "gpu", path / MODELS)
+    cells = _cells(planning.parse_models(models), here.kind == "gpu", path / COPIES)
     say(f"{here.name}, collector {why}")
     campaign = Campaign(KernelDb.create(path), here, measuring, limits=limits_within(time_limit))
     outcomes = []

@@ -49,9 +49,10 @@ def build_problem(
     from gpuprof.placement.problem import Problem
 
     demands = read_demands(slo_file)
-    graphs = _graphs(demands)
+    given = _graphs(demands)
     demands = tuple(replace(demand, model=_name(demand.model)) for demand in demands)
-    database = open_database(db, needed=len(graphs) < len(demands))
+    database = open_database(db, needed=len(given) < len(demands))
+    graphs = {name: _of_any_batch(path, database) for name, path in given.items()}
     fleet = _fleet(gpus, fleet_file, database)
     estimator = estimator_of(database, graphs)
     models = [demand.model for demand in demands]
@@ -198,6 +199,28 @@ def map_setting(deployment: DeploymentMap, name: str) -> float | None:
 def _graphs(demands: Sequence[Demand]) -> dict[str, Path]:
     """Return the files of the models that are named by a path."""
     return {_name(demand.model): Path(demand.model) for demand in demands if _is_path(demand.model)}
+
+
+def _of_any_batch(path: Path, database: KernelDb | None) -> Path:
+    """Return the file, or the copy that was profiled in its place because the file fixes its batch.
+
+    Raises
+    ------
+    InputError
+        When it fixes its batch and was never profiled.
+    """
+    from gpuprof.kernel_db.store import COPIES
+    from gpuprof.onnx_batch import freed_copy
+    from gpuprof.onnx_graph import only_batch
+
+    fixed = only_batch(path) or 1
+    copy = None if database is None else freed_copy(path, database.path / COPIES)
+    if copy is None and fixed > 1:
+        raise InputError(
+            f"{path} takes batches of {fixed} only, and requests come one by one",
+            f"gpuprof profile {path} measures a copy that takes any, gpuprof zoo rebatch {path} -o FILE writes one",
+        )
+    return copy or path
 
 
 def _is_path(model: str) -> bool:

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from gpuprof.profiling.sweep.campaign import Campaign, Cell, Outcome
     from gpuprof.profiling.sweep.planning import NamedModel
 
-#: Below the database: copies of models with a fixed batch that take any.
-MODELS = ".models"
 _COLUMNS = (
     Column("model", "model", right=False),
     Column("batch", "batch"),
@@ -137,9 +135,10 @@ def _measure_ops(models: Sequence[str], workloads: Workloads, means: Means, db: 
 
 
 def _named(models: Sequence[str], batches: Sequence[int], db: Path) -> list[NamedModel]:
+    from gpuprof.kernel_db.store import COPIES
     from gpuprof.profiling.sweep import planning
 
-    return [planning.freed(model, batches, db / MODELS) for model in planning.parse_models(models)]
+    return [planning.freed(model, batches, db / COPIES) for model in planning.parse_models(models)]
 
 
 def _say_what_mixes(campaign: Campaign, cells: Sequence[Cell]) -> None:

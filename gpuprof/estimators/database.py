@@ -21,7 +21,7 @@ from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Po
 from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import roofline_ms, source_of, unknown_ms
-from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.model import ModelGraph
 from gpuprof.share import Share
 
@@ -61,6 +61,7 @@ class DatabaseEstimator:
     ) -> None:
         self._measured = read_measured(db) if db is not None else {}
         self.verdicts = BatchVerdicts(None if db is None else db.path)
+        self._copies = None if db is None else db.path / COPIES
         self._graphs = dict(graphs or {})
         contents = {name: known.sha256 for name, known in self._measured.items()}
         self._colocations = Colocations(db, self._running, contents)
@@ -327,9 +328,11 @@ class DatabaseEstimator:
         return self._files[model]
 
     def _of_file(self, model: str, path: Path) -> MeasuredModel:
-        """Return what is known of a file: what was measured of the same content, under whatever name."""
+        """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
+        from gpuprof.onnx_batch import freed_copy
         from gpuprof.onnx_graph import load_graph, only_batch
 
+        path = (self._copies and freed_copy(path, self._copies)) or path
         graph = load_graph(path, only_batch(path) or 1)
         same = (known for known in self._measured.values() if known.sha256 == graph.sha256)
         points = next((known.points for known in same), {})

@@ -38,6 +38,8 @@ from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, write_segment
 REPLACES = "replaces.json"
 #: Names of segments that compaction made begin with this, so that they sort behind those of runs.
 COMPACTED_PREFIX = "compacted-"
+#: Below the database: copies of models that fix their batch, which take any.
+COPIES = ".models"
 _LOCK = ".lock"
 _READ_ATTEMPTS = 5
 

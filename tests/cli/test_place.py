@@ -5,11 +5,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 from gpuprof.cli.main import main
 from gpuprof.deployment import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
-from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.kernel_db.store import COPIES, KernelDb, Run
+from gpuprof.onnx_batch import ensure_dynamic_batch
+from gpuprof.onnx_graph import load_graph
+from tests.small_models import floats, write_model
 
 SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
 NETS = {"net": (4.0, 2.0), "other": (10.0, 5.0)}
@@ -237,3 +241,29 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     assert main(["place"]) == 0
     (replica,) = read_map(here / "map.json").nodes[0].gpus[0].partitions[0].replicas
     assert replica.predicted.latency_ms == pytest.approx(7.0)
+
+
+def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weight = floats(8, 4)
+    product = helper.make_node("MatMul", ["x", "w"], ["y"])
+    write_model(here / "fixed.onnx", [product], {"x": [4, 8]}, {"y": [4, 4]}, {"w": weight})
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\nfixed.onnx,20,100\n")
+    assert main(["place", "--gpus", "v100"]) == 3
+    assert "takes batches of 4 only" in capsys.readouterr().err
+    copy = ensure_dynamic_batch(here / "fixed.onnx", here / "gpuprof-db" / COPIES)
+    sha256 = load_graph(copy).sha256
+    rows = [
+        ModelRow(
+            run_id="r2", model="fixed", device="v100", batch=batch, sm_share_pct=100.0, model_path=str(copy),
+            model_sha256=sha256, repeats=10, latency_mean_ms=3.0 + batch, latency_std_ms=0.1,
+        )
+        for batch in (1, 4)
+    ]  # fmt: skip
+    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "fixed")
+    KernelDb(here / "gpuprof-db").append(Run(run, models=rows))
+    assert main(["place", "--gpus", "v100"]) == 0
+    placed = read_map(here / "map.json")
+    assert (here / str(placed.models["fixed"].path)).samefile(copy)
+    assert "measured" in capsys.readouterr().out
