@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_json, print_rows, say
+from gpuprof.cli.share_hint import share_hint
 from gpuprof.errors import InfeasibleError
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ def place(
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
+    if hint := share_hint(problem, deployment):
+        say(f"gpuprof: {hint}")
     if not deployment.unplaced or best_effort:
         write_map(deployment, output)
     if deployment.unplaced:

@@ -58,7 +58,7 @@ def build_problem(
     models = [demand.model for demand in demands]
     if overhead_ms is None:
         overhead_ms = _overhead_ms(database, fleet, models)
-    options = replace(options, overhead_ms=overhead_ms, host=_host_work(database, fleet, models))
+    options = replace(options, overhead_ms=overhead_ms, host=_host_work(database, fleet, demands))
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
@@ -96,7 +96,7 @@ def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str])
     return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
 
 
-def _host_work(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> HostWork:
+def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
     from gpuprof.cli.serving_cost import serving_work
     from gpuprof.host_work import NO_HOST_WORK
@@ -104,7 +104,8 @@ def _host_work(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -
     if len(fleet.entries) != 1:
         return NO_HOST_WORK
     entry = fleet.entries[0]
-    return serving_work(database, entry.device, models, alone=entry.count == 1)
+    rates_rps = {demand.model: demand.rate_rps for demand in demands}
+    return serving_work(database, entry.device, rates_rps, alone=entry.count == 1)
 
 
 def plan(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:

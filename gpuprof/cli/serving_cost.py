@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.cli.output import say
 from gpuprof.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from gpuprof.device import Device
     from gpuprof.host_work import HostWork
@@ -69,19 +70,19 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
     if database is None or known is None:
         return 0.0
     outside_ms: float = known["request_ms"] - (known["handover_ms"] or 0.0)
-    more_ms: float = (known["request_ms_per_mib"] or 0.0) * _largest_mib(database, device, models)
+    more_ms: float = (known["request_ms_per_mib"] or 0.0) * max(_mib(database, device, models).values(), default=0.0)
     return outside_ms + more_ms
 
 
-def serving_work(database: KernelDb | None, device: Device, models: Iterable[str], alone: bool) -> HostWork:
+def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[str, float], alone: bool) -> HostWork:
     """Return what serving costs ``device`` beside the batches; nothing where it was never measured.
 
     Parameters
     ----------
     database : KernelDb or None
     device : Device
-    models : iterable of str
-        The largest request of them counts.
+    rates_rps : mapping of str to float
+        Of the models: the mean request counts, since what it takes adds up, whoever's it is.
     alone : bool
         Whether this is the only machine, on which router and clients then run, too.
     """
@@ -93,15 +94,19 @@ def serving_work(database: KernelDb | None, device: Device, models: Iterable[str
     handover_ms = known["handover_ms"] or 0.0
     if not alone or device.kind != "cpu" or not known["host_ms"]:
         return HostWork(handover_ms)
-    host_ms = known["host_ms"] + (known["host_ms_per_mib"] or 0.0) * _largest_mib(database, device.name, models)
-    return HostWork(handover_ms, host_ms, device.compute_units)
+    sizes, total = _mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
+    mean_mib = math.fsum(rate * sizes.get(model, 0.0) for model, rate in rates_rps.items()) / total if total else 0.0
+    return HostWork(handover_ms, known["host_ms"] + (known["host_ms_per_mib"] or 0.0) * mean_mib, device.compute_units)
 
 
-def _largest_mib(database: KernelDb, device: str, models: Iterable[str]) -> float:
+def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
+    """Return the MiB of tensors that a request of each model brings, where that is known."""
     wanted = set(models)
-    rows = database.read("models", ["model", "batch", "input_bytes"], {"device": device}).to_pylist()
-    sizes = [row["input_bytes"] / row["batch"] for row in rows if row["model"] in wanted and row["input_bytes"]]
-    return max(sizes, default=0.0) / (1 << 20)
+    sizes: dict[str, float] = {}
+    for row in database.read("models", ["model", "batch", "input_bytes"], {"device": device}).to_pylist():
+        if row["model"] in wanted and row["input_bytes"]:
+            sizes[row["model"]] = max(sizes.get(row["model"], 0.0), row["input_bytes"] / row["batch"] / (1 << 20))
+    return sizes
 
 
 def _known(database: KernelDb, device: str) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from gpuprof.cli.main import main
 from gpuprof.deployment import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import COPIES, KernelDb, Run
+from gpuprof.local_device import local_cpu
 from gpuprof.onnx_batch import ensure_dynamic_batch
 from gpuprof.onnx_graph import load_graph
 from tests.small_models import floats, write_model
@@ -241,6 +242,29 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     assert main(["place"]) == 0
     (replica,) = read_map(here / "map.json").nodes[0].gpus[0].partitions[0].replicas
     assert replica.predicted.latency_ms == pytest.approx(7.0)
+
+
+def test_an_idle_cpu_replica_under_the_least_profiled_share_is_told_of(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        ModelRow(
+            run_id="r2", model=model, device=local_cpu().name, batch=1, sm_share_pct=share, model_path=f"{model}.onnx",
+            model_sha256=str(at) * 64, repeats=10, latency_mean_ms=500.0 / share, latency_std_ms=0.1,
+        )
+        for at, model in enumerate(("a", "b", "c"))
+        for share in (50.0, 100.0)
+    ]  # fmt: skip
+    run = RunRow("r2", datetime(2026, 1, 1, tzinfo=UTC), local_cpu().name, "test", "a")
+    KernelDb(here / "gpuprof-db").append(Run(run, models=rows))
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\nc,5,100\n")
+    assert main(["place", "--gpus", "cpu:1"]) == 1
+    said = capsys.readouterr().err
+    assert "has 50%, the least that it was profiled under" in said
+    assert "--share 25" in said
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\na,5,100\nb,5,100\n")
+    assert main(["place", "--gpus", "cpu:1"]) == 0
+    assert "the least that" not in capsys.readouterr().err
 
 
 def test_a_file_that_fixes_its_batch_is_placed_as_the_copy_that_was_profiled_in_its_place(

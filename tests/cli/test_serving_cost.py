@@ -66,17 +66,19 @@ def test_what_keeps_the_worker_is_not_outside_the_batch(tmp_path: Path) -> None:
     assert serving_overhead_ms(db, "cpu-a", ["m"]) == pytest.approx(0.3 + 2 * 1.5)
 
 
-def test_the_host_works_for_the_largest_request_where_it_is_the_only_machine(tmp_path: Path) -> None:
+def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_path: Path) -> None:
     db = KernelDb.create(tmp_path)
     cpu = replace(local_cpu(), name="cpu-a", compute_units=2)
-    assert serving_work(db, cpu, ["m"], alone=True) == NO_HOST_WORK
+    assert serving_work(db, cpu, {"m": 1.0}, alone=True) == NO_HOST_WORK
     _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6)
-    found = serving_work(db, cpu, ["m"], alone=True)
+    found = serving_work(db, cpu, {"m": 1.0}, alone=True)
     assert found.host_ms == pytest.approx(0.6 + 2 * 0.25)
     assert (found.handover_ms, found.host_cores) == (0.2, 2)
-    assert serving_work(db, cpu, ["m"], alone=False) == HostWork(0.2)
-    assert serving_work(db, replace(cpu, kind="gpu"), ["m"], alone=True) == HostWork(0.2)
-    assert serving_work(None, cpu, ["m"], alone=True) == NO_HOST_WORK
+    mixed = serving_work(db, cpu, {"m": 1.0, "tiny": 3.0}, alone=True)  # nothing is known of what the tiny one brings
+    assert mixed.host_ms == pytest.approx(0.6 + 2 * 0.25 / 4)
+    assert serving_work(db, cpu, {"m": 1.0}, alone=False) == HostWork(0.2)
+    assert serving_work(db, replace(cpu, kind="gpu"), {"m": 1.0}, alone=True) == HostWork(0.2)
+    assert serving_work(None, cpu, {"m": 1.0}, alone=True) == NO_HOST_WORK
 
 
 def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +86,7 @@ def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: py
     db, device = KernelDb.create(tmp_path), local_cpu()
     _append(db, device.name, 0.5)
     measure_serving(db, device)
-    assert serving_work(db, device, [], alone=True) == HostWork(0.1, 0.5, device.compute_units)
+    assert serving_work(db, device, {}, alone=True) == HostWork(0.1, 0.5, device.compute_units)
 
 
 def test_it_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
