@@ -19,6 +19,8 @@ from gpuprof.cpu_share import CpuSlice, plan_slices
 from gpuprof.errors import InputError
 from gpuprof.sojourn import Arrivals, BatchServer, QueueModel
 
+#: Requests a second at which the cost is measured: hardly any work meets other work, and much of it does.
+CALM_RPS, BUSY_RPS = 60.0, 600.0
 #: A request is worked for twice: as it comes, and as its answer goes.
 EVENTS_PER_REQUEST = 2
 #: Part of a core's time that disturbances are taken to leave at least; beyond it nothing is served in time anyway.
@@ -35,19 +37,30 @@ class HostWork:
     handover_ms : float
         For so long each batch keeps its worker beyond the model's own time: taking it in, handing the answer out.
     host_ms : float
-        CPU time that router, machine process and clients of the same machine take for a request.
+        CPU time that router, machine process and clients of the same machine take for a request, at few of them.
     host_cores : int
         Cores of the machine; 0: the workers' device is not the CPU that those processes run on, or nothing is known.
+    host_ms_busy : float
+        The same at `BUSY_RPS`: less, since whoever is awake already takes what has come meanwhile, too. 0: not known.
     """
 
     handover_ms: float = 0.0
     host_ms: float = 0.0
     host_cores: int = 0
+    host_ms_busy: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, value in (("handover", self.handover_ms), ("host time", self.host_ms)):
+        times = {"handover": self.handover_ms, "host time": self.host_ms, "busy host time": self.host_ms_busy}
+        for name, value in times.items():
             if not 0.0 <= value < 1e9:
                 raise InputError(f"{name} must be at least 0 ms but got {value:g}")
+
+    def at(self, rate_rps: float) -> HostWork:
+        """Return the cost where so many requests come a second: between the two measured, a line in the logarithm."""
+        if not 0.0 < self.host_ms_busy < self.host_ms:
+            return replace(self, host_ms_busy=0.0)
+        part = math.log(min(max(rate_rps, CALM_RPS), BUSY_RPS) / CALM_RPS) / math.log(BUSY_RPS / CALM_RPS)
+        return replace(self, host_ms=(1.0 - part) * self.host_ms + part * self.host_ms_busy, host_ms_busy=0.0)
 
     @property
     def event_ms(self) -> float:
@@ -100,14 +113,14 @@ def recorded_work(inputs: Mapping[str, str]) -> HostWork:
         When what stands there is no number in range.
     """
     found = {}
-    for name in ("handover_ms", "host_ms", "host_cores"):
+    for name in ("handover_ms", "host_ms", "host_cores", "host_ms_busy"):
         try:
             found[name] = float(inputs.get(name, "0"))
         except ValueError:
             raise InputError(f"the map's {name} must be a number but is {inputs[name]!r}") from None
     if not 0.0 <= found["host_cores"] <= 1e6:
         raise InputError(f"the map's host_cores must be a number of cores but is {inputs['host_cores']!r}")
-    return HostWork(found["handover_ms"], found["host_ms"], int(found["host_cores"]))
+    return HostWork(found["handover_ms"], found["host_ms"], int(found["host_cores"]), found["host_ms_busy"])
 
 
 def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
@@ -139,6 +152,7 @@ def disturbed(work: HostWork, replicas: Sequence[Running], queueing: QueueModel)
     """
     if not work.disturbs or not replicas:
         return tuple(one.server for one in replicas)
+    work = work.at(math.fsum(one.rate_rps for one in replicas))
     slices = cores_of([one.share_pct for one in replicas], work.host_cores)
     alone = [min(1.0, queueing.sojourn(Arrivals(one.rate_rps), one.server).utilization) for one in replicas]
     offered = work.host_ms / 1000.0 * math.fsum(one.rate_rps for one in replicas) / work.host_cores
@@ -159,6 +173,7 @@ def at_worst(work: HostWork, server: BatchServer, rate_rps: float, share_pct: fl
     """
     if not work.disturbs:
         return server
+    work = work.at(rate_rps)
     own = math.ceil(share_pct / 100.0 * work.host_cores - 1e-6)
     offered = work.host_ms / 1000.0 * rate_rps / work.host_cores
     return lengthened(server, _lost(offered * max(1, own)), work.event_ms)

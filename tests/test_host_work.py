@@ -7,6 +7,8 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.host_work import (
+    BUSY_RPS,
+    CALM_RPS,
     HostWork,
     Running,
     at_worst,
@@ -92,7 +94,23 @@ def test_what_a_map_records_is_read_again() -> None:
     assert recorded_overhead_ms({}) == 0.0
 
 
-@pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores"])
+def test_the_more_requests_come_the_less_each_takes() -> None:
+    work = HostWork(0.1, 0.5, 2, 0.3)
+    costs = [work.at(rate).host_ms for rate in (1.0, CALM_RPS, 200.0, BUSY_RPS, 1e6)]
+    assert costs == pytest.approx([0.5, 0.5, 0.5 - 0.2 * math.log(200 / 60) / math.log(10), 0.3, 0.3])
+    assert work.at(200.0).at(1e6) == work.at(200.0)
+    assert HostWork(0.1, 0.5, 2).at(1e6).host_ms == 0.5
+    assert HostWork(0.1, 0.5, 2, 0.7).at(1e6).host_ms == 0.5  # measured while something else ran
+
+
+def test_what_a_busy_machine_loses_is_what_a_request_takes_at_that_rate() -> None:
+    busy = [Running(SERVER, BUSY_RPS / 2, 50.0)] * 2
+    found = disturbed(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
+    assert found == disturbed(HostWork(0.0, 0.5, 2), busy, Linear())
+    assert found != disturbed(HostWork(0.0, 1.0, 2), busy, Linear())
+
+
+@pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores", "host_ms_busy"])
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "much"])
 def test_a_map_that_records_nonsense_is_refused(name: str, text: str) -> None:
     with pytest.raises(InputError):

@@ -117,7 +117,8 @@ def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: Load
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     inputs = queues.deployment.inputs
     legs = dict.fromkeys(queues.deployment.models, (recorded_overhead_ms(inputs), 0.0))
-    options = Options(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=recorded_work(inputs))
+    host = recorded_work(inputs).at(sum(map(len, times.values())) / until_s)
+    options = Options(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 

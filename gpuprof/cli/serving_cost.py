@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpuprof.kernel_db.store import KernelDb
 
 _COLLECTOR = "serving"
-_COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib")
+_COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib", "host_ms_busy")
 
 
 def measure_serving(database: KernelDb, device: Device) -> None:
@@ -55,6 +55,7 @@ def measure_serving(database: KernelDb, device: Device) -> None:
         handover_ms=found.handover_ms,
         host_ms=found.host_ms,
         host_ms_per_mib=found.host_ms_per_mib,
+        host_ms_busy=found.host_ms_busy,
         source="overhead measured: null models behind the router, requests one at a time, medians; rates computed",
     )
     run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine())
@@ -96,7 +97,11 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
         return HostWork(handover_ms)
     sizes, total = _mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
     mean_mib = math.fsum(rate * sizes.get(model, 0.0) for model, rate in rates_rps.items()) / total if total else 0.0
-    return HostWork(handover_ms, known["host_ms"] + (known["host_ms_per_mib"] or 0.0) * mean_mib, device.compute_units)
+    more_ms = (known["host_ms_per_mib"] or 0.0) * mean_mib
+    busy_ms = known["host_ms_busy"]
+    return HostWork(
+        handover_ms, known["host_ms"] + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0
+    )
 
 
 def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:

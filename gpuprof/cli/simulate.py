@@ -53,7 +53,7 @@ def simulate(
     deployment = queues.deployment
     _check_merged(queues, asked, loop)
     load, trace_s = traffic.load(asked, queues)
-    options = served.options(deployment, traffic, trace_s)
+    options = served.options(deployment, traffic, load, trace_s)
     if loop is None:
         measured = interference_of(deployment, db) if fidelity.interference else None
         outcome = _run(deployment, load, options, fidelity.sample, measured)

@@ -106,8 +106,10 @@ class Served:
         list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
     ] = None
 
-    def options(self, deployment: DeploymentMap, traffic: Traffic, trace_s: float | None) -> Options:
-        """Return what the simulator is told of them; what is not given is the map's own.
+    def options(
+        self, deployment: DeploymentMap, traffic: Traffic, load: Mapping[str, Arriving], trace_s: float | None
+    ) -> Options:
+        """Return what the simulator is told of them; what is not given is the map's own, at the rate of ``load``.
 
         Raises
         ------
@@ -118,11 +120,13 @@ class Served:
         from gpuprof.simulator.cluster import Options
         from gpuprof.simulator.duration import parse_duration
         from gpuprof.simulator.failures import parse_failure
+        from gpuprof.simulator.sampling import expected_requests
 
         seconds, warmup_s = traffic.span_s(trace_s)
         inputs = deployment.inputs
         outside_ms = recorded_overhead_ms(inputs) if self.overhead_ms is None else self.overhead_ms
         host = recorded_work(inputs)
+        host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
         to_ms, back_ms = (_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
         return Options(
             seconds,
@@ -136,7 +140,7 @@ class Served:
             batch_timeout_ms=(
                 None if self.batch_timeout is None else 1000.0 * parse_duration(self.batch_timeout, "--batch-timeout")
             ),
-            host=host if self.host_ms is None else replace(host, host_ms=self.host_ms),
+            host=host.at(expected_requests(load, seconds) / seconds),
         )
 
 

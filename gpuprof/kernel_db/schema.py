@@ -108,6 +108,8 @@ class DeviceRow:
         Of it, for which the worker is kept from the next batch.
     host_ms, host_ms_per_mib : float or None
         CPU time of router, machine process and client for a request, and more for each MiB of its inputs.
+    host_ms_busy : float or None
+        The former at 600 requests/s, where `host_ms` is at 60.
     measured : bool
         Whether the rates are measured, or read from a data sheet.
     source : str or None
@@ -141,6 +143,7 @@ class DeviceRow:
     handover_ms: float | None = None
     host_ms: float | None = None
     host_ms_per_mib: float | None = None
+    host_ms_busy: float | None = None
     measured: bool = False
     source: str | None = None
 

@@ -24,6 +24,7 @@ def _append(
     model_bytes: int | None = None,
     handover_ms: float | None = None,
     host_ms: float | None = None,
+    host_ms_busy: float | None = None,
 ) -> None:
     started = datetime.now(UTC)
     run_id = new_run_id(started)
@@ -36,6 +37,7 @@ def _append(
         handover_ms=handover_ms,
         host_ms=host_ms,
         host_ms_per_mib=0.25,
+        host_ms_busy=host_ms_busy,
     )
     devices = [known] if fixed_ms else []
     models = []
@@ -79,6 +81,15 @@ def test_the_host_works_for_the_mean_request_where_it_is_the_only_machine(tmp_pa
     assert serving_work(db, cpu, {"m": 1.0}, alone=False) == HostWork(0.2)
     assert serving_work(db, replace(cpu, kind="gpu"), {"m": 1.0}, alone=True) == HostWork(0.2)
     assert serving_work(None, cpu, {"m": 1.0}, alone=True) == NO_HOST_WORK
+
+
+def test_what_is_less_at_many_requests_is_known_to_plans(tmp_path: Path) -> None:
+    db = KernelDb.create(tmp_path)
+    cpu = replace(local_cpu(), name="cpu-a", compute_units=2)
+    _append(db, "cpu-a", 0.5, 4 * MIB, handover_ms=0.2, host_ms=0.6, host_ms_busy=0.4)
+    found = serving_work(db, cpu, {"m": 1.0}, alone=True)
+    assert found.host_ms == pytest.approx(1.1)
+    assert found.host_ms_busy == pytest.approx(0.9)
 
 
 def test_a_database_that_knows_less_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

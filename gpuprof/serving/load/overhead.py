@@ -16,11 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
+from gpuprof.host_work import BUSY_RPS, CALM_RPS
 from gpuprof.serving.load.process_time import cpu_seconds, family, runs_module
 
 _SMALL_BYTES = 4
 _LARGE_BYTES = 1_000_000
-_RATE_RPS = 60.0
 _DURATION_S = 1.0
 _WARMUP_S = 0.3
 _REPEATS = 3
@@ -43,6 +43,8 @@ class RequestOverhead:
         Of it, for which the worker is kept from other batches.
     host_ms, host_ms_per_mib : float
         CPU time of router, machine process and client for a request, and more for each MiB that it brings.
+    host_ms_busy : float
+        The former where many requests come a second.
     """
 
     fixed_ms: float
@@ -50,6 +52,7 @@ class RequestOverhead:
     handover_ms: float = 0.0
     host_ms: float = 0.0
     host_ms_per_mib: float = 0.0
+    host_ms_busy: float = 0.0
 
     def of(self, request_bytes: float) -> float:
         """Return the overhead in ms of a request with ``request_bytes`` of tensors."""
@@ -79,12 +82,14 @@ def measure_overhead(device: str) -> RequestOverhead:
         When the server does not start here.
     """
     small, large = _seen(device, _SMALL_BYTES), _seen(device, _LARGE_BYTES)
+    busy = _seen(device, _SMALL_BYTES, BUSY_RPS)
     return RequestOverhead(
         small.median_ms,
         _per_mib(small.median_ms, large.median_ms),
         min(small.worker_ms, small.median_ms),
         small.host_ms,
         _per_mib(small.host_ms, large.host_ms),
+        min(busy.host_ms, small.host_ms),
     )
 
 
@@ -93,24 +98,24 @@ def _per_mib(small: float, large: float) -> float:
     return max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES) / 2.0 * _MIB
 
 
-def _seen(device: str, size: int) -> Seen:
+def _seen(device: str, size: int, rate_rps: float = CALM_RPS) -> Seen:
     with _server(device, size) as (url, pid):
-        return min((_sent(url, pid) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
+        return min((_sent(url, pid, rate_rps) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
 
 
-def _sent(url: str, pid: int) -> Seen:
+def _sent(url: str, pid: int, rate_rps: float) -> Seen:
     """Send requests to the server ``pid``."""
     from gpuprof.serving.load.load import LoadSettings, Stream, run_load
     from gpuprof.serving.load.target import Target
 
     settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
     before = _cpu_ms(pid)
-    outcome = run_load(Target.parse(url), [Stream("null", _RATE_RPS, 1000.0)], settings)
+    outcome = run_load(Target.parse(url), [Stream("null", rate_rps, 1000.0)], settings)
     worker_ms, others_ms = (after - then for after, then in zip(_cpu_ms(pid), before, strict=True))
     (result,) = outcome.results
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
-    requests = _RATE_RPS * (_WARMUP_S + _DURATION_S)
+    requests = rate_rps * (_WARMUP_S + _DURATION_S)
     host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
     return Seen(result.p50_ms, worker_ms / requests, host_ms / requests)
 

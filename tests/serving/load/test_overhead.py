@@ -23,20 +23,22 @@ def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.0 < found.handover_ms <= found.fixed_ms
     assert 0.0 < found.host_ms < 1000.0
     assert found.host_ms_per_mib >= 0.0
+    assert 0.0 < found.host_ms_busy <= found.host_ms
 
 
 def test_the_echo_of_the_null_model_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {4: overhead.Seen(0.5, 0.1, 0.3), 1_000_000: overhead.Seen(2.5, 0.6, 1.3)}
-    monkeypatch.setattr(overhead, "_seen", lambda device, size: seen[size])
+    busy = overhead.Seen(0.4, 0.1, 0.2)
+    monkeypatch.setattr(overhead, "_seen", lambda device, size, rate_rps=0.0: busy if rate_rps else seen[size])
     found = measure_overhead("cpu")
     assert found.of(1_000_000) == pytest.approx(1.5, rel=1e-4)
-    assert (found.handover_ms, found.host_ms) == (0.1, 0.3)
+    assert (found.handover_ms, found.host_ms, found.host_ms_busy) == (0.1, 0.3, 0.2)
     assert found.host_ms_per_mib == pytest.approx(0.5 * 2**20 / 1e6, rel=1e-4)
 
 
 def test_the_quickest_of_several_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([overhead.Seen(0.9, 0.3, 0.8), overhead.Seen(0.5, 0.1, 0.3), overhead.Seen(0.7, 0.1, 0.2)] * 2)
+    answers = iter([overhead.Seen(0.9, 0.3, 0.8), overhead.Seen(0.5, 0.1, 0.3), overhead.Seen(0.7, 0.1, 0.2)] * 3)
     monkeypatch.setattr(overhead, "_server", lambda device, size: nullcontext(("http://here", 1)))
-    monkeypatch.setattr(overhead, "_sent", lambda url, pid: next(answers))
+    monkeypatch.setattr(overhead, "_sent", lambda url, pid, rate_rps: next(answers))
     found = measure_overhead("cpu")
     assert (found.fixed_ms, found.handover_ms, found.host_ms) == (0.5, 0.1, 0.3)
