@@ -224,7 +224,7 @@ def _unsqueeze(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 @operator("Transpose")
 def _transpose(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     # Runtimes that transpose move the values: a view only would leave that to whatever comes next.
-    return x[0].permute(attributes.get("perm", tuple(reversed(range(x[0].dim()))))).contiguous()  # type: ignore[no-any-return]
+    return x[0].permute(attributes.get("perm", tuple(reversed(range(x[0].dim()))))).contiguous()
 
 
 @operator("Concat")
@@ -240,7 +240,7 @@ def _split(attributes: Attributes, opset: int, x: list[Any]) -> tuple[Tensor, ..
         parts = attributes["outputs"]
         sizes = [math.ceil(x[0].shape[axis] / parts)] * (parts - 1)
         sizes.append(x[0].shape[axis] - sum(sizes))
-    return torch.split(x[0], list(sizes), axis)
+    return tuple(torch.split(x[0], list(sizes), axis))
 
 
 @operator("Slice")
@@ -293,7 +293,7 @@ def _gather_nd(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("Expand")
 def _expand(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    shape = torch.broadcast_shapes(x[0].shape, numbers(x[1]))  # type: ignore[no-untyped-call]
+    shape = torch.broadcast_shapes(x[0].shape, numbers(x[1]))
     value: Tensor = x[0].expand(shape).contiguous()
     return value
 
@@ -363,7 +363,7 @@ def _reduced(function: Callable[..., Tensor]) -> Operator:
         axes = _axes(attributes, x)
         if not axes:
             if attributes.get("noop_with_empty_axes"):
-                return x[0]  # type: ignore[no-any-return]
+                return x[0]
             axes = list(range(x[0].dim()))
         return function(x[0], dim=tuple(axes), keepdim=bool(attributes.get("keepdims", 1)))
 

@@ -237,7 +237,7 @@ def gpu_missing() -> str | None:
     if torch.cuda.is_available():
         return None
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().split("\n", 1)[0]
         daemon = f"; MPS was asked for: {os.environ[PIPE]}" if PIPE in os.environ else ""

@@ -218,7 +218,7 @@ class _Positional:
     def of(model: torch.nn.Module, spec: Export) -> torch.nn.Module:
         import torch
 
-        class Positional(torch.nn.Module):
+        class Positional(torch.nn.Module):  # type: ignore[misc] # torch is not there for every check
             def __init__(self) -> None:
                 super().__init__()
                 self.model = model

@@ -151,7 +151,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
     import numpy as np
     from torch import profiler
 
-    kinds = profiler.supported_activities()  # type: ignore[no-untyped-call]
+    kinds = profiler.supported_activities()
     _say(speech, "ready")
     for line in _STDIN:
         asked = json.loads(line)

@@ -103,11 +103,11 @@ def _torch_nvtx(name: str) -> Iterator[None]:
     """Open a range by PyTorch's own binding; its ``range`` would take a name for a format, its push does not."""
     from torch.cuda import nvtx
 
-    nvtx.range_push(name)  # type: ignore[no-untyped-call]
+    nvtx.range_push(name)
     try:
         yield
     finally:
-        nvtx.range_pop()  # type: ignore[no-untyped-call]
+        nvtx.range_pop()
 
 
 if __name__ == "__main__":
