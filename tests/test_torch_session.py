@@ -1,3 +1,4 @@
+# ruff: noqa: E402 (without PyTorch the file is skipped before it imports what needs it)
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,7 +9,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-import torch
+
+torch = pytest.importorskip("torch")  # of the extra `export`; what follows imports it, too
+
 from onnx import TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError, UnavailableError
@@ -205,8 +208,6 @@ def test_inputs_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnavailableError, match="sees no GPU"):
         open_session(build(find("mlp"), tmp_path / "m.onnx"), threads=1, provider=TORCH_CUDA)

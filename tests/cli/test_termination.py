@@ -15,6 +15,7 @@ from gpuprof.cli.termination import termination_as_interrupt
 # A verb that starts a daemon, says so, and waits; ending the daemon leaves a file.
 VERB = """
 import signal, sys, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever started the tests may have it ignored, as nohup does
 from contextlib import contextmanager
 from pathlib import Path
 import typer

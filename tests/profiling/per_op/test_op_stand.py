@@ -64,6 +64,7 @@ def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real child, model by model, with PyTorch on the CPU: no kernels, and a whole trace for each op."""
+    pytest.importorskip("torch")
     monkeypatch.setattr(GpuStand, "provider", TORCH_CPU)
 
     @contextmanager
