@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 
 from gpuprof.serving.load.client import Connection
+from gpuprof.serving.load.payload import Payload
 
 
 class AnswerError(Exception):
@@ -52,17 +53,20 @@ def http_loop(port: int, requests: Sequence[bytes], concurrency: int) -> Callabl
     """Return what keeps so many HTTP requests in flight, each on a connection of its own."""
 
     def run(seconds: float) -> list[float]:
+        payloads = [Payload(request) for request in requests]
         connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
         try:
-            return _exchange(connections, requests, seconds)
+            return _exchange(connections, payloads, seconds)
         finally:
+            for payload in payloads:
+                payload.close()
             for connection in connections:
                 connection.socket.close()
 
     return run
 
 
-def _exchange(connections: list[Connection], requests: Sequence[bytes], seconds: float) -> list[float]:
+def _exchange(connections: list[Connection], requests: Sequence[Payload], seconds: float) -> list[float]:
     buffer = bytearray(1 << 20)
     latencies_ms: list[float] = []
     started = {}
@@ -72,7 +76,7 @@ def _exchange(connections: list[Connection], requests: Sequence[bytes], seconds:
     deadline = time.monotonic() + seconds
     waiting = set(connections)
     while waiting:
-        writers = [connection for connection in waiting if connection.unsent is not None]
+        writers = [connection for connection in waiting if connection.is_sending]
         readable, writable, _ = select.select(list(waiting), writers, [], 10.0)
         for connection in writable:
             connection.write()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import signal
 import time
@@ -140,6 +141,8 @@ class Server:
                 host, port = listener.sockets[0].getsockname()[:2]
                 control = await open_control(port, self._apply)
                 self._start_deciding()
+                gc.collect()
+                gc.freeze()  # what exists now stays; collections while it serves need not look at it
                 scheme = "http" if self._settings.security.context is None else "https"
                 where = " and ".join([f"{scheme}://{_in_url(host)}:{port}", *addresses])
                 ready(where, len(self.router.all()), len(self._workforce.seats))

@@ -24,7 +24,7 @@ from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bench.reliability import killed_under_load
-from tests.serving.running import RunningServer, eventually, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
 from tests.serving.test_reliability import Askers, figure
 from tests.small_models import write_model
 
@@ -143,12 +143,45 @@ def test_only_what_can_no_longer_meet_its_slo_is_refused_and_told_when_to_come_a
         assert [future.result()[0] for future in busy].count(200) >= 3
 
 
-def test_over_grpc_overload_is_resource_exhausted_with_a_pushback(tmp_path: Path) -> None:
-    document = map_of({"m": "null:4"}, [replica("m", latency_ms=1000.0)], slo_ms=2500.0)
+def test_a_large_request_is_refused_by_its_json_before_its_tensor_has_come(tmp_path: Path) -> None:
+    document = map_of({"m": "null:600k"}, [replica("m", latency_ms=1000.0)], slo_ms=2500.0)
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 150_000]}
+    text = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 600_000}}]}).encode()
+    head = (
+        "POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
+        f"Inference-Header-Content-Length: {len(text)}\r\nContent-Length: {len(text) + 600_000}\r\n\r\n"
+    ).encode()
+    with running(tmp_path, document, "--simulate") as server, ThreadPoolExecutor(4) as pool:
+        body = text + bytes(600_000)
+        headers = {"Inference_Header_Content_Length": str(len(text))}
+        busy = [pool.submit(server.get, "/v2/models/m/infer", "POST", body, **headers) for _ in range(4)]
+        assert eventually(lambda: figure(server, "gpuprof_queue_requests") >= 1)
+        assert eventually(lambda: _refused(server) >= 1)
+        before = _refused(server)
+        with server.connect() as connection:
+            connection.sendall(head + text + bytes(1000))
+            assert eventually(lambda: _refused(server) == before + 1)
+            connection.sendall(bytes(599_000))
+            status, answer = read_answer(connection)
+            assert status == 503 and b"overloaded" in answer
+            connection.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert read_answer(connection)[0] == 200
+        assert {future.result()[0] for future in busy} == {200, 503}
+        assert _refused(server) == before + 1
+
+
+def _refused(server: RunningServer) -> int:
+    statistics = server.get("/v2/models/m/stats")[1]["model_stats"][0]["inference_stats"]
+    return int(statistics["fail"]["count"])
+
+
+@pytest.mark.parametrize("size", [4, 600_000])
+def test_over_grpc_overload_is_resource_exhausted_with_a_pushback(tmp_path: Path, size: int) -> None:
+    document = map_of({"m": f"null:{size}"}, [replica("m", latency_ms=1000.0)], slo_ms=2500.0)
     with running(tmp_path, document, "--simulate", "--grpc-port", "0") as server:
         address = next(word for word in server.line.split() if word.startswith("grpc://")).removeprefix("grpc://")
-        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, 1])
-        request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(4)])
+        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="INPUT0", datatype="FP32", shape=[1, size // 4])
+        request = service_pb2.ModelInferRequest(model_name="m", inputs=[tensor], raw_input_contents=[bytes(size)])
         with grpc.insecure_channel(address) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             calls = [stub.ModelInfer.future(request, timeout=30) for _ in range(8)]

@@ -15,9 +15,11 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpuprof.scheduling import answer_quickly
+from gpuprof.serving.load.payload import Payload
 
 if TYPE_CHECKING:
     from gpuprof.serving.load.target import Target
@@ -87,7 +89,7 @@ class Connection:
         It is encrypted.
     """
 
-    __slots__ = ("closing", "expected", "head", "number", "received", "socket", "unread", "unsent")
+    __slots__ = ("_payload", "_position", "closing", "expected", "head", "number", "received", "socket", "unread")
 
     def __init__(self, host: str, port: int, context: ssl.SSLContext | None = None) -> None:
         self.socket = socket.create_connection((host, port))
@@ -98,7 +100,8 @@ class Connection:
             self.socket, self.unread = encrypted, encrypted.pending
         self.socket.setblocking(False)
         self.number = -1
-        self.unsent: memoryview | None = None
+        self._payload: Payload | None = None
+        self._position = 0
         self.expected = -1
         self.received = 0
         self.head = b""
@@ -108,8 +111,13 @@ class Connection:
         """Return the socket's file descriptor, for select."""
         return self.socket.fileno()
 
-    def begin(self, number: int, request: bytes) -> None:
-        """Send a request; ``unsent`` is what the socket did not take yet.
+    @property
+    def is_sending(self) -> bool:
+        """Whether the socket did not take all of the request yet."""
+        return self._payload is not None
+
+    def begin(self, number: int, request: Payload) -> None:
+        """Send a request, as much as the socket takes.
 
         Raises
         ------
@@ -117,26 +125,27 @@ class Connection:
             As `write`.
         """
         self.number = number
-        self.unsent = memoryview(request)
+        self._payload, self._position = request, 0
         self.expected = -1
         self.received = 0
         self.head = b""
         self.write()
 
     def write(self) -> None:
-        """Send what the socket takes.
+        """Send more, as much as the socket takes.
 
         Raises
         ------
         OSError
             When the server has closed the connection.
         """
-        assert self.unsent is not None
+        assert self._payload is not None
         try:
-            count = self.socket.send(self.unsent)
+            self._position += self._payload.send(self.socket, self._position)
         except _LATER:
             return
-        self.unsent = self.unsent[count:] if count < len(self.unsent) else None
+        if self._position == self._payload.size:
+            self._payload = None
 
     def read(self, buffer: bytearray) -> int | None:
         """Take in what has arrived; return the status when the answer is whole.
@@ -188,6 +197,8 @@ class LoadClient:
         self._buffer = bytearray(_RECEIVE_BYTES)
         self._turns = [0] * len(schedule.requests)
         self._context = None if schedule.target is None else schedule.target.context()
+        encrypted = self._context is not None
+        self._payloads = [[Payload(request, encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
         self.sent = Sent(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
 
@@ -204,6 +215,8 @@ class LoadClient:
             gc.enable()
             for connection in (*self._idle, *self._busy.values()):
                 connection.socket.close()
+            for payload in chain.from_iterable(self._payloads):
+                payload.close()
             self._events.close()
         return self.sent
 
@@ -226,9 +239,9 @@ class LoadClient:
 
     def _send(self, number: int, now: float) -> None:
         model = self._schedule.models[number]
-        requests = self._schedule.requests[model]
+        payloads = self._payloads[model]
         self._turns[model] += 1
-        request = requests[self._turns[model] % len(requests)]
+        payload = payloads[self._turns[model] % len(payloads)]
         self.sent.sent_s[number] = now
         try:
             connection = self._idle.pop() if self._idle else self._connect()
@@ -236,8 +249,8 @@ class LoadClient:
             return  # counted as lost: nobody is there to answer
         try:
             self._busy[connection.fileno()] = connection
-            connection.begin(number, request)
-            if connection.unsent is not None:
+            connection.begin(number, payload)
+            if connection.is_sending:
                 self._events.modify(connection.fileno(), select.EPOLLIN | select.EPOLLOUT)
         except OSError:
             pass  # counted as lost: it has no answer
@@ -274,7 +287,7 @@ class LoadClient:
         except OSError:
             self._drop(connection)
             return False
-        if connection.unsent is None:
+        if not connection.is_sending:
             self._events.modify(connection.fileno(), select.EPOLLIN)
         return True
 
@@ -288,7 +301,7 @@ class LoadClient:
             return
         self.sent.done_s[connection.number] = time.monotonic() - start
         self.sent.status[connection.number] = status
-        if connection.closing or connection.unsent is not None:
+        if connection.closing or connection.is_sending:
             self._drop(connection)
         else:
             del self._busy[connection.fileno()]

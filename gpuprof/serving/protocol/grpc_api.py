@@ -18,9 +18,11 @@ from gpuprof.serving.protocol.grpc_call import GrpcCall, GrpcMethod, GrpcStatus,
 from gpuprof.serving.protocol.grpc_messages import (
     InferCall,
     as_streamed,
+    before_tensors,
     first_tensor,
     protocol,
     read_infer,
+    read_urgency,
     write_infer,
 )
 from gpuprof.serving.protocol.http2_connection import SCRATCH_BYTES, Http2Connection
@@ -33,6 +35,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.transport.security import OPEN, Security
+from gpuprof.serving.transport.wire import Buffer
 
 _SERVICE = "GRPCInferenceService"
 _FOR_EVERYBODY = ("ServerLive", "ServerReady")
@@ -134,7 +137,8 @@ class GrpcApi:
             path = f"/{known.package}.{_SERVICE}/{method.name}".encode()
             if method.request == "ModelInferRequest":
                 handle = self._stream_infer if method.streams_in else self._infer
-                methods[path] = GrpcMethod(handle, max_message_bytes, method.streams_in, first_tensor)
+                foresee = None if method.streams_in else self._foresee
+                methods[path] = GrpcMethod(handle, max_message_bytes, method.streams_in, first_tensor, foresee)
             else:
                 answer = getattr(self, f"_{_snake(method.name)}")
                 methods[path] = GrpcMethod(partial(_plain, answer, known.message(method.request)), _MAX_PLAIN_BYTES)
@@ -181,6 +185,16 @@ class GrpcApi:
         asked = self._read(call, message)
         if asked is not None:
             self._ask(call, message, asked, call.answer, partial(_refuse, call))
+
+    def _foresee(self, call: GrpcCall, beginning: Buffer) -> None:
+        """End a call whose tensors have not come yet if it could not be answered in time."""
+        request = before_tensors(beginning)
+        if request is None:
+            return
+        try:
+            self._router.find(request.model_name, request.model_version).foresee(partial(read_urgency, request))
+        except RefusedError as refusal:
+            _refuse(call, refusal)
 
     def _stream_infer(self, call: GrpcCall, message: Message) -> None:
         """Answer each request of a stream when it is done, errors as messages."""

@@ -91,12 +91,15 @@ class GrpcMethod:
         Whether a call has any number of messages, each of which is handled when it is there.
     aligned : callable
         Given the beginning of a large message, returns which of its bytes is to be aligned.
+    foresee : callable or None
+        Given the call and the beginning of a large message, ends a call that will be refused anyhow; not of a stream.
     """
 
     handle: Callable[[GrpcCall, Message], None]
     max_bytes: int
     streams: bool = False
     aligned: Callable[[Buffer], int] = len
+    foresee: Callable[[GrpcCall, Buffer], None] | None = None
 
 
 class GrpcCall:
@@ -217,6 +220,10 @@ class GrpcCall:
         if size > self._method.max_bytes:
             limit = self._method.max_bytes
             raise GrpcError(GrpcStatus.RESOURCE_EXHAUSTED, f"the message has {size} bytes, more than {limit}")
+        if size > INLINE_BYTES and self._method.foresee is not None and not self._prefix[0]:
+            self._method.foresee(self, ahead[:size])
+            if not self._stream.is_open:
+                return
         self._message = Message(b"", time.monotonic())
         self._filled = 0
         if size > INLINE_BYTES:

@@ -9,9 +9,11 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
-from gpuprof.serving.protocol.grpc_raw import first_begins, put_in, take_out, wrap
+from google.protobuf.message import DecodeError
+
+from gpuprof.serving.protocol.grpc_raw import first_begins, first_stands, put_in, take_out, wrap
 from gpuprof.serving.protocol.proto_file import ProtoFile
-from gpuprof.serving.router.infer_request import Asked, check_rows, check_size, check_tensor, in_bytes
+from gpuprof.serving.router.infer_request import Asked, Urgency, check_rows, check_size, check_tensor, in_bytes
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
@@ -95,6 +97,30 @@ def first_tensor(beginning: Buffer) -> int:
     return first_begins(beginning, _RAW_INPUTS)
 
 
+def before_tensors(beginning: Buffer) -> Any | None:
+    """Return a ModelInferRequest as far as its first raw tensor; None when that is not in this beginning of it."""
+    end = first_stands(beginning, _RAW_INPUTS)
+    if end is None:
+        return None
+    try:
+        return protocol().message("ModelInferRequest").FromString(bytes(beginning[:end]))
+    except DecodeError:
+        return None
+
+
+def read_urgency(request: Any) -> Urgency:
+    """Return how urgent a ModelInferRequest is.
+
+    Raises
+    ------
+    RefusedError
+        400, where that cannot be read.
+    """
+    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
+    timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
+    return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
+
+
 def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, list[Slot]]:
     """Read and check a request; large tensors that are not in the arena are copied into it.
 
@@ -105,8 +131,7 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
     """
     request = call.message
     data = _tensors(spec, request, call)
-    parameters = {name: _value(parameter) for name, parameter in request.parameters.items()}
-    timeout_us, priority = (_whole(parameters, name) for name in ("timeout", "priority"))
+    urgency = read_urgency(request)
     outputs = _outputs(spec, request)
     rows = check_rows(spec, [InputTensor(shape, b"") for shape, _ in data])
     slots: list[Slot] = []
@@ -116,8 +141,8 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
         inputs=[InputTensor(shape, _place(own, arena, slots)) for shape, own in data],
         outputs=outputs,
         binary=None,
-        timeout_ms=timeout_us / 1000.0 if timeout_us else None,
-        priority=priority,
+        timeout_ms=urgency.timeout_ms,
+        priority=urgency.priority,
     )
     return asked, slots
 

@@ -43,14 +43,24 @@ def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
 
 def first_begins(beginning: Buffer, field: int) -> int:
     """Return where the first value of the field begins, 0 when it is not in this beginning of a message."""
+    position = first_stands(beginning, field)
+    with suppress(ValueError):
+        if position is not None:
+            return _varint(beginning, _varint(beginning, position)[1])[1]
+    return 0
+
+
+def first_stands(beginning: Buffer, field: int) -> int | None:
+    """Return where the field stands first, its number included, None when not in this beginning of a message."""
     position = 0
     with suppress(ValueError):
         while position < len(beginning):
-            key, position = _varint(beginning, position)
+            begin = position
+            key, position = _varint(beginning, begin)
             if key == _key(field):
-                return _varint(beginning, position)[1]
+                return begin
             _, position = _span(beginning, key & 7, position)
-    return 0
+    return None
 
 
 def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:

@@ -12,12 +12,13 @@ from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnecti
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import Asked, read_request
+from gpuprof.serving.router.infer_request import Asked, read_request, read_urgency
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.transport.wire import Buffer
 
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
@@ -115,7 +116,8 @@ class HttpApi:
             case ["stats"]:
                 return _only("GET", method, _simple(partial(self._statistics, name, version)))
             case ["infer"]:
-                return _only("POST", method, Route(partial(self._infer, model), self._max_body_bytes, in_arena=True))
+                infer, foresee = partial(self._infer, model), partial(_foresee, model)
+                return _only("POST", method, Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
     def _metrics(self, connection: HttpClient) -> None:
@@ -189,6 +191,11 @@ class HttpApi:
             return
         extra = b"Inference-Header-Content-Length: %d\r\n" % len(text)
         connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
+
+
+def _foresee(model: ServedModel, text: Buffer) -> None:
+    """Refuse a request whose tensors have not come yet if it could not be answered in time."""
+    model.foresee(partial(read_urgency, text))
 
 
 def kin(model: ServedModel, asked: Asked) -> object:

@@ -247,7 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keep_alive = head.keep_alive and not head.chunked
         incoming = self._incoming = Incoming.begin(head, self.touched)
         try:
-            incoming.prepare(self._site.route(head), text, self._site.arena)
+            incoming.prepare(self._site.route(head), text)
         except RefusedError as refusal:
             # A body that is not much too large is read, so that the connection can go on.
             if head.chunked or incoming.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
@@ -261,7 +261,7 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     def _take_body(self, incoming: Incoming, buffer: bytearray, position: int, end: int) -> int:
         try:
-            used, whole = incoming.take(buffer, position, end)
+            used, whole = incoming.take(buffer, position, end, self._site.arena)
         except RefusedError as refusal:
             self._reject(refusal)
             return end

@@ -73,11 +73,15 @@ class Route:
         Bytes that the body may have.
     in_arena : bool
         Whether a large body is to be received in the arena.
+    foresee : callable or None
+        Given the JSON that large tensors are about to follow, raises the refusal of a request that need not be
+        received because it will be refused anyhow.
     """
 
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES
     in_arena: bool = False
+    foresee: Callable[[Buffer], None] | None = None
 
 
 @dataclass(slots=True)
@@ -106,6 +110,7 @@ class Incoming:
     refusal: RefusedError | None = None
     view: memoryview | None = None
     received: int = 0
+    _undecided: bool = False
     _json_bytes: int = 0
     _slot: Slot | None = None
     _start: int = 0
@@ -122,13 +127,13 @@ class Incoming:
         """Whether nothing is missing; of a chunked body `take` says so."""
         return self._chunks is None and self.received == self.length
 
-    def prepare(self, route: Route, text: bytes, arena: Arena) -> None:
+    def prepare(self, route: Route, text: bytes) -> None:
         """Prepare for the body that ``route`` takes; ``text`` is the head as it came.
 
         Raises
         ------
         RefusedError
-            When it is too large, compressed, or there is no memory for it.
+            When it is too large or compressed.
         """
         self.route = route
         if self.head.headers.get(b"content-encoding", b"identity") != b"identity":
@@ -140,21 +145,22 @@ class Incoming:
         if self.length > route.max_body:
             raise too_large(route.max_body)
         self._json_bytes = _json_length(self.head, self.length)
-        if route.in_arena and self.length > INLINE_BYTES:
-            self._reserve(arena)
+        self._undecided = route.in_arena and self.length > INLINE_BYTES
 
-    def take(self, buffer: bytearray, position: int, end: int) -> tuple[int, bool]:
+    def take(self, buffer: bytearray, position: int, end: int, arena: Arena) -> tuple[int, bool]:
         """Take what belongs to the body out of ``buffer``; return how far that is, and whether the body is whole.
 
         Raises
         ------
         RefusedError
-            When it is no body, or larger than the route takes.
+            When it is no body, or larger than the route or the memory takes.
         """
         if self._chunks is not None:
             return end, self._take_chunks(self._chunks, bytes(memoryview(buffer)[position:end]))
         count = min(end - position, self.length - self.received)
         piece = memoryview(buffer)[position : position + count]
+        if self._undecided:
+            self._decide(piece, arena)
         if self.view is not None:
             self.view[self.received : self.received + count] = piece
         elif self.refusal is None:
@@ -176,6 +182,17 @@ class Incoming:
         if self._slot is not None:
             arena.give_back(self._slot)
         self._slot = self.view = None
+
+    def _decide(self, beginning: memoryview, arena: Arena) -> None:
+        """Find a place for a large body of which this is the beginning, or none, if it is to be refused anyhow."""
+        self._undecided = False
+        try:
+            if self.route.foresee is not None and self._json_bytes <= len(beginning):
+                self.route.foresee(beginning[: self._json_bytes])
+        except RefusedError as refusal:
+            self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
+        else:
+            self._reserve(arena)
 
     def _reserve(self, arena: Arena) -> None:
         """Take memory for a large body, placed so that the first tensor in it is aligned."""

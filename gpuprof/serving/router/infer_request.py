@@ -50,6 +50,22 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
+class Urgency:
+    """What decides whether a request can be answered in time: all of `Asked` that does.
+
+    Attributes
+    ----------
+    timeout_ms : float or None
+        That it gives its answer; None: the model's SLO.
+    priority : int
+        0 is served first.
+    """
+
+    timeout_ms: float | None
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """The bytes of a request.
 
@@ -75,25 +91,31 @@ def read_request(spec: ModelSpec, body: Body) -> Asked:
     RefusedError
         400, saying what is wrong.
     """
-    try:
-        head = orjson.loads(memoryview(body.data)[: body.json_bytes])
-    except ValueError as error:
-        raise bad_request(f"the request is not JSON: {error}") from None
-    if not isinstance(head, dict):
-        raise bad_request("the request must be a JSON object")
+    head = _head(memoryview(body.data)[: body.json_bytes])
     parameters = _mapping(head, "parameters")
     inputs = _Inputs(spec, body).read(head.get("inputs"))
     outputs, binary = _outputs(spec, head.get("outputs"), parameters)
-    timeout_us = _whole(parameters, "timeout", 0)
     return Asked(
         id=_id(head),
         rows=check_rows(spec, inputs),
         inputs=inputs,
         outputs=outputs,
         binary=binary,
-        timeout_ms=timeout_us / 1000.0 if timeout_us else None,
+        timeout_ms=_timeout_ms(parameters),
         priority=_whole(parameters, "priority", 0),
     )
+
+
+def read_urgency(text: Buffer) -> Urgency:
+    """Return how urgent a request is; ``text`` is its JSON.
+
+    Raises
+    ------
+    RefusedError
+        400, where that cannot be read.
+    """
+    parameters = _mapping(_head(text), "parameters")
+    return Urgency(_timeout_ms(parameters), _whole(parameters, "priority", 0))
 
 
 def check_rows(spec: ModelSpec, inputs: list[InputTensor]) -> int:
@@ -250,6 +272,21 @@ def _outputs(
             binary.add(position)
         positions.append(position)
     return positions, frozenset(binary)
+
+
+def _head(text: Buffer) -> dict[str, Any]:
+    try:
+        head = orjson.loads(text)
+    except ValueError as error:
+        raise bad_request(f"the request is not JSON: {error}") from None
+    if not isinstance(head, dict):
+        raise bad_request("the request must be a JSON object")
+    return head
+
+
+def _timeout_ms(parameters: dict[str, Any]) -> float | None:
+    timeout_us = _whole(parameters, "timeout", 0)
+    return timeout_us / 1000.0 if timeout_us else None
 
 
 def _refuse_unsupported(parameters: dict[str, Any]) -> None:

@@ -113,9 +113,14 @@ class MemberReplica:
         """Rows of this model in the queue."""
         return sum(inference.rows for inference in self._whole.waiting() if _guest(inference).face is self)
 
-    def load(self, now: float) -> ReplicaLoad:
-        """Return what there is to do for all models together, for the routing rule."""
-        return self._whole.load(now)
+    @property
+    def queued(self) -> int:
+        """Requests of all models that wait for a worker."""
+        return self._whole.queued
+
+    def load(self, now: float, priority: int) -> ReplicaLoad:
+        """Return what there is to do for all models together before such a request, for the routing rule."""
+        return self._whole.load(now, priority)
 
     def submit(self, inference: Inference) -> None:
         """Queue a request."""

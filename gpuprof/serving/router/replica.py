@@ -123,11 +123,20 @@ class Replica:
         """Requests that are queued or with a worker."""
         return len(self._queue) + sum(seat.requests for seat in self.seats)
 
-    def load(self, now: float) -> ReplicaLoad:
-        """Return what there is to do, for the routing rule."""
-        oldest = 1000.0 * (now - self._queue[0].arrived) if self._queue else 0.0
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a worker."""
+        return len(self._queue)
+
+    def load(self, now: float, priority: int) -> ReplicaLoad:
+        """Return what there is to do before a request of this priority, for the routing rule."""
+        queue = self._queue
+        oldest = 1000.0 * (now - queue[0].arrived) if queue else 0.0
         busy = tuple(seat.busy_ms(now) for seat in self.seats if seat.is_ready)
-        return ReplicaLoad(self.waiting_rows, oldest, busy, self.latency.ms, self.plan.max_wait_ms)
+        ahead = self.waiting_rows
+        if queue and queue[-1].priority > priority:
+            ahead = sum(inference.rows for inference in queue if inference.priority <= priority)
+        return ReplicaLoad(ahead, oldest, busy, self.latency.ms, self.plan.max_wait_ms)
 
     def submit(self, inference: Inference) -> None:
         """Queue a request; priorities first, and among equals the oldest."""

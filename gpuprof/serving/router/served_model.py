@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from http import HTTPStatus
 
 from gpuprof.routing import RoutingRule, expected_finish_ms, is_hopeless
+from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.replica import Replica
+from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.worker_link import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
@@ -55,6 +58,7 @@ class ServedModel:
         self._counts = ModelStatistics()
         self._leaving: list[AnyReplica] = []
         self._rule = rule
+        self._reserve = Reserve(percentile)
         self._arena = arena
         self._loop = asyncio.get_running_loop()
         self._orphans: list[Inference] = []
@@ -118,19 +122,48 @@ class ServedModel:
                 self.tracer.refused(self.name, inference, refusal)
             raise
 
+    def foresee(self, urgency: Callable[[], Urgency]) -> None:
+        """Refuse a request before its tensors are received if `submit` would refuse it, whichever replica it chose.
+
+        Receiving them is most of what a refusal costs. A request that is traced is received, so that its span is told.
+
+        Parameters
+        ----------
+        urgency : callable
+            Returns how urgent it is; asked only where that matters.
+
+        Raises
+        ------
+        RefusedError
+            503, when it could not be answered in time.
+        """
+        alive = [replica for replica in self.replicas if replica.is_alive]
+        if self.tracer is not None or not alive or not all(replica.queued for replica in alive):
+            return
+        now, asked = time.monotonic(), urgency()
+        deadline_ms = self.slo_ms if asked.timeout_ms is None else asked.timeout_ms
+        loads = [replica.load(now, asked.priority) for replica in alive]
+        soonest_ms = min(map(expected_finish_ms, loads))
+        if is_hopeless(soonest_ms, 0.0, deadline_ms, self._reserve.part) and all(load.waiting for load in loads):
+            self._counts.arrived += 1
+            self._counts.refused += 1
+            raise overloaded(self.name, soonest_ms, deadline_ms)
+
     def _place(self, inference: Inference) -> None:
         now = time.monotonic()
         alive = self._able(inference.rows)
         if not alive:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
-        loads = [replica.load(now) for replica in alive]
+        loads = [replica.load(now, inference.priority) for replica in alive]
         chosen = self._rule.choose(loads)
         finish_ms = expected_finish_ms(loads[chosen])
         waited_ms = 1000.0 * (now - inference.arrived)
-        if is_hopeless(finish_ms, waited_ms, inference.deadline_ms) and loads[chosen].waiting:
-            raise overloaded(self.name, finish_ms + waited_ms - inference.deadline_ms)
-        if loads[chosen].waiting > _MAX_WAITING:
-            raise overloaded(self.name, finish_ms)
+        inference.expected_ms = waited_ms + finish_ms
+        hopeless = is_hopeless(finish_ms, waited_ms, inference.deadline_ms, self._reserve.part)
+        if hopeless and loads[chosen].waiting:
+            raise overloaded(self.name, inference.expected_ms, inference.deadline_ms)
+        if alive[chosen].queued > _MAX_WAITING:
+            raise overloaded(self.name, inference.expected_ms, inference.deadline_ms)
         alive[chosen].submit(inference)
 
     def adopt(self, inferences: list[Inference]) -> None:
@@ -143,7 +176,7 @@ class ServedModel:
         for inference in inferences:
             alive = self._able(inference.rows)
             if alive:
-                chosen = alive[self._rule.choose([replica.load(now) for replica in alive])]
+                chosen = alive[self._rule.choose([replica.load(now, inference.priority) for replica in alive])]
                 chosen.take_over(inference, taken.get(chosen, 0))
                 taken[chosen] = taken.get(chosen, 0) + 1
             else:
@@ -163,6 +196,9 @@ class ServedModel:
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
+        if inference.attempts == 1:
+            took_ms = 1000.0 * (time.monotonic() - inference.arrived)
+            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms)
         if self.tracer is not None:
             self.tracer.answered(self.name, inference)
         slot, inference.output_slot = inference.output_slot, None
@@ -192,7 +228,8 @@ class ServedModel:
             inference.output_slot = None
 
 
-def overloaded(model: str, late_ms: float) -> RefusedError:
-    """Return the refusal of a request that would be ``late_ms`` too late."""
-    message = f"model {model!r} is overloaded: the answer would be {late_ms:.0f} ms too late"
-    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, max(0.0, late_ms / 1000.0), overloaded=True)
+def overloaded(model: str, expected_ms: float, deadline_ms: float) -> RefusedError:
+    """Return the refusal of a request whose answer is expected so long after its arrival."""
+    message = f"model {model!r} is overloaded: the answer would take about {expected_ms:.0f} ms of {deadline_ms:.0f}"
+    retry_s = max(0.0, expected_ms - deadline_ms) / 1000.0
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, retry_s, overloaded=True)

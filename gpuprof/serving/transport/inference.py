@@ -103,6 +103,8 @@ class Inference:
         One of them is called, once.
     slots : list of Slot
         Memory of the inputs, held until the answer.
+    expected_ms : float
+        From the arrival to the answer, as it was expected when it was let in.
     attempts : int
         How often it was sent to a worker.
     alone : bool
@@ -124,6 +126,7 @@ class Inference:
     on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0
     slots: list[Slot] = field(default_factory=list)
+    expected_ms: float = 0.0
     attempts: int = 0
     alone: bool = False
     cancelled: bool = False

@@ -82,3 +82,23 @@ def test_requests_to_nobody_are_lost_and_not_an_error() -> None:
         port = listener.getsockname()[1]
     sent = LoadClient(Schedule("127.0.0.1", port, ((REQUEST,),), [0.0, 0.1], [0, 0])).run(time.monotonic())
     assert list(sent.status) == [0, 0]
+
+
+def test_a_large_request_comes_over_whole_however_often_it_is_sent() -> None:
+    got: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            left, text = len(MIXED), b""
+            while piece := connection.recv(1 << 16):
+                text, left = text + piece, left - len(piece)
+                if not left:
+                    got.append(text)
+                    connection.sendall(ANSWER)
+                    left, text = len(MIXED), b""
+
+    assert list(sent_to(serve, [0.0, 0.0, 0.3], MIXED).status) == [200] * 3
+    assert got == [MIXED] * 3
+
+
+MIXED = REQUEST + bytes(number % 251 for number in range(5 << 20))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from gpuprof.serving.protocol.grpc_messages import InferCall
-from gpuprof.serving.protocol.grpc_raw import first_begins, put_in, take_out, wrap
+from gpuprof.serving.protocol.grpc_messages import InferCall, before_tensors, read_urgency
+from gpuprof.serving.protocol.grpc_raw import first_begins, first_stands, put_in, take_out, wrap
+from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 
 CONTENTS = st.lists(st.binary(max_size=300), max_size=4)
@@ -56,6 +57,23 @@ def test_where_the_first_value_begins_is_known_from_a_beginning_that_has_its_len
     begin = take_out(data, 7)[1][0].start
     assert first_begins(data[: begin + cut], 7) == begin
     assert first_begins(data[: begin - 3], 7) == 0
+
+
+@given(CONTENTS.filter(bool), st.integers(0, 400), st.integers(0, 2**62))
+def test_what_stands_before_the_tensors_is_read_as_soon_as_it_is_there(raw: list[bytes], cut: int, us: int) -> None:
+    whole = request(raw, timeout=us)
+    data = whole.SerializeToString()
+    stands = first_stands(data, 7)
+    assert stands is not None and before_tensors(data[:stands]) is None
+    early = before_tensors(data[: stands + 1 + cut])
+    assert early is not None and early.model_name == "m"
+    assert read_urgency(early) == read_urgency(whole) == Urgency(us / 1000.0 if us else None, 0)
+    assert before_tensors(request([]).SerializeToString()) is None
+
+
+@given(st.binary(max_size=80))
+def test_a_beginning_that_is_no_message_is_none(data: bytes) -> None:
+    assert before_tensors(data) is None or first_stands(data, 7) is not None
 
 
 @pytest.mark.parametrize("size", [4, INLINE_BYTES + 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ from gpuprof.serving.protocol.http2_frames import (
 from gpuprof.serving.protocol.http2_stream import Http2Stream, Receiver
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.wire import Buffer
 
 LIMIT = 1 << 18
 LARGE = INLINE_BYTES + 1000
@@ -82,10 +84,16 @@ class EchoSite:
         self.later = later
         self.received: list[tuple[GrpcCall, Message]] = []
         self.messages: list[bytes] = []
-        self._method = GrpcMethod(self._take, LIMIT, streams, lambda beginning: 7)
+        self.foreseen: list[bytes] = []
+        self._method = GrpcMethod(self._take, LIMIT, streams, lambda beginning: 7, self._foresee)
 
     def open(self, stream: Http2Stream, headers: dict[bytes, bytes]) -> Receiver:
         return GrpcCall(stream, headers, self._method, self.arena)
+
+    def _foresee(self, call: GrpcCall, beginning: Buffer) -> None:
+        self.foreseen.append(bytes(beginning))
+        if bytes(beginning[:4]) == b"away":
+            call.fail(GrpcStatus.RESOURCE_EXHAUSTED, "too much to do")
 
     def _take(self, call: GrpcCall, message: Message) -> None:
         self.received.append((call, message))
@@ -257,6 +265,30 @@ def test_memory_of_a_call_that_is_broken_off_is_given_back(how: str) -> None:
         call.answer([message.data], message.slot)
         client.connection.connection_lost(None)
     assert site.arena.used == 0
+
+
+def test_a_call_that_is_refused_by_its_beginning_is_not_received() -> None:
+    site = EchoSite()
+    client = Client(site)
+    whole = client.request(1, b"away" + bytes(LARGE), sizes=(500, 8000))
+    cut = len(whole) - LARGE // 2
+    client.say(whole[:cut])
+    assert client.answers()[1][1]["grpc-status"] == str(int(GrpcStatus.RESOURCE_EXHAUSTED))
+    assert number_frame(FrameKind.RST_STREAM, 1, Problem.NO_ERROR) in client.wire.written
+    assert site.arena.used == 0 and site.received == [] and len(site.foreseen[0]) < 500
+    client.say(whole[cut:])  # it was on its way
+    client.say(client.request(3, b"stay" + bytes(LARGE)) + client.request(5, b"away"))
+    answers = client.answers()
+    assert answers[3][0] == prefixed(b"stay" + bytes(LARGE))
+    assert answers[5][0] == prefixed(b"away") and len(site.foreseen) == 2  # small ones come whole in any case
+
+
+def test_nothing_is_foreseen_of_a_compressed_message() -> None:
+    site = EchoSite()
+    client = Client(site)
+    text = prefixed(gzip.compress(bytes(random.Random(0).randbytes(LARGE)), 1), 1)
+    client.say(client.headers(1, ("grpc-encoding", "gzip")) + data_frame(1, text, END_STREAM))
+    assert len(site.messages[0]) == LARGE and site.foreseen == []
 
 
 def test_headers_may_be_continued_padded_and_have_a_priority() -> None:

@@ -1,0 +1,52 @@
+"""A request as it goes over the wire, again and again: a large one lies where the kernel sends it from uncopied.
+
+Copying half a megabyte for each request takes more of a core, and of the caches that the server's workers share, than
+all else that the client does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+#: Smaller ones are copied sooner than the kernel finds their pages.
+LARGE_BYTES = 1 << 16
+
+
+class Payload:
+    """The bytes of a request.
+
+    Parameters
+    ----------
+    data : bytes
+    encrypted : bool
+        Whether it is sent through TLS, which must read it.
+    """
+
+    def __init__(self, data: bytes, encrypted: bool = False) -> None:
+        self.size = len(data)
+        self._data = memoryview(data)
+        self._file: int | None = None
+        if self.size > LARGE_BYTES and not encrypted:
+            self._file = os.memfd_create("gpuprof-request", os.MFD_CLOEXEC)
+            left = self._data
+            while left:
+                left = left[os.write(self._file, left) :]
+
+    def send(self, to: socket.socket, position: int) -> int:
+        """Send from ``position`` on; return how many bytes the socket took.
+
+        Raises
+        ------
+        OSError
+            As the socket does.
+        """
+        if self._file is None:
+            return to.send(self._data[position:])
+        return os.sendfile(to.fileno(), self._file, position, self.size - position)
+
+    def close(self) -> None:
+        """Free the memory."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None

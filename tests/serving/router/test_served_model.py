@@ -1,0 +1,159 @@
+"""Which requests a model lets in, with workers that are played by the test."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from gpuprof.routing import FastestFirst, RoundRobin, RoutingRule
+from gpuprof.serving.router.infer_request import Urgency
+from gpuprof.serving.router.replica import Replica, ReplicaPlan
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.inference import Inference, RefusedError
+from gpuprof.serving.watch.statistics import ModelStatistics
+from tests.serving.router.test_replica import PlayedSeat, inference
+
+SLO_MS = 105.0
+Scene = Callable[[ServedModel, list[PlayedSeat]], Awaitable[None]]
+
+
+def play(scene: Scene, rule: RoutingRule, replicas: int = 1) -> None:
+    """Play with replicas that take batches of one, 10 ms each, and have an SLO of 105 ms."""
+
+    async def run() -> None:
+        model = ServedModel("m", SLO_MS, rule, Arena(1 << 16))
+        seats = [PlayedSeat() for _ in range(replicas)]
+        for number, seat in enumerate(seats):
+            plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
+            model.replicas.append(Replica(plan, [seat], model, ModelStatistics()))  # type: ignore[list-item]
+        await scene(model, seats)
+
+    asyncio.run(run())
+
+
+def fill(model: ServedModel, count: int, deadline_ms: float = 1e6) -> list[Inference]:
+    asked = [inference(number, deadline_ms=deadline_ms) for number in range(count)]
+    for one in asked:
+        model.submit(one)
+    return asked
+
+
+def foresee(model: ServedModel, timeout_ms: float | None = None, priority: int = 0) -> bool:
+    """Whether the request would be received."""
+    try:
+        model.foresee(lambda: Urgency(timeout_ms, priority))
+    except RefusedError as refusal:
+        assert refusal.overloaded and refusal.retry_after_s is not None
+        return False
+    return True
+
+
+def refused(model: ServedModel, request: Inference) -> bool:
+    try:
+        model.submit(request)
+    except RefusedError as refusal:
+        return refusal.overloaded
+    return False
+
+
+def test_what_is_foreseen_is_what_submit_would_say() -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        for _ in range(40):
+            for timeout_ms in (None, 35.0, 255.0):
+                received = foresee(model, timeout_ms)
+                request = inference(0, deadline_ms=timeout_ms or SLO_MS)
+                assert refused(model, request) is not received
+                model.replicas[0].remove(lambda one, request=request: one is request)  # type: ignore[misc,union-attr]
+            fill(model, 1)
+        assert not foresee(model) and foresee(model, 1e6)
+        assert model.statistics.refused > 40
+
+    play(scene, FastestFirst())
+
+
+def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        for _ in range(40):
+            model.replicas[0].submit(inference(0))
+        assert foresee(model)
+        model.replicas[1].submit(inference(0))
+        model.replicas[1].submit(inference(0))
+        model.replicas[1].submit(inference(0))
+        assert foresee(model)  # two ahead there
+        assert not foresee(model, 35.0)
+
+    play(scene, RoundRobin(), replicas=2)
+
+
+def test_looking_ahead_takes_no_turn() -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        fill(model, 8)
+        for _ in range(6):
+            foresee(model)
+            model.submit(inference(0, deadline_ms=1e6))
+        assert [replica.in_flight for replica in model.replicas] == [7, 7]
+
+    play(scene, RoundRobin(), replicas=2)
+
+
+def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        fill(model, 40)
+        before = model.statistics
+        assert not foresee(model)
+        assert refused(model, inference(0, deadline_ms=SLO_MS))
+        after = model.statistics
+        assert (after.arrived - before.arrived, after.refused - before.refused) == (2, 2)
+        model.tracer = Tracer()
+        assert foresee(model)
+
+    play(scene, FastestFirst())
+
+
+class Tracer:
+    def answered(self, *_: Any) -> None:
+        raise AssertionError
+
+    refused = close = answered
+
+
+def test_a_request_is_judged_by_what_goes_before_it() -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        for _ in range(40):
+            model.submit(inference(0, deadline_ms=1e6, priority=5))
+        assert not foresee(model, priority=5) and foresee(model, priority=4)
+        assert refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
+        urgent = inference(2, deadline_ms=SLO_MS, priority=4)
+        model.submit(urgent)
+        assert next(iter(model.replicas[0].waiting())) is urgent  # type: ignore[union-attr]
+
+    play(scene, FastestFirst())
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 60.0])
+def test_where_answers_come_later_than_expected_fewer_are_let_in(late_ms: float) -> None:
+    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+        fill(model, 1)
+        for _ in range(60):
+            waits = Inference(1, [], None, asyncio.get_running_loop().time(), SLO_MS, _done, _done, attempts=1)
+            waits.expected_ms = 80.0
+            waits.arrived -= (80.0 + late_ms) / 1000.0
+            model.answer(waits, _Answer(), 0)  # type: ignore[arg-type]
+        count = 0
+        while not refused(model, inference(0, deadline_ms=SLO_MS)):
+            count += 1
+        assert count == (6 if late_ms else 8)  # of 73 and of 94 ms; two are ahead in any case
+
+    play(scene, FastestFirst())
+
+
+class _Answer:
+    outputs: tuple[list[Any]] = ([],)
+
+
+def _done(*_: Any) -> None:
+    pass
