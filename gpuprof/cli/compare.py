@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.planning_options import Asked, Rules
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.placement.comparison import Outcome
+    from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
 
 _COLUMNS = (
@@ -30,51 +34,55 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class Contest:
+    """Which policies are compared, and how they search."""
+
+    policies: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all"
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for each policy that searches.")] = None
+    seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0
+
+    def made(self) -> list[tuple[str, Policy]]:
+        """Return the policies, each with its name.
+
+        Raises
+        ------
+        InputError
+            When there is none of a name.
+        """
+        from gpuprof.placement.policies import make_policy, policy_names
+
+        named = [name.strip() for name in self.policies.split(",") if name.strip()]
+        return [(name, make_policy(name)) for name in (policy_names() if self.policies == "all" else named)]
+
+
+@dataclass(frozen=True)
+class SameRules(Rules):
+    """What every map must keep, and how large its replicas may be."""
+
+    confidence: Annotated[float | None, typer.Option(help="Plan on the upper end of the intervals.")] = None
+    overhead_ms: Annotated[float, typer.Option(help="Time that a request spends outside its replica.")] = 0.0
+
+
+@with_groups
 def compare(
-    slo_file: Annotated[Path, typer.Option(help="CSV with model,rate_rps,slo_ms.")] = Path("slo.csv"),
-    policies: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all",
-    gpus: Annotated[
-        str | None, typer.Option(help="Devices: a100-80:8,v100; without a count as many as needed.")
-    ] = None,
-    fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None,
+    asked: Asked,
+    contest: Contest,
+    rules: SameRules,
     picture: Annotated[Path | None, typer.Option(help="Draw the maps into this .svg or .png file.")] = None,
-    confidence: Annotated[float | None, typer.Option(help="Plan on the upper end of the intervals.")] = None,
-    latency_budget: Annotated[
-        float | None, typer.Option(help="Instead of queueing: a batch may take this fraction of the SLO.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256,
-    max_processes: Annotated[
-        int | None, typer.Option(help="Most processes of one replica; three in a MIG instance, else one.")
-    ] = None,
-    overhead_ms: Annotated[float, typer.Option(help="Time that a request spends outside its replica.")] = 0.0,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds for each policy that searches.")] = None,
-    seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Place the same demands by several policies, with one estimator and one check, and show what each needs."""
-    from gpuprof.cli.planning import build_problem
     from gpuprof.placement.comparison import compare as run
-    from gpuprof.placement.policies import make_policy, policy_names
-    from gpuprof.placement.problem import Options
 
     chosen = chosen_format(as_json, as_csv)
     if picture is not None and picture.suffix not in {".svg", ".png"}:
         raise InputError(f"a picture is .svg or .png but got {picture}")
-    options = Options(
-        confidence=confidence,
-        latency_budget=latency_budget,
-        max_batch=max_batch,
-        max_processes=max_processes,
-        overhead_ms=overhead_ms,
-        time_limit_s=time_limit,
-        seed=seed,
-    )
-    names = policy_names() if policies == "all" else [name.strip() for name in policies.split(",") if name.strip()]
-    made = [(name, make_policy(name)) for name in names]
-    problem = build_problem(slo_file, gpus, fleet, db, options)
-    outcomes = run(problem, made)
+    options = rules.options(contest.time_limit, contest.seed)
+    policies = contest.made()
+    problem = asked.problem(options)
+    outcomes = run(problem, policies)
     print_rows([_row(outcome) for outcome in outcomes], _COLUMNS, chosen)
     if picture is not None:
         _draw(outcomes, problem, picture)

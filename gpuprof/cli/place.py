@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_json, print_rows, say
+from gpuprof.cli.place_options import Choice, Written
+from gpuprof.cli.planning_options import Asked, Rules
 from gpuprof.cli.share_hint import share_hint
-from gpuprof.errors import InfeasibleError
 
 if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
@@ -37,90 +36,31 @@ _COLUMNS = (
 )
 
 
+@with_groups
 def place(
-    slo_file: Annotated[Path, typer.Option(help="CSV with model,rate_rps,slo_ms.")] = Path("slo.csv"),
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the map is written.")] = Path("map.json"),
-    gpus: Annotated[
-        str | None, typer.Option(help="Devices: a100-80:8,v100; without a count as many as needed.")
-    ] = None,
-    fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Name, or package.module:Class.")] = None,
-    policy_option: Annotated[
-        list[str] | None, typer.Option("-O", "--policy-option", help="KEY=VALUE of the policy; may be repeated.")
-    ] = None,
-    previous: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", metavar="MAP", help="Map that runs now: of equally good maps, move the fewest replicas."
-        ),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Let models that share a device and weights run as one graph where it pays.")
-    ] = False,
-    best_effort: Annotated[bool, typer.Option(help="Write the map even when some demands cannot be met.")] = False,
-    confidence: Annotated[
-        float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
-    ] = None,
-    latency_budget: Annotated[
-        float | None, typer.Option(help="Instead of queueing: a batch may take this fraction of the SLO.")
-    ] = None,
-    max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256,
-    max_processes: Annotated[
-        int | None, typer.Option(help="Most processes of one replica; three in a MIG instance, else one.")
-    ] = None,
-    overhead_ms: Annotated[
-        float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
-    ] = None,
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which the best map so far is taken.")] = None,
-    seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0,
-    created: Annotated[str | None, typer.Option(help="Time to write into the map; none, or SOURCE_DATE_EPOCH.")] = None,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
+    asked: Asked,
+    choice: Choice,
+    rules: Rules,
+    written: Written,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    from gpuprof.cli.planning import build_problem, plan
-    from gpuprof.deployment import read_map, write_map
-    from gpuprof.placement.policies import DEFAULT, make_policy
-    from gpuprof.placement.problem import Options
+    from gpuprof.cli.planning import plan
 
     chosen = chosen_format(as_json, as_csv)
-    options = Options(
-        confidence=confidence,
-        latency_budget=latency_budget,
-        max_batch=max_batch,
-        max_processes=max_processes,
-        time_limit_s=time_limit,
-        seed=seed,
-    )
-    made = make_policy(policy or DEFAULT, pairs(policy_option or []))
-    running = None if previous is None else read_map(previous)
-    problem = build_problem(slo_file, gpus, fleet, db, options, overhead_ms)
-    deployment = plan(replace(problem, previous=running), made, created)
-    if merge and (best_effort or not deployment.unplaced):
-        from gpuprof.cli.devices import open_database
-        from gpuprof.cli.merge_step import merge_replicas
-
-        outcome = merge_replicas(problem, deployment, output, open_database(db, needed=False))
-        deployment = outcome.deployment
-        for line in outcome.said:
-            say(f"gpuprof: {line}")
+    options = rules.options(choice.time_limit, choice.seed)
+    policy = choice.made()
+    running = written.running()
+    problem = asked.problem(options, rules.overhead_ms)
+    deployment = plan(replace(problem, previous=running), policy, written.created)
+    deployment = written.merged(problem, deployment, asked.db)
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
     if hint := share_hint(problem, deployment):
         say(f"gpuprof: {hint}")
-    if not deployment.unplaced or best_effort:
-        write_map(deployment, output)
-    if deployment.unplaced:
-        names = ", ".join(dict.fromkeys(one.model for one in deployment.unplaced))
-        fix = f"{output} holds the rest" if best_effort else "--best-effort places the rest"
-        raise InfeasibleError(f"not every demand can be met: {names}", fix)
-
-
-def pairs(options: Sequence[str]) -> dict[str, str]:
-    """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set."""
-    return {key: value for key, _, value in (option.partition("=") for option in options)}
+    written.write(deployment)
 
 
 def print_map(deployment: DeploymentMap, chosen: Format) -> None:
