@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.load_options import Admission, Traffic
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -19,16 +21,13 @@ from gpuprof.cli.output import (
     print_rows,
     say,
 )
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.cli.load_prediction import LoadPredictions
     from gpuprof.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadOutcome, Stream
-    from gpuprof.simulator.trace import Trace
 
-#: A trace ends with its last request, which is a part of it.
-_AFTER_THE_LAST_S = 1e-6
 DEFAULT_URL = "http://127.0.0.1:8000"
 _COLUMNS = (
     Column("model", "model", right=False),
@@ -71,26 +70,14 @@ _STAGE_COLUMNS = (
 )
 
 
+@with_groups
 def load(
+    traffic: Traffic,
+    admission: Admission,
     target: Annotated[
         str, typer.Argument(help="Address of the server, or the map that it serves at the usual one.")
     ] = ("map.json"),
-    duration: Annotated[
-        float | None, typer.Option(help="Seconds that count; 20, or as long as the trace.", min=0.1)
-    ] = None,
     map_file: Annotated[Path | None, typer.Option("--map", help="Deployment map: rates, SLOs, predictions.")] = None,
-    rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, instead of the map's.")] = None,
-    rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0,
-    trace: Annotated[Path | None, typer.Option(help="Instead replay this CSV of time_s,model.")] = None,
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.")] = "poisson",
-    scv: Annotated[float, typer.Option(help="Burstiness of gamma; Poisson is 1.", min=0.01)] = 4.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before those that count.", min=0.0)] = 2.0,
-    clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None,
-    seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0,
-    token_file: Annotated[Path | None, typer.Option(help="File with the server's token; or GPUPROF_TOKEN.")] = None,
-    ca_file: Annotated[
-        Path | None, typer.Option(help="Certificate (PEM) to trust on https; what the system trusts unless given.")
-    ] = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Also write the results here: .json, .csv or .parquet.")
     ] = None,
@@ -100,44 +87,22 @@ def load(
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
     from gpuprof.cli.load_output import check_output, write_results
     from gpuprof.cli.load_prediction import predict_load
-    from gpuprof.cli.load_traffic import streams_at_rates, streams_of_trace
-    from gpuprof.serving.load.load import LoadSettings, run_load
-    from gpuprof.serving.load.target import Target
-    from gpuprof.serving.load.traffic import ARRIVALS
-    from gpuprof.serving.transport.security import read_token
+    from gpuprof.serving.load.load import run_load
 
     chosen = chosen_format(as_json, as_csv)
     map_path, address = _where(target, map_file)
     deployment = _read(map_path)
     if output is not None:
         check_output(output)
-    if arrivals not in ARRIVALS:
-        raise unknown_name("kind of arrivals", arrivals, list(ARRIVALS))
-    recorded = None if trace is None else _trace(trace, rate, rate_scale)
-    if recorded is None:
-        streams = streams_at_rates(deployment, map_path, rate or [], rate_scale)
-    else:
-        streams = streams_of_trace(deployment, map_path, recorded)
-        whole_s = recorded.duration_s + _AFTER_THE_LAST_S
-        duration = min(duration or whole_s, whole_s)
-    settings = LoadSettings(duration or 20.0, warmup, seed, arrivals, scv, clients)
-    server = Target.parse(address, read_token(token_file), ca_file)
-    server.get("/v2")  # before time is spent on predicting what nobody answers
+    streams, settings = traffic.load(deployment, map_path)
+    server = admission.target(address)
     known = None if deployment is None else predict_load(deployment, streams, settings)
-    say(f"sending {_named(streams)} to {address} for {warmup:g} + {settings.duration_s:g} s")
+    say(f"sending {_named(streams)} to {address} for {settings.warmup_s:g} + {settings.duration_s:g} s")
     outcome = run_load(server, streams, settings)
     rows = _rows(outcome, known)
     if output is not None:
         write_results(_with_stages(rows, outcome), output)
     _show(rows, outcome, chosen)
-
-
-def _trace(path: Path, rate: list[str] | None, scale: float) -> Trace:
-    from gpuprof.simulator.trace import read_trace
-
-    if rate or scale != 1.0:
-        raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
-    return read_trace(path)
 
 
 def _with_stages(rows: list[dict[str, object]], outcome: LoadOutcome) -> list[dict[str, object]]:
