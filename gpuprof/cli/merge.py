@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say
+from gpuprof.cli.merge_options import Gain, Likeness, Sizes
+from gpuprof.cli.option_groups import with_groups
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
 from gpuprof.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
@@ -46,54 +49,24 @@ _DIFFERENCES = (
 )
 
 
+@with_groups
 def merge(
     models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    likeness: Likeness,
+    sizes: Sizes,
+    gain: Gain,
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False,
-    omega: Annotated[float, typer.Option(help="Least similarity of operators to merge.")] = 0.4,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(help="Largest relative difference of an output.", show_default="1e-4, for float16 4e-3"),
-    ] = None,
-    weight_tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7,
-    eps: Annotated[
-        float,
-        typer.Option(
-            help="Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it "
-            "(assignment of Riesen and Bunke)."
-        ),
-    ] = 0.25,
-    dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None,
-    batch: Annotated[list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu",
-    db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Merge models that share weights into one graph, prove that it gives the same, and write it."""
-    from gpuprof.cli.devices import open_database, resolve_device
-    from gpuprof.cli.op_seconds import op_seconds
-    from gpuprof.merging.gain import rates_of
-    from gpuprof.merging.pipeline import MergeOptions
     from gpuprof.merging.proposal import propose_merges
 
     chosen = chosen_format(as_json, as_csv)
     if len(models) < 2:
         raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
-    database = open_database(db, needed=False)
-    target = resolve_device(device, database)
-    options = MergeOptions(
-        omega=omega,
-        weight_tolerance=weight_tolerance,
-        eps=eps,
-        proof_tolerance=tolerance,
-        force=force,
-        dims=_sizes("--dim", dim or []),
-        batches=_sizes("--batch", batch or []),
-        rates=rates_of(target),
-        measured=op_seconds(database, target, models),
-    )
+    options = gain.options(models, likeness, sizes)
     _check_output(output, models)
     proposals = propose_merges(models, options)
     _check_names(options, models, proposals)
@@ -104,26 +77,20 @@ def merge(
     written = [
         (path, p.write(path)) for path, p in zip(_paths(output, len(proposals.merges)), proposals.merges, strict=True)
     ]
-    rows = [_summary(path, result, full=report and as_json) for path, result in written]
-    if report and not as_json:
+    _print(written, chosen, report)
+
+
+def _print(written: Sequence[tuple[Path, MergeReport]], chosen: Format, report: bool) -> None:
+    """Print what was merged into which file and, if ``report``, every operator and every output."""
+    rows = [_summary(path, result, full=report and chosen is Format.JSON) for path, result in written]
+    if report and chosen is not Format.JSON:
         for path, result in written:
             print_rows(_operator_rows(result), _OPERATORS, chosen, f"operators of {path}")
-            if not as_csv:
+            if chosen is Format.TABLE:
                 print_rows(_difference_rows(result), _DIFFERENCES, chosen, f"outputs of {path}")
-        if as_csv:
+        if chosen is Format.CSV:
             return
     print_rows(rows, _SUMMARY, chosen)
-
-
-def _sizes(option: str, given: list[str]) -> dict[str, int]:
-    """Read ``NAME=SIZE``."""
-    found = {}
-    for text in given:
-        name, equals, size = text.rpartition("=")
-        if not equals or not name or not size.isdigit() or int(size) < 1:
-            raise InputError(f"cannot read {option} {text!r}", f"write it as {option} NAME=SIZE")
-        found[name] = int(size)
-    return found
 
 
 def _check_output(output: Path, models: list[Path]) -> None:
