@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import typer
 
 from gpuprof.cli.termination import termination_as_interrupt
+from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError, UnavailableError
 
 INTERRUPTED_EXIT_CODE = 130
@@ -58,7 +59,7 @@ def build_app(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
         if hasattr(module, "app"):
             app.add_typer(module.app, name=verb)
         else:
-            app.command(verb)(getattr(module, verb))
+            app.command(verb, cls=VerbCommand)(getattr(module, verb))
     return app
 
 

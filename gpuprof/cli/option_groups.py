@@ -5,8 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from typer.models import ParameterInfo
 
 
 def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
@@ -16,7 +19,7 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
     ----------
     verb : callable
         Parameters whose type is a dataclass are groups: each field, annotated as a parameter of a typer function and
-        with a default, becomes an option. Others stay as they are.
+        with a default, becomes an option, in the help under what the dataclass says of itself. Others stay as they are.
     """
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -37,6 +40,13 @@ def with_groups(verb: Callable[..., None]) -> Callable[..., None]:
     return flat
 
 
+def heading(group: type) -> str:
+    """Return what the help calls a group: the first line of its docstring or, where that is stripped, its name."""
+    told = (group.__doc__ or "").strip()
+    written_by_dataclass = told.startswith(f"{group.__name__}(")
+    return group.__name__ if not told or written_by_dataclass else told.splitlines()[0].rstrip(".")
+
+
 def _options(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
     return [
@@ -44,7 +54,19 @@ def _options(group: Any) -> list[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
+            annotation=_under(heading(group), hints[field.name]),
         )
         for field in fields(group)
     ]
+
+
+def _under(heading: str, annotation: Any) -> Any:
+    """Return an annotation whose option stands under a heading; options may be shared, so their own stays as it is."""
+    if get_origin(annotation) is not Annotated:
+        return annotation
+    kind, *told = get_args(annotation)
+    told = [copy(one) if isinstance(one, ParameterInfo) else one for one in told]
+    for one in told:
+        if isinstance(one, ParameterInfo):
+            one.rich_help_panel = one.rich_help_panel or heading
+    return Annotated[kind, *told]

@@ -1,0 +1,49 @@
+"""The help of a verb: options under the heading of their group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+_ARGUMENTS, _OTHER = "Arguments", "Other options"
+#: A name that is longer than this stands on a line of its own.
+_NAME_COLUMNS = 30
+
+_Sections = dict[str, list[tuple[str, str]]]
+
+
+class VerbCommand(TyperCommand):
+    """A command whose help lists options by their ``rich_help_panel``, as plain text, those without one last."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write each section, what is said of an option at the same column in all of them."""
+        if not any(_heading(parameter) for parameter in self.get_params(ctx)):
+            super().format_options(ctx, formatter)
+            return
+        sections = self._sections(ctx)
+        width = min(_NAME_COLUMNS, max(len(name) for entries in sections.values() for name, _ in entries))
+        for heading, entries in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), said) for name, said in entries], col_max=_NAME_COLUMNS)
+
+    def _sections(self, ctx: Any) -> _Sections:
+        """Return names and helps by heading: arguments, the groups in the order of the verb, what is in none."""
+        arguments: list[tuple[str, str]] = []
+        others: list[tuple[str, str]] = []
+        groups: _Sections = {}
+        for parameter in self.get_params(ctx):
+            if (entry := parameter.get_help_record(ctx)) is None:
+                continue
+            if parameter.param_type_name == "argument":
+                arguments.append(entry)
+            elif heading := _heading(parameter):
+                groups.setdefault(heading, []).append(entry)
+            else:
+                others.append(entry)
+        sections = {_ARGUMENTS: arguments, **groups, _OTHER: others}
+        return {heading: entries for heading, entries in sections.items() if entries}
+
+
+def _heading(parameter: Any) -> str | None:
+    return getattr(parameter, "rich_help_panel", None)
