@@ -14,7 +14,6 @@ from gpuprof.cli.main import VERBS, build_app
 from gpuprof.cli.option_groups import heading, with_groups
 from gpuprof.cli.verb_help import VerbCommand
 
-
 FrontOption = Annotated[str, typer.Option(help="In front.")]
 
 
