@@ -75,11 +75,16 @@ def _label(term: str, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
         sizes[label] = max(size, sizes.get(label, 1))
 
 
-def _recurrent(gates: int, pointwise: int) -> Callable[[OpCall], int]:
+def _recurrent(gates: int, pointwise: int, transposed: bool = False) -> Callable[[OpCall], int]:
+    """Return the count of a cell; ``transposed``: its weights are [directions, features, gates]."""
+    across, along = (2, 1) if transposed else (1, 2)
+
     def count(call: OpCall) -> int:
         steps = call.x.shape[0] * call.x.shape[1]
-        directions, _, features = call.input(1).shape
-        hidden = call.input(2).shape[2]
+        directions, features = call.input(1).shape[0], call.input(1).shape[along]
+        hidden = call.input(2).shape[along]
+        if call.input(2).shape[across] != gates * hidden:
+            raise ValueError(f"{call.op_type} has weights of another layout")
         products = 2 * gates * hidden * (features + hidden)
         sums = gates * hidden * (1 + call.has(3))  # input's and state's parts, and the bias
         return steps * directions * (products + sums + pointwise * hidden)
@@ -89,6 +94,8 @@ def _recurrent(gates: int, pointwise: int) -> Callable[[OpCall], int]:
 
 #: Three sigmoids of four, two tanh, three products and a sum.
 lstm = _recurrent(4, 18)
+#: The runtime's, whose 8-bit weights are transposed.
+dynamic_lstm = _recurrent(4, 18, transposed=True)
 #: Two sigmoids of four, a tanh, the reset product, and (1 - z)·h' + z·h.
 gru = _recurrent(3, 14)
 rnn = _recurrent(1, 1)

@@ -18,6 +18,8 @@ DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 
 _BATCH = re.compile(r"(^|[^a-z])(batch|bs|n)([^a-z]|$)|batch", re.IGNORECASE)
 _NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
+_TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
+_TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
 #: A dimension: its size, its name, or None where it is free and has no name.
 Dim = int | str | None
 
@@ -91,6 +93,7 @@ def bind_inputs(
     names = {str(declared[name][axis]): batch for name, axis in axes.items() if isinstance(declared[name][axis], str)}
     _check_known(dims, declared, names, model)
     names |= dims
+    _bind_names(declared, names)
     tensors = {}
     for info in infos:
         name = info.name
@@ -103,6 +106,26 @@ def bind_inputs(
         if tensors[name].elements > MOST_ELEMENTS:
             raise InputError(f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS} elements")
     return tensors, names
+
+
+def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
+    """Size the dimensions that are plain names, which arithmetic elsewhere needs, whichever input comes first.
+
+    A total length beside a past one, as in a decoder with a cache of keys, is that and the new tokens.
+    """
+    free = {
+        dim: (axis, dims)
+        for dims in reversed(list(declared.values()))
+        for axis, dim in enumerate(dims)
+        if isinstance(dim, str) and dim.isidentifier() and dim not in names
+    }
+    totals = [dim for dim in free if _TOTAL.search(dim) and not _PAST.search(dim)]
+    for dim, (axis, dims) in free.items():
+        names[dim] = _default(dim, axis, dims)
+    past = next((dim for dim in names if dim.isidentifier() and _PAST.search(dim)), None)
+    if past is not None:
+        new = (dim for dim in reversed(free) if _TOKENS.search(dim) and dim != past and dim not in totals)
+        names |= dict.fromkeys(totals, names[past] + names.get(next(new, ""), 1))
 
 
 def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int | None, ...]:
@@ -151,9 +174,11 @@ def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping
     if isinstance(dim, int):
         return dim
     bound = names.get(f"{name}:{axis}") if dim is None else _evaluate(dim, names)
-    if bound is not None:
-        return bound
-    if len(shape) < 4:
+    return _default(dim, axis, shape) if bound is None else bound
+
+
+def _default(dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
+    if len(shape) < 4 or (dim is not None and _TOKENS.search(dim)):
         return DEFAULT_DIM
     # An image has its colours last when the last dimension alone is fixed to a small number, else second.
     colours_last = isinstance(shape[-1], int) and shape[-1] <= 4
@@ -167,6 +192,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
 }
 
 

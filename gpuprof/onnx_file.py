@@ -28,6 +28,9 @@ LARGEST_FILE_BYTES = 2**31 - 1
 MOST_ELEMENTS = 2**42
 #: Constants up to this many elements keep their values: shapes, axes, slices and scales are among them.
 _MOST_KEPT_ELEMENTS = 1024
+_RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
+#: From this version of ONNX's format on weights need not be inputs, too.
+_WEIGHTS_APART = 4
 _HASH_CHUNK = 2**22
 _MOST_FILES = 64
 _RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
@@ -172,7 +175,25 @@ def _tidy(model: ModelProto, name: str) -> ModelProto:
 
 
 def _check(model: ModelProto) -> None:
-    """Have ONNX's checker look at the model; it alone insists on shapes of outputs, which runtimes can do without."""
+    """Have ONNX's checker look at the model, but not insist on what runtimes can do without.
+
+    That is shapes of outputs, weights listed as inputs before IR version 4 (tools that rewrite old models leave them
+    out), and the runtime's own ops in ONNX's domain.
+    """
+    own = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
+    version, domains = model.ir_version, [node.domain for node in own]
+    model.ir_version = max(version, _WEIGHTS_APART)
+    if own and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
+    for node in own:
+        node.domain = _RUNTIMES_DOMAIN
+    _check_shapeless(model)
+    model.ir_version = version
+    for node, domain in zip(own, domains, strict=True):
+        node.domain = domain
+
+
+def _check_shapeless(model: ModelProto) -> None:
     outputs = [info.type.tensor_type for nested in graphs_of(model.graph) for info in nested.output]
     shapeless = [kind for kind in outputs if kind.elem_type and not kind.HasField("shape")]
     for kind in shapeless:

@@ -19,6 +19,7 @@ from gpuprof.errors import InputError
 from gpuprof.model import Tensor
 from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name, elem_type
 from gpuprof.onnx_nodes import captured, constant_tensor, label, used_names
+from gpuprof.onnx_runtime_types import runtime_types
 from gpuprof.onnx_values import MOST_ELEMENTS as MOST_VALUES
 from gpuprof.onnx_values import Array, known_value
 
@@ -158,7 +159,7 @@ class Shapes:
     def _ask_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
         schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
         if schema is None:
-            return {}
+            return self._ask_runtime(node)
         names = [name for name in (*node.input, *captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
         try:
@@ -173,6 +174,14 @@ class Shapes:
             raise InputError(
                 f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(said.split())}"
             ) from error
+
+    def _ask_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
+        """Return what ONNX Runtime says of an op that it has and ONNX has not."""
+        if all(name in self._declared for name in node.output if name in self._used):
+            return {}
+        types = {name: self._type(name) for name in node.input if name}
+        known = {name: self._proto(name) for name in node.input if name in self.values}
+        return runtime_types(node, types, known, self._imports)
 
     def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
         """Return the larger outputs of the branches that can be taken."""
@@ -215,8 +224,9 @@ class Shapes:
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
                 dims = [self._most(node) if dim is None else dim for dim in dims]
-            if all(dim is not None and dim >= 0 for dim in dims):
+            elif None not in dims:
                 self._types[name] = found
+            if all(dim is not None and dim >= 0 for dim in dims):
                 return Tensor(name, dtype_name(found.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
         if name in self._declared:
             return self._declared[name]

@@ -59,8 +59,7 @@ def known_op_types() -> frozenset[str]:
 
 
 def _flops(call: OpCall) -> int | None:
-    table = _FORMULAS if call.domain in ("", "ai.onnx") else _RUNTIME_FORMULAS if call.domain == "com.microsoft" else {}
-    formula = table.get(call.op_type)
+    formula = _TABLES.get(call.domain, {}).get(call.op_type)
     if formula is None:
         return None
     try:
@@ -286,6 +285,7 @@ _FORMULAS: dict[str, _Formula] = {
     "ScatterElements": _scatter,
     "ScatterND": _scatter,
     "DFT": _dft,
+    "SimplifiedLayerNormalization": _rms_norm,  # the runtime's own, which it keeps in ONNX's domain
 }
 
 
@@ -297,7 +297,17 @@ def _skip_norm(call: OpCall) -> int:
     return (sums + each) * call.x.elements + 3 * rows(call.x, -1)
 
 
-#: ONNX Runtime's own ops, which its optimised models hold.
+def _quantised(formula: _Formula) -> _Formula:
+    """Return a formula of an op between 8-bit tensors: two to read each element, five to write one."""
+    return lambda call: formula(call) + 2 * call.x.elements + 5 * call.y.elements
+
+
+def _quantised_gemm(call: OpCall) -> int:
+    depth = call.x.shape[0 if call.whole("transA", 0) else 1]
+    return call.y.elements * (2 * depth + call.has(6) + 5)
+
+
+#: ONNX Runtime's own ops, which its optimised and quantised models hold.
 _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "Gelu": _each(5),
     "QuickGelu": _each(6),
@@ -313,6 +323,16 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "DynamicQuantizeMatMul": lambda call: matrix.matmul(call) + 7 * call.x.elements + 2 * call.y.elements,
     "QLinearAdd": _each(10),
     "QLinearMul": _each(10),
+    "QLinearConcat": _each(7),
+    "QLinearSigmoid": _quantised(_each(4)),
+    "QLinearLeakyRelu": _quantised(_each(2)),
+    "QLinearSoftmax": _quantised(_softmax),
+    "QLinearGlobalAveragePool": _quantised(_reduction(0, 1)),
+    "QLinearReduceMean": _quantised(_reduction(0, 1)),
+    "QLinearAveragePool": _quantised(_pool(1, 1)),
+    "QGemm": _quantised_gemm,
+    "DynamicQuantizeLSTM": _quantised(matrix.dynamic_lstm),
+    "RotaryEmbedding": _each(3),
     "Attention": matrix.projected_attention,
     "MultiHeadAttention": matrix.multi_head_attention,
     "GroupQueryAttention": matrix.multi_head_attention,
@@ -320,4 +340,17 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "SkipSimplifiedLayerNormalization": _skip_norm,
     "GroupNorm": _channel_norm,
     "SimplifiedLayerNormalization": _rms_norm,
+}
+
+#: What it makes of convolutional networks: channels in blocks.
+_BLOCKED_FORMULAS: dict[str, _Formula] = {
+    **{name: _FORMULAS[name] for name in ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")},
+    "ReorderInput": _nothing,
+    "ReorderOutput": _nothing,
+}
+_TABLES = {
+    "": _FORMULAS,
+    "ai.onnx": _FORMULAS,
+    "com.microsoft": _RUNTIME_FORMULAS,
+    "com.microsoft.nchwc": _BLOCKED_FORMULAS,
 }

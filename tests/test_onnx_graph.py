@@ -154,6 +154,18 @@ def test_arithmetic_of_dimensions_is_understood(tmp_path: Path) -> None:
     assert load_graph(path, dims={"past": 7}).inputs[1].shape == (1, 8)
 
 
+@pytest.mark.parametrize("mask", ["past_length + sequence_length", "total_sequence_length"])
+def test_a_mask_over_a_cache_of_keys_is_as_long_as_the_past_and_the_new_tokens(tmp_path: Path, mask: str) -> None:
+    names = {"ids": ["batch", "sequence_length"], "mask": ["batch", mask], "key": ["batch", 2, "past_length", 8]}
+    path = write_model(
+        tmp_path / "m.onnx", [node("Relu", [name], [f"{name}_out"]) for name in names], names, {"mask_out": None}
+    )
+    ids, total, key = load_graph(path).inputs
+    assert key.shape == (1, 2, 128, 8)
+    assert total.shape[1] == ids.shape[1] + key.shape[2]
+    assert load_graph(path, dims={"past_length": 7}).inputs[1].shape == (1, 135)
+
+
 def test_another_batch_than_the_fixed_one_is_refused_with_the_way_out(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [4, 3]}, {"y": [4, 3]})
     assert load_graph(path, 4).inputs[0].shape == (4, 3)
@@ -305,6 +317,20 @@ def test_what_the_data_decides_is_at_its_largest_unless_declared(
         types={"y": TensorProto.INT64},
     )
     assert load_graph(path, 3).outputs[0].shape == expected
+
+
+def test_what_follows_a_shape_that_the_data_decides_follows_the_largest(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("NonZero", ["x"], ["where"]),
+            node("Transpose", ["where"], ["rows"]),
+            node("GatherND", ["x", "rows"], ["y"]),
+        ],
+        {"x": ["n", 4]},
+        {"y": None},
+    )
+    assert load_graph(path, 3).outputs[0].shape == (12,)
 
 
 def test_suppressed_boxes_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
