@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from gpuprof.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadOutcome, Stream
 
+#: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
+SLOWER = 0.05
 DEFAULT_URL = "http://127.0.0.1:8000"
 _COLUMNS = (
     Column("model", "model", right=False),
@@ -65,6 +67,8 @@ _STAGE_COLUMNS = (
     Column("queue_ms", "queue ms", number(2)),
     Column("gather_ms", "gather ms", number(2)),
     Column("infer_ms", "model ms", number(2)),
+    Column("predicted_infer_ms", "predicted", number(2)),
+    Column("infer_ms_error", "error", percent),
     Column("scatter_ms", "scatter ms", number(2)),
     Column("batches", "batches by size", lambda value: _histogram(value)),
 )
@@ -99,14 +103,15 @@ def load(
     known = None if deployment is None else predict_load(deployment, streams, settings)
     say(f"sending {_named(streams)} to {address} for {settings.warmup_s:g} + {settings.duration_s:g} s")
     outcome = run_load(server, streams, settings)
-    rows = _rows(outcome, known)
+    rows, stages = _rows(outcome, known), _stages(outcome, known)
     if output is not None:
-        write_results(_with_stages(rows, outcome), output)
-    _show(rows, outcome, chosen)
+        write_results(_with_stages(rows, stages), output)
+    _show(rows, stages, chosen)
+    _warn(outcome, stages)
 
 
-def _with_stages(rows: list[dict[str, object]], outcome: LoadOutcome) -> list[dict[str, object]]:
-    return [{**row, "stages": stages} for row, stages in zip(rows, outcome.stages, strict=True)]
+def _with_stages(rows: list[dict[str, object]], stages: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{**row, "stages": own} for row, own in zip(rows, stages, strict=True)]
 
 
 def _where(target: str, map_file: Path | None) -> tuple[Path | None, str]:
@@ -135,23 +140,39 @@ def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str,
     ]
 
 
-def _show(rows: list[dict[str, object]], outcome: LoadOutcome, chosen: Format) -> None:
+def _stages(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
+    from gpuprof.serving.load.report import beside_prediction
+
+    predicted = {} if known is None else known.predicted
+    return [beside_prediction(row, predicted.get(str(row["model"]))) for row in outcome.stages]
+
+
+def _show(rows: list[dict[str, object]], stages: list[dict[str, object]], chosen: Format) -> None:
     if chosen is Format.JSON:
-        print_json(_with_stages(rows, outcome))
+        print_json(_with_stages(rows, stages))
     elif chosen is Format.CSV:
         print_rows(rows, _COLUMNS, chosen)
     else:
         told = [column for keys, more in _TOLD for column in more if any(row.get(key) for row in rows for key in keys)]
         print_rows(rows, [*_COLUMNS, *told], chosen)
-        print_rows(outcome.stages, _STAGE_COLUMNS, chosen)
+        print_rows(stages, _STAGE_COLUMNS, chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
             say(f"predicted: {_PREDICTED_BY[by]}")
+
+
+def _warn(outcome: LoadOutcome, stages: list[dict[str, object]]) -> None:
+    """Say what was not answered, and what makes the measured figures others than the predicted ones."""
     for result in outcome.results:
         if result.refused or result.failed or result.lost:
             said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
             say(f"{result.model}: of {result.sent} requests {said}")
         if result.client_is_limit:
             say(f"{result.model}: the client sent late (p99 {result.lag_p99_ms:.1f} ms): it is part of these latencies")
+    for row in stages:
+        error = row["infer_ms_error"]
+        if isinstance(error, float) and error > SLOWER:
+            why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"
+            say(f"{row['model']}: the model takes {100.0 * error:.0f}% longer than predicted: {why}")
 
 
 def _named(streams: list[Stream]) -> str:

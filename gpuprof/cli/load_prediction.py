@@ -90,15 +90,19 @@ def _replayed(
     queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
+    from gpuprof.host_work import recorded_work
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
     until_s = _horizon_s(times, settings, most or _most())
     outcome = _simulate(queues, dict(zip((stream.model for stream in streams), times, strict=True)), settings, until_s)
     found = {model.model: model for model in outcome.models}
+    handover_ms = recorded_work(queues.deployment.inputs).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
-        stream.model: _prediction(found[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s)
+        stream.model: _prediction(
+            found[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s, handover_ms
+        )
         for stream, count in zip(streams, counted, strict=True)
     }
 
@@ -122,17 +126,19 @@ def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: Load
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 
-def _prediction(seen: ModelOutcome, requests: int, seconds: float) -> LoadPrediction:
+def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
     from gpuprof.serving.load.prediction import LoadPrediction, Predictor
 
     each = requests / seen.requests if seen.requests else 0.0
+    service_ms = seen.stage_mean_ms["service"]
     return LoadPrediction(
         each * seen.in_time / seconds,
         seen.p50_ms,
         seen.p95_ms,
         seen.p99_ms,
         each * seen.missed["refused"],
+        None if service_ms is None else max(0.0, service_ms - handover_ms),
         Predictor.REPLAY,
     )
 

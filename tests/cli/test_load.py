@@ -29,6 +29,21 @@ def test_measured_stands_beside_predicted(tmp_path: Path, capsys: pytest.Capture
         assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
 
 
+def test_a_model_that_takes_longer_than_its_map_says_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", batch_latency_ms=[0.0001]), replica("b")])
+    with running(tmp_path, document) as server:
+        words = ["load", server.url, "--map", str(tmp_path / "map.json"), "--duration", "1", "--warmup", "0"]
+        assert main(words) == 0
+        assert "a: the model takes" not in capsys.readouterr().err  # b cannot be replayed: nothing is known
+        document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][1]["batch_latency_ms"] = [1000.0]
+        (tmp_path / "map.json").write_text(json.dumps(document))
+        assert main(words) == 0
+        said = capsys.readouterr().err
+        assert "a: the model takes" in said and "longer than predicted" in said and "b: the model" not in said
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

@@ -59,6 +59,15 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     assert (got["m"].refused or 0) > 100
 
 
+def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() -> None:
+    deployment = deployed([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
+    few = streams(m=0.5)
+    assert predicted(deployment, few).infer_ms == pytest.approx(20.0)
+    told = deployment.model_copy(update={"inputs": {"handover_ms": "0.5"}})
+    assert predicted(told, few).infer_ms == pytest.approx(19.5)
+    assert 28.0 < (predicted(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
+
+
 @pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
 def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
     monkeypatch: pytest.MonkeyPatch, rates: tuple[float, int]

@@ -28,8 +28,8 @@ class Predictor(StrEnum):
 class LoadPrediction:
     """Predicted figures of a model at a rate; None where the map does not say enough.
 
-    ``refused`` counts requests after the warm-up that are turned away because they could not meet their SLO; ``by`` is
-    what all of it comes from.
+    ``refused`` counts requests after the warm-up that are turned away because they could not meet their SLO;
+    ``infer_ms`` is the mean time that the model takes for the batch of a request; ``by`` is what all of it comes from.
     """
 
     goodput_rps: float | None = None
@@ -37,6 +37,7 @@ class LoadPrediction:
     p95_ms: float | None = None
     p99_ms: float | None = None
     refused: float | None = None
+    infer_ms: float | None = None
     by: Predictor | None = None
 
 

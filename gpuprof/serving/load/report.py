@@ -133,6 +133,13 @@ def report_row(
     return row
 
 
+def beside_prediction(stages: Mapping[str, object], predicted: LoadPrediction | None) -> dict[str, object]:
+    """Return a `stage_row` with what the model was to take, and the relative error (measured against predicted)."""
+    got, expected = stages.get("infer_ms"), None if predicted is None else predicted.infer_ms
+    error = (got - expected) / expected if isinstance(got, float) and expected else None
+    return {**stages, "predicted_infer_ms": expected, "infer_ms_error": error}
+
+
 def stage_row(
     result: ModelResult, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> dict[str, object]:

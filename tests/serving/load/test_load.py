@@ -12,7 +12,7 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import Schedule, Sent
 from gpuprof.serving.load.load import LoadSettings, Stream, make_schedules, run_load
 from gpuprof.serving.load.prediction import LoadPrediction, Predictor, predict
-from gpuprof.serving.load.report import report_row, stage_row, summarize
+from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
 from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
@@ -79,6 +79,14 @@ def test_measured_and_predicted_stand_side_by_side() -> None:
     assert [unknown[key] for key in ("predicted_by", "predicted_p50_ms", "planned_p99_ms")] == [None] * 3
     overloaded = report_row(got, LoadPrediction(goodput_rps=0.0, p99_ms=math.inf))
     assert overloaded["p99_ms_error"] is None and overloaded["goodput_rps_error"] is None
+
+
+def test_the_time_of_the_model_stands_beside_the_predicted() -> None:
+    seen = {"model": "m", "infer_ms": 5.5, "batches": {1: 3}}
+    beside = beside_prediction(seen, LoadPrediction(infer_ms=5.0))
+    assert beside == {**seen, "predicted_infer_ms": 5.0, "infer_ms_error": pytest.approx(0.1)}
+    for unknown in (beside_prediction(seen, None), beside_prediction({"model": "m"}, LoadPrediction(infer_ms=5.0))):
+        assert unknown["infer_ms_error"] is None
 
 
 def test_what_the_server_did_meanwhile_is_the_difference_of_its_statistics() -> None:
