@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.choice import Ranked
     from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.profiling.child.job import Limits
     from gpuprof.profiling.sweep.campaign import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
 
@@ -62,21 +65,62 @@ _HARDWARE_UNITS = {
 }
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """How MODELs are measured."""
+
+    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0
+
+    def limits(self) -> Limits:
+        """Return when a measurement ends."""
+        from gpuprof.profiling.child.job import limits_within
+
+        return limits_within(self.time_limit)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What is fitted, and where it is kept."""
+
+    profile: Annotated[
+        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), instead of the database.")
+    ] = None
+    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database.")] = None
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write iGniter's coefficients here, too.")] = (
+        None
+    )
+    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+
+    def igniter(
+        self, database: KernelDb, name: str, profile: Profile
+    ) -> tuple[HardwareCoefficients, dict[str, WorkloadCoefficients]]:
+        """Fit iGniter's coefficients to what was measured on the device ``name``, and keep them.
+
+        Raises
+        ------
+        InputError
+            When too little was measured, or a file cannot be written.
+        """
+        from gpuprof.estimators.igniter.fit import fit_all
+        from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
+
+        hardware, workloads = fit_all(*profile)
+        kept = coefficients_path(database.path, name)
+        for path in (kept, *([self.output] if self.output else [])):
+            write_coefficients(path, name, hardware, workloads)
+            say(f"gpuprof: wrote {path}")
+        return hardware, workloads
+
+
+@with_groups
 def calibrate(
+    fitting: Fitting,
+    measuring: Measuring,
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE: measured here first.", show_default=False),
     ] = None,
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), instead of the database.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database.")] = None,
-    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto",
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0,
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Write iGniter's coefficients here, too.")
-    ] = None,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -90,38 +134,39 @@ def calibrate(
     from gpuprof.kernel_db.store import KernelDb
 
     chosen = chosen_format(as_json, as_csv)
-    path = database_path(db)
-    if profile is not None:
-        measured = _profile_of_file(profile)
-        _fit_igniter(KernelDb.create(path), device or profile.stem, measured, output, chosen)
+    path, device = database_path(fitting.db), fitting.device
+    if fitting.profile is not None:
+        measured = _profile_of_file(fitting.profile)
+        name = device or fitting.profile.stem
+        print_rows(_rows(name, *fitting.igniter(KernelDb.create(path), name, measured)), _COLUMNS, chosen)
         return
-    target = _measure(models, device, collector, time_limit, path) if models else resolve_device(device, KernelDb(path))
+    target = _measure(models, device, measuring, path) if models else resolve_device(device, KernelDb(path))
     database = KernelDb(path)
     if target.kind == "gpu":
         from gpuprof.estimators.igniter.rows import profile_of
 
-        _fit_igniter(database, target.name, profile_of(database, target), output, chosen)
+        fitted = fitting.igniter(database, target.name, profile_of(database, target))
+        print_rows(_rows(target.name, *fitted), _COLUMNS, chosen)
         if chosen is Format.TABLE and database.read("colocations", ["device"], {"device": target.name}).num_rows:
             _judge(database, target, chosen)
         return
     _judge(database, target, chosen)
 
 
-def _measure(models: Sequence[str], name: str | None, collector: str, time_limit: float, path: Path) -> Device:
+def _measure(models: Sequence[str], name: str | None, measuring: Measuring, path: Path) -> Device:
     """Measure what the device's interference models need and the database lacks; return the device."""
     from gpuprof.cli.devices import resolve_device
     from gpuprof.cli.local import local_device
     from gpuprof.kernel_db.store import COPIES, KernelDb
-    from gpuprof.profiling.child.job import limits_within
     from gpuprof.profiling.collector import choose
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
 
-    here = local_device(name, collector)
-    measuring, why = choose(collector, here.kind)
+    here = local_device(name, measuring.collector)
+    collector, why = choose(measuring.collector, here.kind)
     cells = _cells(planning.parse_models(models), here.kind == "gpu", path / COPIES)
     say(f"{here.name}, collector {why}")
-    campaign = Campaign(KernelDb.create(path), here, measuring, limits=limits_within(time_limit))
+    campaign = Campaign(KernelDb.create(path), here, collector, limits=measuring.limits())
     outcomes = []
     with progress() as bar:
         task = bar.add_task("starting", total=len(cells))
@@ -152,19 +197,6 @@ def _profile_of_file(path: Path) -> Profile:
     from gpuprof.estimators.igniter.profile import read_igniter_profile
 
     return read_igniter_profile(path)
-
-
-def _fit_igniter(database: KernelDb, name: str, profile: Profile, output: Path | None, chosen: Format) -> None:
-    """Fit iGniter's coefficients, keep them in the database and print them."""
-    from gpuprof.estimators.igniter.fit import fit_all
-    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
-
-    hardware, workloads = fit_all(*profile)
-    kept = coefficients_path(database.path, name)
-    for path in (kept, *([output] if output else [])):
-        write_coefficients(path, name, hardware, workloads)
-        say(f"gpuprof: wrote {path}")
-    print_rows(_rows(name, hardware, workloads), _COLUMNS, chosen)
 
 
 def _judge(database: KernelDb, device: Device, chosen: Format) -> None:

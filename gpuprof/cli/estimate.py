@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.estimate_options import Knowledge, Running
+from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say
 from gpuprof.errors import InputError
 
@@ -16,11 +17,7 @@ if TYPE_CHECKING:
 
     from gpuprof.device import Device
     from gpuprof.estimate import Estimate, Estimator, Figure, Workload
-    from gpuprof.kernel_db.store import KernelDb
     from gpuprof.share import Share
-
-_LARGEST_BATCH = 1_000_000
-_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
 
 
 def _short(model: object) -> str:
@@ -42,92 +39,38 @@ _COLUMNS = (
 )
 
 
+@with_groups
 def estimate(
+    running: Running,
+    knowledge: Knowledge,
     models: Annotated[
         list[str] | None, typer.Argument(help="Names in the database or ONNX files; none: all of the database.")
     ] = None,
-    batch: Annotated[str, typer.Option(help="Batch sizes, 1,8,32.")] = "1",
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database, or cpu.")] = None,
-    share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100",
-    processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="With this running on the device, too; repeatable."),
-    ] = None,
-    estimator: Annotated[
-        str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")
-    ] = "database",
-    strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False,
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
     from gpuprof.cli.devices import database_path, open_database, resolve_device, say_superseded
-    from gpuprof.share import parse_share
 
     chosen = chosen_format(as_json, as_csv)
-    sizes = _sizes(batch)
-    database = open_database(db, needed=not models)
-    target = resolve_device(device, database)
-    part = parse_share(share, target.compute_units)
-    target.fraction(part)
-    asked = _estimator(estimator, database)
+    sizes = running.sizes()
+    database = open_database(knowledge.db, needed=not models)
+    target = resolve_device(running.device, database)
+    part = running.part(target)
+    asked = knowledge.made(database)
     names = list(models or getattr(asked, "models", []))
     if not names:
-        raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+        where = database_path(knowledge.db)
+        raise InputError(f"the kernel database {where} holds no models", "gpuprof profile MODEL.onnx")
     say_superseded(asked, names)
-    others = _neighbours(beside or (), target, part)
-    found = _estimates(asked, names, target, sizes, part, processes, others, strict)
+    others = running.neighbours(target, part)
+    found = _estimates(asked, names, target, sizes, part, running.processes, others, knowledge.strict)
     shown = [column for column in _COLUMNS if others or column.key != "beside"]
     print_rows([{**_row(one), "beside": " + ".join(map(_label, others)) or None} for one in found], shown, chosen)
 
 
-def _estimator(name: str, database: KernelDb | None) -> Estimator:
-    from gpuprof.cli.devices import estimator_of
-    from gpuprof.estimators.builtin import make_estimator
-
-    if name == "database":
-        return estimator_of(database)
-    return make_estimator(name, database)
-
-
-def _neighbours(texts: Sequence[str], device: Device, share: Share) -> tuple[Workload, ...]:
-    """Read ``"resnet50@8:50"``: batch 1 where none is said, and an equal part of what is left of the device."""
-    from gpuprof.estimate import Workload
-    from gpuprof.share import Share, parse_share
-
-    read = []
-    for text in texts:
-        match = _NEIGHBOUR.fullmatch(text)
-        if match is None:
-            raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
-        given = parse_share(match["share"], device.compute_units) if match["share"] else None
-        read.append((match["model"], int(match["batch"] or 1), given))
-    taken = share.sm_pct + sum(given.sm_pct for _, _, given in read if given)
-    open_parts = sum(given is None for _, _, given in read)
-    if share.mig is None and (taken > 100.0 + 1e-6 or (open_parts and taken >= 100.0)):
-        raise InputError(
-            f"shares of {taken:g}% leave no room beside them", "give smaller shares, --share and @batch:share"
-        )
-    left = (100.0 - taken) / max(open_parts, 1)
-    return tuple(Workload(model, batch, given or Share(left)) for model, batch, given in read)
-
-
 def _label(workload: Workload) -> str:
     return f"{_short(workload.model)}@{workload.batch}:{workload.share}"
-
-
-def _sizes(text: str) -> list[int]:
-    """Read ``"1,8,32"``."""
-    sizes = []
-    for word in text.split(","):
-        if not word.strip().isdigit() or not 1 <= int(word) <= _LARGEST_BATCH:
-            raise InputError(
-                f"--batch must be whole numbers from 1 to {_LARGEST_BATCH:,} but got {text!r}", "write it as 1,8,32"
-            )
-        sizes.append(int(word))
-    return sizes
 
 
 def _estimates(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.merge_options import Gain, Likeness, Sizes
+from gpuprof.cli.merge_options import Gain, Likeness, Result, Sizes
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
 from gpuprof.errors import InfeasibleError, InputError
@@ -52,11 +52,10 @@ _DIFFERENCES = (
 @with_groups
 def merge(
     models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    result: Result,
     likeness: Likeness,
     sizes: Sizes,
     gain: Gain,
-    report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -67,17 +66,16 @@ def merge(
     if len(models) < 2:
         raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
     options = gain.options(models, likeness, sizes)
-    _check_output(output, models)
+    result.check(models)
     proposals = propose_merges(models, options)
     _check_names(options, models, proposals)
     for name, reason in proposals.left_out:
         say(f"{name} is not merged: {reason}")
     if not proposals.merges:
         raise InfeasibleError("nothing to merge, so nothing is written", _advice(proposals))
-    written = [
-        (path, p.write(path)) for path, p in zip(_paths(output, len(proposals.merges)), proposals.merges, strict=True)
-    ]
-    _print(written, chosen, report)
+    paths = result.paths(len(proposals.merges))
+    written = [(path, proposal.write(path)) for path, proposal in zip(paths, proposals.merges, strict=True)]
+    _print(written, chosen, result.report)
 
 
 def _print(written: Sequence[tuple[Path, MergeReport]], chosen: Format, report: bool) -> None:
@@ -93,11 +91,6 @@ def _print(written: Sequence[tuple[Path, MergeReport]], chosen: Format, report: 
     print_rows(rows, _SUMMARY, chosen)
 
 
-def _check_output(output: Path, models: list[Path]) -> None:
-    if any(output.resolve() == model.resolve() for model in models):
-        raise InputError(f"{output} is one of the models to merge", "write to another file")
-
-
 def _check_names(options: MergeOptions, models: list[Path], proposals: Proposals) -> None:
     known = {name for p in proposals.merges for name in p.models} | {name for name, _ in proposals.left_out}
     for name in options.batches:
@@ -108,10 +101,6 @@ def _check_names(options: MergeOptions, models: list[Path], proposals: Proposals
 def _advice(proposals: Proposals) -> str:
     reasons = {reason for _, reason in proposals.left_out}
     return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""
-
-
-def _paths(output: Path, count: int) -> list[Path]:
-    return [output if i == 0 else output.with_stem(f"{output.stem}-{i + 1}") for i in range(count)]
 
 
 def _summary(path: Path, result: MergeReport, full: bool) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Options of ``gpuprof merge``, in groups: what is alike, at which sizes models run, and where merging must pay."""
+"""Options of ``gpuprof merge``, in groups: what is written, what is alike, at which sizes, and where it must pay."""
 
 from __future__ import annotations
 
@@ -13,6 +13,29 @@ from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.merging.pipeline import MergeOptions
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where the merged graph is written, and what is told of it."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+    report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False
+
+    def check(self, models: Sequence[Path]) -> None:
+        """Make sure that no model would be overwritten.
+
+        Raises
+        ------
+        InputError
+            When one would.
+        """
+        if any(self.output.resolve() == model.resolve() for model in models):
+            raise InputError(f"{self.output} is one of the models to merge", "write to another file")
+
+    def paths(self, count: int) -> list[Path]:
+        """Return the file of each of so many merged graphs."""
+        return [self.output if i == 0 else self.output.with_stem(f"{self.output.stem}-{i + 1}") for i in range(count)]
 
 
 @dataclass(frozen=True)
