@@ -68,9 +68,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
 
 def _ceilings(out: Path) -> Iterator[str]:
     """What `bench.gpu.ceilings` printed."""
-    log = out / "01-ceilings.log"
-    text = log.read_text(encoding="utf-8") if log.is_file() else ""
-    found = json.loads(text[text.find("{") : text.rfind("}") + 1] or "{}")
+    found = _printed(out / "01-ceilings.log", "{", "}") or {}
     known = [(title, found[name] / unit, word) for name, (title, unit, word) in _CEILINGS.items() if name in found]
     return table(("at best", "measured", "unit"), known)
 
@@ -128,6 +126,20 @@ def _served(out: Path) -> Iterator[str]:
     return table([name.replace("_", " ") for name in names], ([row.get(name) for name in names] for row in rows))
 
 
+def _accuracy(out: Path) -> Iterator[str]:
+    """What `gpuprof evaluate --json` printed."""
+    rows = _printed(out / "06-evaluate.log", "[", "]") or []
+    names = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
+    head = ("left out", "quantity", "predictor", "figures", "mean error %", "median %", "p95 %", "in 90% interval, %")
+    return table(head, ([row.get(name) for name in names] for row in rows))
+
+
+def _printed(log: Path, first: str, last: str) -> Any:
+    """Return the JSON in a log, from the first ``first`` to the last ``last``, None where there is none."""
+    text = log.read_text(encoding="utf-8") if log.is_file() else ""
+    return json.loads(text[text.find(first) : text.rfind(last) + 1] or "null")
+
+
 def _steps(out: Path) -> Iterator[str]:
     with (out / "steps.csv").open(encoding="utf-8", newline="") as file:
         head, *rows = csv.reader(file)
@@ -142,6 +154,7 @@ _SECTIONS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "Beside one another": _colocations,
     "Interference: iGniter's coefficients, and each model's error": _interference,
     "Served: measured and predicted": _served,
+    "Estimates of what was left out": _accuracy,
     "Steps: exit codes and seconds": _steps,
 }
 

@@ -280,6 +280,9 @@ gpuprof 06-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
+# How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
+# what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.
+gpuprof 06-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
 step 06-page 60 "$python" -m bench.gpu.page . page
 rm -rf "$out/packed" && mkdir "$out/packed"
 tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.errors import GpuprofError, unknown_name
+from gpuprof.errors import GpuprofError, InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.device import Device
@@ -31,7 +31,7 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     Raises
     ------
     InputError
-        When nobody knows a device of that name.
+        When nobody knows a device of that name, or what it does at best.
     """
     from gpuprof.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
@@ -47,6 +47,11 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     recorded = recorded_device(wanted, db) if db is not None else None
     if recorded is None:  # a GPU of this machine that the catalogue lacks
         recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
+    if recorded is None and wanted in profiled:
+        raise InputError(
+            f"{wanted!r} was profiled, but its peak rates are not known, neither to the catalogue nor to the database",
+            "measure them on its machine: python -m bench.gpu.ceilings --db DATABASE",
+        )
     if recorded is None:
         raise unknown_name("device", wanted, sorted({"cpu", *devices(), *profiled}))
     return recorded

@@ -32,6 +32,8 @@ def out(tmp_path: Path) -> Path:
     KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows, colocations=[beside]))
     (tmp_path / "steps.csv").write_text("step,exit_code,seconds\n01-doctor,0,3\n")
     (tmp_path / "01-ceilings.log").write_text('a warning\n{"float32_flops_per_s": 5e13, "idle_power_w": 70.0}\n')
+    row = {"setting": "architecture", "quantity": "latency", "predictor": "roofline", "count": 3, "mean_pct": 18.5}
+    (tmp_path / "06-evaluate.log").write_text(f"fitting …\n{json.dumps([row], indent=1)}\n")
     (tmp_path / "04-calibrate-1.log").write_text("none   victim   23\n")
     (tmp_path / "load.json").write_text(json.dumps([{"model": "net", "rate_rps": 50.0, "p99_ms": 12.5}]))
     return tmp_path
@@ -50,6 +52,7 @@ def test_each_step_that_ran_has_its_table_and_the_database_its_plots(out: Path) 
         "| net | 16 | 50 | other:16:50% | 6 | 9 | 1.5 |",
         "none   victim   23",
         "| net | 50 | – | – | – | – | 12.5 | – | – |",
+        "| architecture | latency | roofline | 3 | 18.5 | – | – | – |",
         "| 01-doctor | 0 | 3 |",
     ):
         assert line in text

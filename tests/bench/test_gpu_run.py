@@ -17,6 +17,8 @@ from gpuprof.profiling.timeline.kernel_join import join_kernels
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
+#: Steps that are done anew each time.
+LAST = {"06-verify", "06-compact", "06-evaluate", "06-page"}
 
 
 def _event(name: str, start: float, duration: float, kind: str = "cpu_op") -> dict[str, object]:
@@ -107,16 +109,20 @@ def test_what_went_well_or_failed_by_itself_is_not_run_again(tmp_path: Path, ran
         _run(tmp_path / "out", tmp_path, **more)
         return {line.split(",")[0] for line in (tmp_path / "out" / "steps.csv").read_text().splitlines()[before:]}
 
-    last = {"06-verify", "06-compact", "06-page"}
-    assert again() == last
-    assert again(RETRY="1") == {"01-doctor", *last}
+    assert again() == LAST
+    assert again(RETRY="1") == {"01-doctor", *LAST}
 
 
 def test_what_was_packed_is_gone_on_with_elsewhere(tmp_path: Path, ran: list[str]) -> None:
     elsewhere = tmp_path / "elsewhere"
     _run(elsewhere, tmp_path, RESUME=str(tmp_path / "out" / "packed"))
     steps = [line.split(",")[0] for line in (elsewhere / "steps.csv").read_text().splitlines()[1 + len(ran) :]]
-    assert {step for step in steps if not step.startswith("02-build-")} == {"06-verify", "06-compact", "06-page"}
+    assert {step for step in steps if not step.startswith("02-build-")} == {
+        "06-verify",
+        "06-compact",
+        "06-evaluate",
+        "06-page",
+    }
     assert (elsewhere / "models" / "resnet50.onnx").exists()  # made again: models are not packed
 
 
