@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -69,12 +70,12 @@ def _index_limits(graph: ModelGraph) -> dict[str, int]:
     """Return by input the size of the smallest table that it indexes; minus the length where it gives lengths."""
     limits: dict[str, int] = {}
     for op in reversed(graph.ops):  # a value's limit is known once all that use it have been seen
-        for name, limit in _limits_of(op, limits):
+        for name, limit in _limits_of(op, limits, graph):
             limits[name] = min(limit, limits.get(name, limit))
     return limits
 
 
-def _limits_of(op: Op, limits: dict[str, int]) -> list[tuple[str, int]]:
+def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[str, int]]:
     if op.op_type in _LOOKUPS and len(op.inputs) > 1:
         position = _LOOKUPS[op.op_type]
         table = op.inputs[2] if op.op_type == "EmbedLayerNormalization" else op.inputs[0]
@@ -90,6 +91,20 @@ def _limits_of(op: Op, limits: dict[str, int]) -> list[tuple[str, int]]:
     below = [limits[tensor.name] for tensor in op.outputs if tensor.name in limits]
     if not below or op.op_type not in _CARRIERS | _SHIFTERS:
         return []
-    # What is added before the look-up, such as an offset of positions, is not known: half the table is left for it.
-    limit = min(below) if op.op_type in _CARRIERS else max(1, min(below) // 2)
+    limit = min(below)
+    if op.op_type in _SHIFTERS:
+        # What is added before the look-up may be known, such as where each feature's part of a table begins;
+        # where it is not, half the table is left for it.
+        shift = _largest(op.weights, graph) if op.op_type == "Add" else None
+        limit = max(1, limit // 2 if shift is None else limit - shift)
     return [(tensor.name, limit) for tensor in op.inputs if tensor not in op.weights]
+
+
+def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
+    """Return the largest value of a small weight of whole numbers, None where there is none or it is not known."""
+    from gpuprof.onnx_graph import load_nodes
+
+    if not weights or not Path(graph.path).is_file():
+        return None
+    value = load_nodes(Path(graph.path), graph.batch)[1].get(weights[0].name)
+    return max(0, int(value.max())) if value is not None and value.size and value.dtype.kind in "iu" else None

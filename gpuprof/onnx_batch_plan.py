@@ -26,7 +26,8 @@ from gpuprof.onnx_shapes import Shapes
 _RATIO = 1009
 _END = np.iinfo(np.int64).max
 _STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
-_SHAPE_OPS = {"Shape", "Size"}
+#: Whose outputs need not follow the batch: sizes, and the scale of what is rounded to eight bits.
+_SUMMARIES = {"Shape", "Size", "DynamicQuantizeLinear"}
 _NEWEST_SHAPE_OPSET = 15
 
 
@@ -191,7 +192,7 @@ class _Walk:
                 raise self._refusal(node, f"it mixes samples: {list(old)} becomes {list(new)}")
             if axes:
                 self.places[name] = self._place(node, batched, axes[0], old)
-            elif batched and node.op_type not in _SHAPE_OPS:
+            elif batched and node.op_type not in _SUMMARIES:
                 raise self._refusal(node, f"it gives {list(old)} whatever the batch")
 
     def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> Place:

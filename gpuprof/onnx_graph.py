@@ -14,9 +14,9 @@ from gpuprof.model import ModelGraph, Op, Tensor
 from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims, fixed_batch
 from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
 from gpuprof.onnx_nodes import captured, used_names
-from gpuprof.onnx_shapes import Shapes
+from gpuprof.onnx_shapes import Body, Shapes
 from gpuprof.onnx_values import Array
-from gpuprof.op_costs import cost_of
+from gpuprof.op_costs import OpCost, cost_of
 
 _MOST_GRAPHS = 256
 
@@ -27,7 +27,7 @@ def load_graph(
     """Return the model in ``path`` at ``batch``; the same question is answered once.
 
     Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
-    Subgraphs of If, Loop and Scan count as part of their node.
+    Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first.
 
     Parameters
     ----------
@@ -162,6 +162,7 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
     attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
     cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
+    cost = max((_body_cost(body) for body in shapes.body_of(node)), key=_work, default=cost)
     return Op(
         name=name,
         op_type=node.op_type,
@@ -174,6 +175,21 @@ def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
         bytes_read=cost.bytes_read,
         bytes_written=cost.bytes_written,
     )
+
+
+def _body_cost(body: Body) -> OpCost:
+    """Return what all turns of a nested graph cost together; FLOPs are None where one of its ops has no formula."""
+    ops = _ops(body.nodes, body.shapes)
+    flops = [op.flops for op in ops]
+    return OpCost(
+        None if None in flops else body.times * sum(count or 0 for count in flops),
+        body.times * sum(op.bytes_read for op in ops),
+        body.times * sum(op.bytes_written for op in ops),
+    )
+
+
+def _work(cost: OpCost) -> tuple[bool, int, int]:
+    return cost.flops is None, cost.flops or 0, cost.bytes_read + cost.bytes_written
 
 
 def _plain(attribute: AttributeProto) -> object:

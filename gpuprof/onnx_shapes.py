@@ -6,7 +6,8 @@ that an exporter computes with a dozen ops becomes a number, and whatever stays 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
@@ -36,6 +37,26 @@ _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What was found inside a node that holds a graph.
+
+    Attributes
+    ----------
+    shapes : Shapes
+    nodes : tuple of NodeProto
+        Its ops.
+    outputs : tuple of Tensor
+    times : int
+        How often it runs.
+    """
+
+    shapes: Shapes
+    nodes: tuple[NodeProto, ...]
+    outputs: tuple[Tensor, ...]
+    times: int
 
 
 class Shapes:
@@ -76,6 +97,7 @@ class Shapes:
         self._model = model
         self._protos: dict[str, TensorProto] = {}
         self._types: dict[str, TypeProto] = {}
+        self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
 
     def add_value(self, tensor: TensorProto) -> None:
         """Note the value of a small weight."""
@@ -143,6 +165,10 @@ class Shapes:
     def _infer(self, node: NodeProto) -> list[Tensor | None]:
         if node.op_type == "If" and node.domain == "":
             return self._infer_if(node)
+        if node.op_type == "Loop" and node.domain == "" and (given := self._infer_loop(node)) is not None:
+            return given
+        if node.op_type == "Scan" and node.domain == "":
+            self._enter_scan(node)
         found = self._ask_onnx(node)
         result: list[Tensor | None] = []
         for name in node.output:
@@ -191,21 +217,74 @@ class Shapes:
             branches = {
                 k: g for k, g in branches.items() if k == ("then_branch" if condition.item() else "else_branch")
             }
-        results = [self._branch(branch) for branch in branches.values()]
-        largest = max(results, key=lambda tensors: sum(tensor.elements for tensor in tensors), default=[])
+        bodies = [self._enter(branch) for branch in branches.values()]
+        self._bodies[_key(node)] = tuple(bodies)
+        results = [body.outputs for body in bodies]
+        largest = max(results, key=lambda tensors: sum(tensor.elements for tensor in tensors), default=())
         return [Tensor(name, tensor.dtype, tensor.shape) for name, tensor in zip(node.output, largest, strict=False)]
 
-    def _branch(self, graph: GraphProto) -> list[Tensor]:
+    def _infer_loop(self, node: NodeProto) -> list[Tensor | None] | None:
+        """Return what a Loop gives, its first turn standing for all; None where it does not show that."""
+        trips = self.values.get(node.input[0])
+        states = [self.tensors[name] for name in node.input[2:]]
+        graph = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        first = [np.array(0, np.int64), np.array(True), *(self.values.get(name) for name in node.input[2:])]
+        given = [Tensor("", "int64", ()), Tensor("", "bool", ()), *states]
+        if trips is None or len(graph.input) != len(given):
+            return None
+        try:
+            body = self._enter(graph, list(zip(given, first, strict=True)), int(trips.item()))
+        except InputError:
+            return None
+        results = body.outputs[1:]
+        kept, gathered = results[: len(states)], results[len(states) :]
+        if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
+            return None
+        self._bodies[_key(node)] = (body,)
+        shapes = [tensor.shape for tensor in kept] + [(body.times, *tensor.shape) for tensor in gathered]
+        return [
+            Tensor(name, tensor.dtype, shape) if name else None
+            for name, tensor, shape in zip(node.output, results, shapes, strict=False)
+        ]
+
+    def _enter_scan(self, node: NodeProto) -> None:
+        """Note what a turn of a Scan over the first axes of its inputs does; others remain unknown."""
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        scanned = attributes["num_scan_inputs"].i
+        given = [self.tensors[name] for name in node.input if name]
+        graph = attributes["body"].g
+        axes = list(attributes["scan_input_axes"].ints) if "scan_input_axes" in attributes else []
+        if any(axes) or len(given) != len(graph.input) or not all(tensor.shape for tensor in given[-scanned:]):
+            return
+        slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in given[-scanned:]]
+        turns = given[-1].shape[0]
+        try:
+            body = self._enter(graph, [(tensor, None) for tensor in (*given[:-scanned], *slices)], turns)
+        except InputError:
+            return
+        self._bodies[_key(node)] = (body,)
+
+    def body_of(self, node: NodeProto) -> tuple[Body, ...]:
+        """Return what was found inside a node: one body, or one for each branch that can be taken."""
+        return self._bodies.get(_key(node), ())
+
+    def _enter(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
+        """Walk a nested graph whose inputs are ``given``."""
         own = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
+        names = [info.name for info in graph.input]
+        own |= {name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, given, strict=True)}
+        fixed = {tensor.name for tensor in graph.initializer}
         inner = Shapes(
-            self.tensors | own, self.constants | set(own), self._declared, self._opsets, used_names(graph), self._model
+            self.tensors | own, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
         )
         inner.values, inner._protos = dict(self.values), dict(self._protos)
         for tensor in graph.initializer:
             inner.add_value(tensor)
-        for node in graph.node:
-            inner.add(node)
-        return [inner.tensors[info.name] for info in graph.output]
+        for name, (_, value) in zip(names, given, strict=True):
+            if value is not None:
+                inner.values[name] = value
+        nodes = tuple(node for node in graph.node if not inner.add(node))
+        return Body(inner, nodes, tuple(inner.tensors[info.name] for info in graph.output), times)
 
     def add_constant(self, node: NodeProto) -> None:
         """Note a Constant node, which is a weight."""
@@ -260,6 +339,10 @@ class Shapes:
             tensor = self.tensors[name]
             self._types[name] = helper.make_tensor_type_proto(elem_type(tensor.dtype), tensor.shape)
         return self._types[name]
+
+
+def _key(node: NodeProto) -> tuple[str, ...]:
+    return tuple(node.output)
 
 
 def _plain(node: NodeProto) -> dict[str, object]:

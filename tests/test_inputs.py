@@ -57,6 +57,20 @@ def test_an_index_that_is_shifted_before_the_lookup_leaves_room(tmp_path: Path) 
     assert random_inputs(load_graph(path))["ids"].max() + 2 < 10
 
 
+def test_an_index_into_a_part_of_a_table_stays_inside_the_last_part(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Add", ["ids", "begins"], ["more"]), node("Gather", ["table", "more"], ["y"])],
+        {"ids": ["n", 3]},
+        {"y": None},
+        {"table": floats(300, 2), "begins": integers(0, 100, 290)},
+        types={"ids": INT64},
+    )
+    ids = random_inputs(load_graph(path, 200))["ids"]
+    assert 5 < ids.max() < 10
+    assert ids.min() >= 0
+
+
 def test_masks_are_ones_positions_count_and_images_have_bytes(tmp_path: Path) -> None:
     names = {"attention_mask": INT64, "position_ids": INT64, "picture": TensorProto.UINT8, "flag": TensorProto.BOOL}
     path = write_model(

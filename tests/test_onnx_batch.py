@@ -236,3 +236,12 @@ def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
     with pytest.raises(InputError, match="cannot write"):
         rebatch(path, tmp_path / "none" / "m.onnx")
+
+
+def test_a_model_that_rounds_to_eight_bits_may_move_by_a_step_with_the_batch(tmp_path: Path) -> None:
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),  # by the largest value of the whole batch
+        node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    path = model(tmp_path, nodes, [1, 30], [1, 30])
+    assert run(freed(path), 5)[0].shape == (5, 30)

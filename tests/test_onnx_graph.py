@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.onnx_graph import load_graph
-from tests.small_models import floats, integers, write_model
+from tests.small_models import Dims, floats, integers, write_model
 
 node = helper.make_node
 
@@ -156,7 +156,11 @@ def test_arithmetic_of_dimensions_is_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mask", ["past_length + sequence_length", "total_sequence_length"])
 def test_a_mask_over_a_cache_of_keys_is_as_long_as_the_past_and_the_new_tokens(tmp_path: Path, mask: str) -> None:
-    names = {"ids": ["batch", "sequence_length"], "mask": ["batch", mask], "key": ["batch", 2, "past_length", 8]}
+    names: dict[str, Dims] = {
+        "ids": ["batch", "sequence_length"],
+        "mask": ["batch", mask],
+        "key": ["batch", 2, "past_length", 8],
+    }
     path = write_model(
         tmp_path / "m.onnx", [node("Relu", [name], [f"{name}_out"]) for name in names], names, {"mask_out": None}
     )
@@ -301,6 +305,7 @@ def test_the_branch_that_is_taken_gives_the_shape_and_what_it_captures_is_an_inp
     graph = load_graph(path, 2)
     assert graph.outputs[0].shape == (2, 12)
     assert [tensor.name for tensor in graph.ops[0].inputs] == ["c", "x"]
+    assert graph.ops[0].flops is not None
 
 
 @pytest.mark.parametrize(
@@ -317,6 +322,55 @@ def test_what_the_data_decides_is_at_its_largest_unless_declared(
         types={"y": TensorProto.INT64},
     )
     assert load_graph(path, 3).outputs[0].shape == expected
+
+
+def loop(turns: str, state: str) -> onnx.NodeProto:
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            node("MatMul", ["s", "w"], ["more"]),
+            node("Slice", ["x", "i1", "next", "one"], ["column"]),
+            node("Unsqueeze", ["i", "zero"], ["i1"]),
+            node("Add", ["i1", "one"], ["next"]),
+            node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("s", TensorProto.FLOAT, None)],
+        [info(name, TensorProto.FLOAT, None) for name in ("on", "more", "column")],
+    )
+    order = [body.node[i] for i in (0, 2, 3, 1, 4)]
+    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in order]
+    del body.node[:]
+    body.node.extend(copies)
+    body.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    return node("Loop", [turns, "", state], ["last", "all"], name="loop", body=body)
+
+
+def test_a_loop_costs_all_its_turns_and_gathers_what_each_gives(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Shape", ["x"], ["dims"]), node("Gather", ["dims", "one"], ["width"]), loop("width", "x")],
+        {"x": ["batch", 6]},
+        {"last": None, "all": None},
+        {"w": floats(6, 6), "zero": integers(0), "one": integers(1)},
+    )
+    graph = load_graph(path, 3)
+    assert [tensor.shape for tensor in graph.outputs] == [(3, 6), (6, 3, 1)]
+    assert graph.ops[-1].flops == 6 * (2 * 3 * 6 * 6 + 1)
+    assert graph.ops[-1].bytes_read > 6 * 4 * 36
+
+
+def test_a_loop_whose_turns_are_data_is_as_unknown_as_before(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [loop("turns", "x")],
+        {"x": ["batch", 6], "turns": []},
+        {"last": None, "all": ["steps", "batch", 1]},
+        {"w": floats(6, 6), "zero": integers(0), "one": integers(1)},
+        types={"turns": TensorProto.INT64},
+    )
+    with pytest.raises(InputError, match=r"the shape of '(last|all)', which node loop \(Loop\) gives"):
+        load_graph(path, 3)
 
 
 def test_what_follows_a_shape_that_the_data_decides_follows_the_largest(tmp_path: Path) -> None:

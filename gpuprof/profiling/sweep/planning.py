@@ -10,7 +10,7 @@ from pathlib import Path
 from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.onnx_batch import ensure_dynamic_batch
-from gpuprof.onnx_graph import load_graph
+from gpuprof.onnx_graph import load_graph, only_batch
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.share import Share, parse_share
@@ -96,8 +96,18 @@ def freed(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedMo
         for batch in batches:
             load_graph(model.path, batch, model.name)
     except InputError:
-        return NamedModel(model.name, ensure_dynamic_batch(model.path, directory))
+        only = only_batch(model.path) or 1
+        load_graph(model.path, only, model.name)  # what is wrong at its own batch, too, is not the batch's fault
+        return NamedModel(model.name, _free_copy(model.path, directory, only))
     return model
+
+
+def _free_copy(path: Path, directory: Path, only: int) -> Path:
+    try:
+        return ensure_dynamic_batch(path, directory)
+    except InputError as error:
+        fix = f"export the model with a dynamic batch, or measure it at the one that it has: --batch {only}"
+        raise InputError(error.message, fix) from error
 
 
 def parse_batches(text: str) -> tuple[int, ...]:

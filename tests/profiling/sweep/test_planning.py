@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from onnx import helper
 
 from gpuprof.device import Device
 from gpuprof.errors import InputError
@@ -16,6 +18,7 @@ from gpuprof.profiling.sweep.planning import (
 )
 from gpuprof.share import Share
 from tests.profiling.models import write_mlp
+from tests.small_models import write_model
 
 CPU = Device("cpu-test", "cpu", 6, 1000.0, {}, 1, 1.0, 1)
 
@@ -73,6 +76,19 @@ def test_neighbours_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     a = write_mlp(tmp_path / "a.onnx")
     with pytest.raises(InputError, match="leave no room"):
         plan_cells(parse_models([str(a)]), (1,), (Share(100.0),), neighbours=[parse_neighbour(str(a), CPU)])
+
+
+def test_a_model_whose_batch_cannot_be_freed_may_be_measured_at_its_own(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Unsqueeze", ["x", "first"], ["image"]),
+        helper.make_node("Conv", ["image", "w"], ["y"], name="conv"),
+    ]
+    weights = {"first": np.array([0]), "w": np.ones((2, 3, 1, 1), np.float32)}
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [3, 8, 8]}, {"y": [1, 2, 8, 8]}, weights)
+    (model,) = parse_models([str(path)])
+    assert freed(model, (3,), tmp_path / "copies") == model
+    with pytest.raises(InputError, match=r"conv \(Conv\) stands in the way.*at the one that it has: --batch 3"):
+        freed(model, (1,), tmp_path / "copies")
 
 
 def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> None:
