@@ -35,7 +35,6 @@ def simulate(
     following: Following,
     fidelity: Fidelity,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
-    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule and --interference.")] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Also write everything here, as JSON.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -47,7 +46,7 @@ def simulate(
     from gpuprof.simulator.merged_queues import merged_queues
 
     chosen = chosen_format(as_json, as_csv)
-    loop = following.loop(db)
+    loop = following.loop()
     asked = read_map(map_file)
     queues = merged_queues(asked)
     deployment = queues.deployment
@@ -55,7 +54,7 @@ def simulate(
     load, trace_s = traffic.load(asked, queues)
     options = served.options(deployment, traffic, load, trace_s)
     if loop is None:
-        measured = interference_of(deployment, db) if fidelity.interference else None
+        measured = interference_of(deployment, following.db) if fidelity.interference else None
         outcome = _run(deployment, load, options, fidelity.sample, measured)
     else:
         if fidelity.sample or fidelity.interference:

@@ -157,12 +157,13 @@ class Following:
     headroom: Annotated[float, typer.Option(help="Times the rates that --reschedule sees.", min=0.1)] = 1.2
     load_time: Annotated[str, typer.Option(help="Of a model into a new replica.")] = "5s"
     mig_time: Annotated[str, typer.Option(help="Of giving a GPU another MIG layout.")] = "10s"
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule and --interference.")] = None
 
     def __post_init__(self) -> None:
         if self.policy is not None and self.every is None:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
 
-    def loop(self, db: Path | None) -> Loop | None:
+    def loop(self) -> Loop | None:
         """Return how often and with which costs the map is placed anew; None: never.
 
         Raises
@@ -177,7 +178,7 @@ class Following:
         if self.every is None:
             return None
         costs = MoveCosts(parse_duration(self.load_time, "--load-time"), parse_duration(self.mig_time, "--mig-time"))
-        return Loop(parse_duration(self.every, "--reschedule"), self.headroom, costs, db)
+        return Loop(parse_duration(self.every, "--reschedule"), self.headroom, costs, self.db)
 
 
 @dataclass(frozen=True)
