@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.calibrate_options import Fitting, Measuring
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -26,17 +26,13 @@ from gpuprof.share import Share
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuprof.cli.calibrate_options import Profile
     from gpuprof.device import Device
-    from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.choice import Ranked
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.child.job import Limits
     from gpuprof.profiling.sweep.campaign import Cell
     from gpuprof.profiling.sweep.planning import NamedModel
-
-    Profile = tuple[HardwareProfile, dict[str, WorkloadProfile]]
-
 
 _COLUMNS = (
     Column("of", "of", right=False),
@@ -63,54 +59,6 @@ _HARDWARE_UNITS = {
     "beta_sch": "ms",
     "share_unit": "fraction",
 }
-
-
-@dataclass(frozen=True)
-class Measuring:
-    """How MODELs are measured."""
-
-    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0
-
-    def limits(self) -> Limits:
-        """Return when a measurement ends."""
-        from gpuprof.profiling.child.job import limits_within
-
-        return limits_within(self.time_limit)
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """What is fitted, and where it is kept."""
-
-    profile: Annotated[
-        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), instead of the database.")
-    ] = None
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database.")] = None
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write iGniter's coefficients here, too.")] = (
-        None
-    )
-    db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
-
-    def igniter(
-        self, database: KernelDb, name: str, profile: Profile
-    ) -> tuple[HardwareCoefficients, dict[str, WorkloadCoefficients]]:
-        """Fit iGniter's coefficients to what was measured on the device ``name``, and keep them.
-
-        Raises
-        ------
-        InputError
-            When too little was measured, or a file cannot be written.
-        """
-        from gpuprof.estimators.igniter.fit import fit_all
-        from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
-
-        hardware, workloads = fit_all(*profile)
-        kept = coefficients_path(database.path, name)
-        for path in (kept, *([self.output] if self.output else [])):
-            write_coefficients(path, name, hardware, workloads)
-            say(f"gpuprof: wrote {path}")
-        return hardware, workloads
 
 
 @with_groups
