@@ -47,6 +47,7 @@ def place(
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
     from gpuprof.cli.planning import plan
+    from gpuprof.placement.early_stop import early_stop
 
     chosen = chosen_format(as_json, as_csv)
     options = rules.options(choice.time_limit, choice.seed)
@@ -58,6 +59,8 @@ def place(
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
         say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
+    if stopped := early_stop(deployment):
+        say(f"gpuprof: {stopped}")
     if hint := share_hint(problem, deployment):
         say(f"gpuprof: {hint}")
     written.write(deployment)

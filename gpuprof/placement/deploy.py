@@ -7,6 +7,7 @@ from itertools import groupby
 
 from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
 from gpuprof.device import Device
+from gpuprof.placement.early_stop import STOPPED
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
@@ -34,7 +35,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
-        inputs={**problem.inputs, **({"found_by": placement.found_by} if placement.found_by else {})},
+        inputs={**problem.inputs, **_findings(placement)},
         models=_models(problem, predictor),
         nodes=nodes,
         predicted=MapPrediction(gpus=len(placement.gpus), goodput_rps=0.0),
@@ -54,6 +55,12 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         moves=moves,
     )
     return drawn.model_copy(update={"predicted": predicted})
+
+
+def _findings(placement: Placement) -> dict[str, str]:
+    """Return what a map records of the search for it."""
+    found_by = {"found_by": placement.found_by} if placement.found_by else {}
+    return found_by | ({STOPPED: "time limit"} if placement.stopped else {})
 
 
 def _nodes(

@@ -87,6 +87,8 @@ class Placement:
         No placement on a fixed fleet serves more requests per second within the SLOs; None where nothing is proven.
     found_by : str or None
         How a policy that tries several ways came to this placement.
+    stopped : bool
+        Whether a time limit ended the search.
     """
 
     policy: str
@@ -96,6 +98,7 @@ class Placement:
     lower_bound_cost_per_hour: float | None = None
     upper_bound_goodput_rps: float | None = None
     found_by: str | None = None
+    stopped: bool = False
 
     def rate_rps(self, model: str) -> float:
         """Return the rate that the replicas of ``model`` are planned for together."""

@@ -10,9 +10,12 @@ bisection's own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.demand import Slo
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.sojourn import Arrivals, BatchServer, QueueModel
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
@@ -40,6 +43,21 @@ class RateLimits:
 
     _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
+    _limit: Limit = field(default_factory=Limit)
+
+    @contextmanager
+    def until(self, limit: Limit) -> Iterator[None]:
+        """Within, let questions raise `TimeUpError` once the time is up, whichever policy asks them."""
+        before, self._limit = self._limit, limit
+        try:
+            yield
+        finally:
+            self._limit = before
+
+    def check_time(self) -> None:
+        """Raise `TimeUpError` when the time for questions is up."""
+        if self._limit.is_over:
+            raise TimeUpError
 
     def in_time(self, queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> bool:
         """Whether a replica answers ``rate_rps`` within the SLO."""
@@ -81,6 +99,7 @@ class RateLimits:
             asked += 1
 
     def _of(self, queueing: QueueModel, server: BatchServer, slo: Slo) -> _Known:
+        self.check_time()
         key = (self._number(queueing), server, slo)
         found = self._known.get(key)
         if found is None:

@@ -99,7 +99,7 @@ class Segments:
         self._estimates: dict[tuple[object, ...], Estimate] = {}
         self._segments: dict[tuple[str, str], tuple[Segment, ...]] = {}
         self._best: dict[tuple[str, str], tuple[Segment, ...]] = {}
-        self._best_of: dict[tuple[str, str, Share], Segment | None] = {}
+        self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
 
@@ -107,6 +107,7 @@ class Segments:
         """Return the estimator's answer, asked once for each question."""
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key not in self._estimates:
+            self.problem.limits.check_time()
             self._estimates[key] = self.problem.estimator.estimate(
                 workload.model, device, workload.batch, workload.share, key[2], workload.processes
             )
@@ -293,13 +294,18 @@ class Segments:
         Once a segment serves all that is asked for, larger batches are looked at only while they shorten its tail.
         Where batches between the listed ones may run too, it is the best of all, given that larger batches take longer.
         """
-        key = (demand.model, device.name, share)
-        if key not in self._best_of:
+        known = self._best_of.setdefault((demand.model, device.name), {})
+        if share not in known:
             best = self._best_listed(demand, device, share)
             if self.menu.is_dense(demand.model, device, share):
                 best = self._best_between(demand, device, share, best)
-            self._best_of[key] = best
-        return self._best_of[key]
+            known[share] = best
+        return known[share]
+
+    def looked_at(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
+        """Return the best segments under the shares that were looked at so far."""
+        known = self._best_of.get((demand.model, device.name), {})
+        return tuple(segment for segment in known.values() if segment is not None)
 
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
         """Return the best segment of any batch, given the best of those listed."""

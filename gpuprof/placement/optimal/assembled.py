@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from gpuprof.demand import Demand
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Assembly, Suite, undominated
 from gpuprof.placement.optimal.enumeration import Enumeration
 from gpuprof.placement.optimal.goodput import served_most
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.optimal.suites import PHASES, Suites
 from gpuprof.placement.placement import PlacedGpu

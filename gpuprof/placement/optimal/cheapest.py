@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from gpuprof.demand import Demand
 from gpuprof.fleet import FleetEntry
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.generation import relaxed
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.master import Choice, DemandClass, Master, classes_of
 from gpuprof.placement.optimal.offers import Choices, Offers
 from gpuprof.placement.problem import Problem

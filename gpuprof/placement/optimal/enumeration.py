@@ -15,9 +15,9 @@ from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.estimate import Workload
 from gpuprof.placement.bin import MPS_CLIENTS
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.knapsack import multisets
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.master import Master
 from gpuprof.placement.optimal.pattern import Room
 from gpuprof.placement.program import Solution

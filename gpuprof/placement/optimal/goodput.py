@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpuprof.demand import Demand
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.master import Choice, DemandClass, Master
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from gpuprof.demand import Demand
 from gpuprof.device import Device
 from gpuprof.mig import legal_starts, placement
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms, Task
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
 from gpuprof.demand import Demand
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.fleet_bins import FleetBins
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.assembled import Assembled, Assembler
 from gpuprof.placement.optimal.carry import carried, evened
 from gpuprof.placement.optimal.cheapest import cheapest, cheapest_of
 from gpuprof.placement.optimal.goodput import maximise_goodput, most_goodput
+from gpuprof.placement.optimal.hasty import hasty
 from gpuprof.placement.optimal.headroom import slowed
 from gpuprof.placement.optimal.improve import Improver
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.master import Choice, classes_of
 from gpuprof.placement.optimal.offers import Choices, Offers
 from gpuprof.placement.optimal.portfolio import portfolio
@@ -64,22 +66,48 @@ class Optimal:
     fair: bool = False
 
     def place(self, problem: Problem) -> Placement:
-        """Return the placement; see `gpuprof.placement.policies.Policy`."""
-        limit = Limit(problem.options.time_limit_s)
-        segments = Segments(problem)
+        """Return the placement; see `gpuprof.placement.policies.Policy`.
+
+        With a time limit a hasty plan is made first, and as much time as it took is kept back for what is done with
+        the plan afterwards.
+        """
+        whole, segments = Limit(problem.options.time_limit_s), Segments(problem)
+        if whole.seconds is None:
+            *_, found = self._ever_better(problem, segments, whole)
+            return found
+        first = found = hasty(problem, segments, whole)
+        limit = whole.keeping(whole.spent_s)
+        with problem.limits.until(limit), suppress(TimeUpError):
+            for one in self._ever_better(problem, segments, limit):
+                found = one
+        if not limit.is_over:
+            return found
+        first = min(first, hasty(problem, segments, whole), key=lambda one: worth(problem, one))
+        return replace(_best_of_two(problem, found, first), stopped=True)
+
+    def _ever_better(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
+        """Yield the plan, then with its slack spread, then of these and what runs already what moves fewest."""
         planned = self._planned(problem, segments, limit)
+        yield planned
         slack = Slack(problem, segments, limit)
         spread = _spread(problem, segments, slack, planned)
+        yield spread
         if problem.previous is None:
-            return spread
-        kept = [_spread(problem, segments, slack, one) for one in self._kept(problem, segments, planned, limit)]
-        return _preferred(problem, slack, [*kept, spread])
+            return
+        kept = []
+        with suppress(TimeUpError):
+            for one in self._kept(problem, segments, planned, limit):
+                kept.append(_spread(problem, segments, slack, one))
+        yield _preferred(problem, slack, [*kept, spread])
 
     def _planned(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the placement as if nothing ran yet."""
         planned = self._program(problem, segments, limit)
         choose = self._fairest if self.fair else self._best
-        return choose(problem, segments, planned, limit)
+        try:
+            return choose(problem, segments, planned, limit)
+        except TimeUpError:
+            return bounded(problem, planned.placement)
 
     def _program(self, problem: Problem, segments: Segments, limit: Limit) -> _Planned:
         """Return what the integer program that knows of no neighbours makes of the problem."""
@@ -131,10 +159,11 @@ class Optimal:
         self, problem: Problem, segments: Segments, planned: _Planned, best: Placement, assembler: Assembler
     ) -> Placement:
         """Return the best of a map, the program's with room to be disturbed, and the quick policies', improved."""
-        for name, one in self._others(problem, segments, planned, assembler):
-            best = better(problem, best, one, name)
-            if is_proven(problem, best):
-                break
+        with suppress(TimeUpError):
+            for name, one in self._others(problem, segments, planned, assembler):
+                best = better(problem, best, one, name)
+                if is_proven(problem, best):
+                    break
         return best
 
     def _others(
@@ -228,6 +257,17 @@ def _of_all(assembler: Assembler) -> Iterator[tuple[str, Assembled]]:
 
 def _of(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:
     return with_unplaced(problem, segments, Placement("optimal", gpus))
+
+
+def _best_of_two(problem: Problem, found: Placement, first: Placement) -> Placement:
+    """Return the better of what was searched for and the hasty plan, with the higher bound on the cost."""
+    best = better(problem, found, first, str(first.found_by))
+    if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
+        return best
+    if best.lower_bound_cost_per_hour is None:
+        bounds = (first.lower_bound_gpus, first.lower_bound_cost_per_hour)
+        best = replace(best, lower_bound_gpus=bounds[0], lower_bound_cost_per_hour=bounds[1])
+    return bounded(problem, best)
 
 
 def _spread(problem: Problem, segments: Segments, slack: Slack, placement: Placement) -> Placement:

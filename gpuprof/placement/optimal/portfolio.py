@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
@@ -23,11 +24,10 @@ _MOST_DEVICES = 12
 def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
     for name in (*_QUICK, *_SEARCHING):
-        if limit.is_over and name != _QUICK[0]:
-            return  # the first is asked whatever the time: there is to be a map
         if name in BUILTIN and _is_meant_for(name, problem):
+            options = replace(problem.options, time_limit_s=limit.left_s)
             try:
-                yield make_policy(name).place(problem)
+                yield make_policy(name).place(replace(problem, options=options))
             except GpuprofError:
                 continue  # not made for such a fleet, or for what is known of the models
 

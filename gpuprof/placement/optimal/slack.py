@@ -15,7 +15,7 @@ from gpuprof.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimate import Workload
 from gpuprof.mig import MigPlacement, legal_starts, placement
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments

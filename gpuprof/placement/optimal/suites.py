@@ -14,8 +14,8 @@ from itertools import chain
 
 from gpuprof.demand import Demand
 from gpuprof.device import Device
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Suite
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms, Task
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem

@@ -3,9 +3,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.enumeration import Enumeration
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.problem import Options, Problem

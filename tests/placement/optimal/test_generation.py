@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from gpuprof.fleet import FleetEntry
 from gpuprof.placement.contract import demand, plain_device
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import pattern
 from gpuprof.placement.optimal.generation import relaxed
-from gpuprof.placement.optimal.limit import Limit
 from gpuprof.placement.optimal.master import DemandClass, Master
 from gpuprof.placement.segment import Segment
 from gpuprof.share import Share

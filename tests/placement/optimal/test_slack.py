@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from gpuprof.device import Device
 from gpuprof.estimate import Estimate, Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
-from gpuprof.placement.optimal.limit import Limit
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.optimal.slack import Slack
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica

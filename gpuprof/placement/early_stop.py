@@ -1,0 +1,24 @@
+"""Tells that a time limit ended the search for a map, and how far from the best the map may be."""
+
+from __future__ import annotations
+
+from gpuprof.deployment import DeploymentMap
+
+#: The key under which a map says what ended its search.
+STOPPED = "stopped_by"
+
+
+def early_stop(deployment: DeploymentMap) -> str | None:
+    """Return one line where a search was stopped early, None where it was not."""
+    if STOPPED not in deployment.inputs:
+        return None
+    found, words = deployment.predicted, []
+    if found.lower_bound_gpus is not None:
+        words.append(f"{found.gpus} devices, and no map takes fewer than {found.lower_bound_gpus}")
+    if found.lower_bound_cost_per_hour is not None and found.cost_per_hour is not None:
+        words.append(f"{found.cost_per_hour:.4g} $/h, and none costs less than {found.lower_bound_cost_per_hour:.4g}")
+    if found.upper_bound_goodput_rps is not None:
+        words.append(
+            f"{found.goodput_rps:.4g} requests/s, and none serves more than {found.upper_bound_goodput_rps:.4g}"
+        )
+    return f"the {deployment.inputs[STOPPED]} ended the search early: {'; '.join(words) or 'no bound is known'}"

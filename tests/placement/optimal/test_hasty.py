@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuprof.placement import limit as module
+from gpuprof.placement.contract import (
+    ExponentialQueue,
+    demand,
+    evidence,
+    plain_device,
+    problem,
+    sliced_device,
+    solved,
+)
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.hasty import hasty
+from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.segment import Segments
+from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+from tests.placement.curved import CurvedEstimator
+
+FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+ASKED = st.lists(st.tuples(st.floats(0.5, 1500.0), st.floats(4.0, 300.0)), min_size=1, max_size=5)
+FLEETS = st.sampled_from([[(plain_device(), None)], [(sliced_device(), None)], [(plain_device(), 2)]])
+
+
+@dataclass
+class Slow:
+    """A queue model by whose answers a clock goes on."""
+
+    now_s: float = 0.0
+    each_s: float = 0.01
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        self.now_s += self.each_s
+        return ExponentialQueue().sojourn(arrivals, server)
+
+
+def made(count: int, queueing: Slow, disturbance: float, options: Options) -> Problem:
+    asked = [demand(f"m{i}", 20.0 + 9.0 * i, 30.0 + 3.0 * i) for i in range(count)]
+    estimator = CurvedEstimator(disturbance=disturbance)
+    return replace(problem(asked, estimator=estimator, options=options), queueing=queueing)  # type: ignore[arg-type]
+
+
+@FEW
+@given(asked=ASKED, fleet=FLEETS, budget=st.booleans(), limit_s=st.sampled_from([None, 0.0]))
+def test_it_is_sound_and_its_bound_below_what_the_search_finds(
+    asked: list[tuple[float, float]], fleet: list[tuple[object, int | None]], budget: bool, limit_s: float | None
+) -> None:
+    options = Options(latency_budget=0.5) if budget else Options()
+    wanted = [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(asked)]
+    posed = problem(wanted, fleet, CurvedEstimator(disturbance=0.1), options)  # type: ignore[arg-type]
+    placement = hasty(posed, Segments(posed), Limit(limit_s))
+    assert check(to_map(posed, placement), evidence(posed)) == ()
+    other, _ = solved(FirstFitDecreasing(), posed)
+    if not placement.unplaced and not other.unplaced:
+        assert placement.lower_bound_gpus is not None
+        assert 1 <= placement.lower_bound_gpus <= min(len(other.gpus), len(placement.gpus))
+
+
+def stopped_after(limit_s: float, disturbance: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Placement, Slow]:
+    queueing = Slow()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
+    posed = made(30, queueing, disturbance, Options(time_limit_s=limit_s))
+    placement = Optimal().place(posed)
+    spent = queueing.now_s
+    queueing.now_s = 0.0
+    assert check(to_map(posed, placement), evidence(posed)) == ()
+    queueing.now_s = spent
+    return placement, queueing
+
+
+@pytest.mark.parametrize("disturbance", [0.0, 0.1])
+def test_the_limit_holds_for_the_preparation_too(disturbance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, queueing = stopped_after(5.0, disturbance, monkeypatch)
+    assert placement.stopped
+    assert placement.unplaced == ()
+    assert queueing.now_s <= 5.0
+
+
+def test_without_any_time_a_handful_of_questions_a_demand_gives_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    placement, queueing = stopped_after(1e-6, 0.1, monkeypatch)
+    assert placement.stopped
+    assert placement.unplaced == ()
+    assert queueing.now_s <= 30 * 12 * queueing.each_s

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuprof.placement.contract import demand, plain_device, problem
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.early_stop import early_stop
+from gpuprof.placement.optimal.optimal import Optimal
+
+GIVEN = problem([demand("a", 20.0), demand("b", 20.0)])
+
+
+def test_a_map_whose_search_was_not_stopped_says_nothing() -> None:
+    assert early_stop(to_map(GIVEN, Optimal().place(GIVEN))) is None
+
+
+def test_a_stopped_search_is_told_with_its_bounds() -> None:
+    placement = replace(
+        Optimal().place(GIVEN), stopped=True, lower_bound_gpus=1, lower_bound_cost_per_hour=0.5, found_by="first fit"
+    )
+    deployment = to_map(GIVEN, placement)
+    assert deployment.inputs == {"found_by": "first fit", "stopped_by": "time limit"}
+    assert early_stop(deployment) == (
+        "the time limit ended the search early: 1 devices, and no map takes fewer than 1; "
+        "1 $/h, and none costs less than 0.5"
+    )
+
+
+def test_without_a_bound_it_says_so_and_on_a_fixed_fleet_what_could_be_served_at_most() -> None:
+    placement = replace(Optimal().place(GIVEN), stopped=True, lower_bound_gpus=None, lower_bound_cost_per_hour=None)
+    assert early_stop(to_map(GIVEN, placement)) == "the time limit ended the search early: no bound is known"
+    fixed = problem([demand("a", 20.0)], [(plain_device(), 1)])
+    bounded = replace(
+        Optimal().place(fixed),
+        stopped=True,
+        lower_bound_gpus=None,
+        lower_bound_cost_per_hour=None,
+        upper_bound_goodput_rps=30.0,
+    )
+    line = early_stop(to_map(fixed, bounded))
+    assert line == "the time limit ended the search early: 20 requests/s, and none serves more than 30"
