@@ -17,7 +17,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, n
 
 from gpuprof.errors import InputError
 from gpuprof.model import Tensor
-from gpuprof.onnx_dims import batch_axes, bind_inputs, declared_dims
+from gpuprof.onnx_dims import batch_axes, bind_inputs, declared_dims, fixed_batch
 from gpuprof.onnx_file import OnnxFile
 from gpuprof.onnx_nodes import label, used_names
 from gpuprof.onnx_shapes import Shapes
@@ -142,8 +142,7 @@ class _Walk:
         infos = [info for info in graph.input if info.name not in file.weights]
         declared = {info.name: declared_dims(info) or () for info in infos}
         free = batch_axes(declared)
-        first = next((dims for dims in declared.values() if dims), ())
-        batch = 1 if free else next((dim for dim in first[:1] if isinstance(dim, int)), 1)
+        batch = fixed_batch(infos) or 1
         axes = free or {name: 0 for name, dims in declared.items() if dims and dims[0] == batch}
         opsets = {o.domain: o.version for o in file.model.opset_import}
         tensors, _ = bind_inputs(infos, batch, {}, name)

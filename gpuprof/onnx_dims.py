@@ -59,11 +59,20 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
 
 
 def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
-    """Return the batch that a model's inputs fix, None where it is free or where no input has one."""
+    """Return the batch that a model's inputs fix, None where it is free; 1 where no input has a dimension.
+
+    An input of one dimension, such as a step of time, tells less than one of more.
+    """
     declared = {info.name: declared_dims(info) or () for info in infos}
     if batch_axes(declared):
         return None
-    return next((dims[0] for dims in declared.values() if dims and isinstance(dims[0], int)), None)
+    return _first_fixed(declared) or 1
+
+
+def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
+    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int)]
+    dims = next((dims for dims in found if len(dims) > 1), next(iter(found), ()))
+    return next((dim for dim in dims[:1] if isinstance(dim, int)), None)
 
 
 def bind_inputs(
@@ -148,12 +157,13 @@ def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int
         raise InputError(f"the batch must be at least 1 but is {batch}")
     if axes:
         return
-    name, dims = next(((name, dims) for name, dims in declared.items() if dims), (None, ()))
-    if name is None and batch != 1:
+    fixed = _first_fixed(declared)
+    if fixed is None and batch != 1:
         raise InputError(f"{model}: no input has a batch dimension, but batch {batch} is asked", "ask for batch 1")
-    if name is not None and dims[0] != batch:
+    if fixed is not None and fixed != batch:
+        name = next(name for name, dims in declared.items() if dims and dims[0] == fixed)
         raise InputError(
-            f"{model}: input {name} fixes the batch at {dims[0]}, but {batch} is asked",
+            f"{model}: input {name} fixes the batch at {fixed}, but {batch} is asked",
             "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
         )
 

@@ -53,7 +53,7 @@ def load_graph(
 
 
 def only_batch(path: Path) -> int | None:
-    """Return the batch that the model in ``path`` fixes, None where it takes any.
+    """Return the batch that the model in ``path`` fixes, 1 where no input has one, None where it takes any.
 
     Raises
     ------

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.onnx_graph import load_graph
+from gpuprof.onnx_graph import load_graph, only_batch
 from tests.small_models import Dims, floats, integers, write_model
 
 node = helper.make_node
@@ -182,6 +182,15 @@ def test_a_model_without_a_dimension_has_no_batch_but_one(tmp_path: Path) -> Non
     assert load_graph(path, 1).inputs[0].shape == ()
     with pytest.raises(InputError, match="no input has a batch dimension, but batch 2 is asked"):
         load_graph(path, 2)
+    assert only_batch(path) == 1
+
+
+def test_the_batch_is_fixed_by_the_data_and_not_by_a_step_of_time_before_it(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Mul", ["x", "t"], ["y"])], {"t": [1], "x": [8, 3]}, {"y": [8, 3]})
+    assert only_batch(path) == 8
+    assert load_graph(path, 8).outputs[0].shape == (8, 3)
+    with pytest.raises(InputError, match="input x fixes the batch at 8, but 1 is asked"):
+        load_graph(path, 1)
 
 
 def test_a_reshape_that_holds_the_old_batch_is_named(tmp_path: Path) -> None:

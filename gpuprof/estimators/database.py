@@ -20,7 +20,7 @@ from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.op_work import WorkByBatch
-from gpuprof.estimators.roofline.roofline import roofline_ms, source_of, unknown_ms
+from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.model import ModelGraph
 from gpuprof.share import Share
@@ -211,6 +211,7 @@ class DatabaseEstimator:
             figure = learned.latency(self._graph(known, batch), share)
         else:
             figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
+            figure = _widened(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
         if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
             raise InputError(
                 f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",

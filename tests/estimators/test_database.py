@@ -11,6 +11,7 @@ from onnx.helper import make_node as node
 from gpuprof.errors import InputError
 from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.roofline.roofline import DISPATCH_US
 from gpuprof.kernel_db.schema import ColocationRow
 from gpuprof.onnx_graph import load_graph
 from gpuprof.share import Share
@@ -99,6 +100,12 @@ def test_an_op_that_nothing_is_known_of_is_named_and_widens_the_interval_to_many
 def test_every_kernel_of_a_gpu_takes_a_launch_at_least(tmp_path: Path) -> None:
     said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), GPU, 1, WHOLE)
     assert said.latency_ms.value >= 3 * 0.00137
+
+
+def test_a_tiny_model_may_take_a_cpu_what_going_from_op_to_op_takes(tmp_path: Path) -> None:
+    said = DatabaseEstimator(None).estimate(str(two_layers(tmp_path / "tiny.onnx", width=1)), CPU, 1, WHOLE)
+    assert said.latency_ms.value < 0.001
+    assert said.latency_ms.upper() >= 3 * DISPATCH_US * 1e-3
 
 
 def test_memory_of_an_unmeasured_model_is_its_weights_and_what_is_alive_at_once(tmp_path: Path) -> None:
