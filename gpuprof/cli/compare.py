@@ -61,7 +61,6 @@ class SameRules(Rules):
     """What every map must keep, and how large its replicas may be."""
 
     confidence: Annotated[float | None, typer.Option(help="Plan on the upper end of the intervals.")] = None
-    overhead_ms: Annotated[float, typer.Option(help="Time that a request spends outside its replica.")] = 0.0
 
 
 @with_groups
@@ -81,7 +80,7 @@ def compare(
         raise InputError(f"a picture is .svg or .png but got {picture}")
     options = rules.options(contest.time_limit, contest.seed)
     policies = contest.made()
-    problem = asked.problem(options)
+    problem = asked.problem(options, rules.overhead_ms)
     outcomes = run(problem, policies)
     print_rows([_row(outcome) for outcome in outcomes], _COLUMNS, chosen)
     if picture is not None:

@@ -177,6 +177,14 @@ def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixtu
     assert "unknown model of the map 'nett' (did you mean net?)" in capsys.readouterr().err
 
 
+def test_comparing_counts_the_overhead_that_is_given(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for overhead_ms in ("0", "1e6"):
+        assert main(["compare", "--policies", "ffd", "--overhead-ms", overhead_ms, "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)[0])
+    assert found[0]["gpus"] and found[0] != found[1]
+
+
 def test_a_map_is_exported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place"]) == 0
     capsys.readouterr()
