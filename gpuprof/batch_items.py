@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from gpuprof.batch_axes import batch_axes
 from gpuprof.errors import GpuprofError
 from gpuprof.runtimes import ORT_CPU
 
@@ -31,6 +32,31 @@ ITEMS = 2
 _SEEDS = (0, 1)
 
 
+def kept_apart(path: Path) -> str | None:
+    """Return what keeps requests out of a common batch; None: nothing does, or nobody can tell.
+
+    That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first
+    dimension is not the batch, so that what belongs to one request alone cannot be told from it.
+
+    Raises
+    ------
+    UnavailableError
+        When ONNX Runtime is not installed.
+    """
+    from gpuprof.onnx_dims import declared_dims
+    from gpuprof.onnx_file import read_onnx
+
+    file = read_onnx(path)
+    inputs = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
+    axes = batch_axes(inputs)
+    if not axes:
+        return None
+    outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
+    fixed = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
+    elsewhere = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
+    return elsewhere or mixed_output(path) or next((f"output {name}" for name in fixed), None)
+
+
 def mixed_output(path: Path) -> str | None:
     """Return the name of an output in which the items of a batch are mixed; None: there is none, or nobody can tell.
 
@@ -44,7 +70,7 @@ def mixed_output(path: Path) -> str | None:
     """
     from gpuprof.cpu_share import own_cores
     from gpuprof.inputs import random_inputs
-    from gpuprof.onnx_dims import batch_axes, declared_dims
+    from gpuprof.onnx_dims import declared_dims
     from gpuprof.onnx_file import read_onnx
     from gpuprof.onnx_graph import load_graph
     from gpuprof.session import open_session, runtime_errors

@@ -29,16 +29,16 @@ class BatchVerdicts:
         self._unsaved: set[str] = set()
 
     def mixed(self, sha256: str | None) -> str | None:
-        """Return the output that mixes the items of a batch; None: none does, or it is not known."""
+        """Return what `gpuprof.batch_items.kept_apart` did; None, too, where it is not known."""
         return self._known[sha256] if sha256 and self._is_known(sha256) else None
 
     def judge(self, path: Path, sha256: str) -> str | None:
         """Return the same, running the model where it is not known; None, too, where it cannot be run here."""
-        from gpuprof.batch_items import mixed_output
+        from gpuprof.batch_items import kept_apart
 
         if not self._is_known(sha256):
             try:
-                found = mixed_output(path)
+                found = kept_apart(path)
             except GpuprofError:
                 return None
             self.keep(sha256, found)
@@ -72,5 +72,9 @@ class BatchVerdicts:
 
 
 def mixing(model: str, output: str) -> str:
-    """Return in words that an output of a model mixes the items of a batch."""
+    """Return in words why requests for a model do not share a batch, which `gpuprof.batch_items.kept_apart` found."""
+    if output.startswith(("input ", "output ")):
+        return (
+            f"{model} cannot have several requests in one batch: the first dimension of its {output} is not the batch"
+        )
     return f"{model} mixes the items of a batch: its output {output} for one depends on the others"

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from gpuprof.batch_axes import batch_axes
 from gpuprof.errors import InputError
 from gpuprof.inputs import random_inputs
 from gpuprof.onnx_batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
-from gpuprof.onnx_dims import batch_axes, declared_dims
+from gpuprof.onnx_dims import declared_dims
 from gpuprof.onnx_file import OnnxFile, read_onnx
 from gpuprof.onnx_graph import load_graph
 from gpuprof.session import open_session, runtime_errors, translated

@@ -15,9 +15,10 @@ from math import prod
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
 
+from gpuprof.batch_axes import batch_axes
 from gpuprof.errors import InputError
 from gpuprof.model import Tensor
-from gpuprof.onnx_dims import batch_axes, bind_inputs, declared_dims, fixed_batch
+from gpuprof.onnx_dims import bind_inputs, declared_dims, fixed_batch
 from gpuprof.onnx_file import OnnxFile
 from gpuprof.onnx_nodes import label, used_names
 from gpuprof.onnx_shapes import Shapes

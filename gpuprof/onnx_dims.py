@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from onnx import ValueInfoProto
 
+from gpuprof.batch_axes import Dim, batch_axes
 from gpuprof.errors import InputError
 from gpuprof.model import Tensor
 from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name
@@ -16,12 +17,8 @@ from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name
 #: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 
-_BATCH = re.compile(r"(^|[^a-z])(batch|bs|n)([^a-z]|$)|batch", re.IGNORECASE)
-_NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
-#: A dimension: its size, its name, or None where it is free and has no name.
-Dim = int | str | None
 
 
 def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
@@ -36,26 +33,6 @@ def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
         for dim in kind.shape.dim
     )
-
-
-def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
-    """Return for each input with a free batch dimension the position of that dimension.
-
-    A dimension named like a batch is one wherever it stands; else the first one, if it is free and not named like
-    a sequence or a side. Inputs without either, and models with a fixed batch, are absent.
-    """
-    named = {
-        name: axis
-        for name, dims in inputs.items()
-        for axis, dim in reversed(list(enumerate(dims)))
-        if isinstance(dim, str) and dim.isidentifier() and _BATCH.search(dim)
-    }
-    for name, dims in inputs.items():
-        first = dims[0] if dims else 0
-        unnamed = first is None or (isinstance(first, str) and not named and not _NOT_BATCH.search(first))
-        if name not in named and unnamed:
-            named[name] = 0
-    return named
 
 
 def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:

@@ -9,9 +9,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from gpuprof import batch_items
-from gpuprof.batch_items import mixed_output
-from gpuprof.batch_verdicts import BatchVerdicts
-from tests.small_models import floats, write_model
+from gpuprof.batch_items import kept_apart, mixed_output
+from gpuprof.batch_verdicts import BatchVerdicts, mixing
+from tests.small_models import Dims, floats, write_model
 
 Described = tuple[str, list[str], list[str], dict[str, Any]]
 
@@ -54,6 +54,26 @@ def test_an_output_that_is_the_same_for_all_mixes_nothing_and_one_of_all_items_d
     assert mixed_output(_model(tmp_path, apart, mean, outputs={"y": ["N", 4], "z": [1, 4]})) == "z"
     relation: list[Described] = [("Transpose", ["x"], ["t"], {"perm": [1, 0]}), ("MatMul", ["x", "t"], ["z"], {})]
     assert mixed_output(_model(tmp_path, apart, *relation, outputs={"y": ["N", 4], "z": ["N", "N"]})) == "z"
+
+
+@pytest.mark.parametrize(
+    ("x", "t", "y", "found"),
+    [
+        (["N", 4], ["N", 4], ["N", 4], None),
+        (["N", 4], [], ["N", 4], "input t"),
+        (["steps", "batch"], ["steps", "batch"], None, "input x"),
+        (["N", 4], ["N", 4], [1, 4], "output y"),
+        ([2, 4], [], [2, 4], None),
+    ],
+    ids=["together", "one value for all", "batch after the steps", "an output left at one", "fixed"],
+)
+def test_requests_share_a_batch_only_where_all_begin_with_it(
+    tmp_path: Path, x: Dims, t: Dims, y: Dims | None, found: str | None
+) -> None:
+    nodes = [helper.make_node("Mul", ["x", "t"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": x, "t": t}, {"y": y})
+    assert kept_apart(path) == found
+    assert found is None or f"the first dimension of its {found} is not the batch" in mixing("m", found)
 
 
 def test_of_a_random_model_nobody_can_tell(tmp_path: Path) -> None:

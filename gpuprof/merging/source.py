@@ -12,9 +12,10 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
+from gpuprof.batch_axes import Dim, batch_axes
 from gpuprof.errors import InputError
 from gpuprof.model import Tensor
-from gpuprof.onnx_dims import Dim, batch_axes, bind_inputs, bound_dims, declared_dims
+from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims
 from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
 from gpuprof.onnx_nodes import captured, constant_tensor, used_names
 from gpuprof.onnx_shapes import Shapes

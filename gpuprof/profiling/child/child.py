@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from gpuprof.batch_items import mixed_output
+from gpuprof.batch_items import kept_apart
 from gpuprof.cpu_share import CpuSlice, confine, own_cores
 from gpuprof.errors import GpuprofError
 from gpuprof.profiling.child.pauses import after_pauses
@@ -178,7 +178,7 @@ def _check(task: dict[str, Any], speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     path = Path(task["model"])
     open_session(path, threads=1, provider=task["provider"])
-    _say(speech, "done", mixed=mixed_output(path) if task.get("batches") else None)
+    _say(speech, "done", mixed=kept_apart(path) if task.get("batches") else None)
 
 
 def _peak(task: dict[str, Any], speech: TextIO) -> None:

@@ -101,7 +101,8 @@ class Batches:
     def _check_rows(self, begun: Begun, outputs: list[Any]) -> None:
         for position, output in zip(begun.wanted, outputs, strict=True):
             rows = self._outputs.rows(begun.parts, position)
-            if self._runtime.spec.max_batch and output.shape[:1] != (rows,):
+            # A request that shares no batch gets what the model gives, such as the boxes that it found.
+            if self._runtime.spec.max_batch > 1 and output.shape[:1] != (rows,):
                 raise ModelError(f"the model does not give a row of output for each of {rows} rows of input")
 
 

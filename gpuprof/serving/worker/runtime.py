@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpuprof.batch_axes import batch_axes
 from gpuprof.errors import InputError
 from gpuprof.merged_model import MergedModel, read_description, read_merged
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, datatype_of
@@ -93,11 +94,12 @@ class OnnxRuntime:
         inputs = tuple(_spec(value) for value in self._session.get_inputs())
         outputs = tuple(_spec(value) for value in self._session.get_outputs())
         mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
-        batched = is_batched(inputs, outputs) and mixing is None
+        batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(self._session.get_inputs())
         if batched and batch > 1 and self.merged is None:
             mixing = self._mixed(inputs, outputs)
         if batch > 1 and (mixing or not batched):
-            reason = f"output {mixing} relates its items to one another" if mixing else "its first dimension is fixed"
+            reason = "the first dimension of all that it takes and gives is not the batch"
+            reason = f"output {mixing} relates its items to one another" if mixing else reason
             raise InputError(
                 f"{path} cannot be served with batches of {batch}: {reason}",
                 "place it with batches of 1" if mixing else "make its batch dynamic, or place it with batches of 1",
@@ -161,6 +163,11 @@ def _mixing(inputs: Sequence[Any], outputs: Sequence[Any]) -> str | None:
     """Return an output with the batch in a second dimension, too: no part of it belongs to one request alone."""
     batches = {value.shape[0] for value in inputs if value.shape and isinstance(value.shape[0], str)}
     return next((str(value.name) for value in outputs if batches & set(value.shape[1:])), None)
+
+
+def _elsewhere(inputs: Sequence[Any]) -> bool:
+    """Tell whether an input says that its batch is another dimension than the first, such as one after the steps."""
+    return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
 
 
 def _merged(session: Any, path: Path) -> MergedModel | None:

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 
+from gpuprof.errors import InputError
 from gpuprof.serving.transport.batch_io import INLINE
-from gpuprof.serving.transport.wire import BlockingStream, Kind
+from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
 from tests.serving.test_models import TYPES, identity, lookup
+from tests.small_models import write_model
 
 CPU = "CPUExecutionProvider"
 
@@ -56,6 +59,28 @@ def test_what_cannot_be_bound_is_run_as_it_is(tmp_path: Path, kind: str) -> None
     staged = runtime.stage([array])
     assert staged.binding is None
     assert runtime.run_staged(staged, [0])[0].tolist() == array.tolist()
+
+
+def test_a_request_alone_in_its_batch_gets_as_many_rows_as_the_model_finds(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["where"]), helper.make_node("Transpose", ["where"], ["y"])]
+    path = write_model(
+        tmp_path / "m.onnx", nodes, {"x": ["batch", 4]}, {"y": ["found", 2]}, types={"y": TensorProto.INT64}
+    )
+    runtime = OnnxRuntime("m", "1", path, 1, 1, CPU)
+    batches = Batches(runtime, memoryview(bytearray(64)))
+    data = np.array([[0, 1, 1, 1]], np.float32).tobytes()
+    begun = batches.begin(Frame(Kind.RUN, [1, [[1, [[[1, 4], INLINE, len(data)]], None, None]]], memoryview(data)))
+    head, _ = batches.finish(begun)
+    assert head[-1][0][0][1] == [3, 2]
+
+
+def test_a_batch_that_is_not_the_first_dimension_is_no_batch_of_requests(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["steps", "batch", 4]}, {"y": None}
+    )
+    assert OnnxRuntime("m", "1", path, 1, 1, CPU).spec.max_batch == 0
+    with pytest.raises(InputError, match="batches of 4: the first dimension of all that it takes and gives is not the"):
+        OnnxRuntime("m", "1", path, 4, 1, CPU)
 
 
 def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
