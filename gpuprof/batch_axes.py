@@ -11,6 +11,11 @@ _NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNO
 Dim = int | str | None
 
 
+def is_batch(name: str) -> bool:
+    """Tell whether a dimension is named like a batch."""
+    return _BATCH.search(name) is not None
+
+
 def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     """Return for each input with a free batch dimension the position of that dimension.
 
@@ -21,7 +26,7 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         name: axis
         for name, dims in inputs.items()
         for axis, dim in reversed(list(enumerate(dims)))
-        if isinstance(dim, str) and dim.isidentifier() and _BATCH.search(dim)
+        if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
     for name, dims in inputs.items():
         first = dims[0] if dims else 0

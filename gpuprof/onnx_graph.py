@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, helper
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
+from gpuprof.batch_axes import is_batch
 from gpuprof.errors import InputError
 from gpuprof.model import ModelGraph, Op, Tensor
 from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims, fixed_batch
@@ -88,7 +89,24 @@ def _walk(
     shapes = Shapes(inputs | file.weights, file.weights, _declared(graph, names), opsets, used_names(graph), model)
     for tensor in graph.initializer:
         shapes.add_value(tensor)
-    return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
+    try:
+        return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
+    except InputError as error:
+        raise _blamed(error, names, free, batch) from error
+
+
+def _blamed(error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int) -> InputError:
+    """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
+    dims = [dim for info in inputs for dim in declared_dims(info) or () if isinstance(dim, str)]
+    sizes = {dim: names[dim] for dim in dims if dim.isidentifier() and not is_batch(dim) and dim in names}
+    if error.fix or not sizes:
+        return error
+    taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
+    return InputError(
+        error.message,
+        f"it was read with {taken}; another size is fixed by: python -m onnxruntime.tools.make_dynamic_shape_fixed "
+        f"--dim_param {next(iter(sizes))} --dim_value SIZE MODEL FILE",
+    )
 
 
 @lru_cache(maxsize=_MOST_GRAPHS)

@@ -137,6 +137,20 @@ def test_the_other_free_dimensions_take_defaults_or_what_is_said(tmp_path: Path)
         load_graph(path, 2, dims={"sequence": 0})
 
 
+def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Add", ["x", "places"], ["y"], name="add")],
+        {"x": ["batch", "patches", 4]},
+        {"y": None},
+        {"places": floats(17, 4)},
+    )
+    said = r"add \(Add\) contradicts .*read with patches as 128; .*make_dynamic_shape_fixed --dim_param patches "
+    with pytest.raises(InputError, match=said):
+        load_graph(path)
+    assert load_graph(path, dims={"patches": 17}).outputs[0].shape == (1, 17, 4)
+
+
 def test_a_batch_that_is_not_the_first_dimension_is_found_by_its_name(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["sequence", "batch_size", 8]}, {"y": None}
