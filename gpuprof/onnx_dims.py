@@ -16,6 +16,8 @@ from gpuprof.onnx_file import MOST_ELEMENTS, dtype_name
 
 #: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
+#: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens.
+SHORTER_DIMS = (64, 32)
 
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
@@ -92,6 +94,12 @@ def bind_inputs(
         if tensors[name].elements > MOST_ELEMENTS:
             raise InputError(f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS} elements")
     return tensors, names
+
+
+def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
+    """Return the names of the free dimensions of a model's inputs that are lengths of sequences, but not their sums."""
+    dims = (dim for info in infos for dim in declared_dims(info) or () if isinstance(dim, str) and dim.isidentifier())
+    return tuple(dim for dim in dict.fromkeys(dims) if _TOKENS.search(dim) and not _TOTAL.search(dim))
 
 
 def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 from gpuprof.batch_axes import is_batch
 from gpuprof.errors import InputError
 from gpuprof.model import ModelGraph, Op, Tensor
-from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims, fixed_batch
+from gpuprof.onnx_dims import SHORTER_DIMS, bind_inputs, bound_dims, declared_dims, fixed_batch, sequence_dims
 from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
 from gpuprof.onnx_nodes import captured, used_names
 from gpuprof.onnx_shapes import Body, Shapes
@@ -40,7 +41,8 @@ def load_graph(
         What to call the model; the file's stem by default.
     dims : mapping of str to int, optional
         Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
-        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128.
+        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or the half
+        or a quarter of that where the model takes no longer ones.
 
     Raises
     ------
@@ -78,9 +80,23 @@ def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[
     return tuple(nodes), shapes.values
 
 
-def _walk(
-    file: OnnxFile, batch: int, dims: dict[str, int]
-) -> tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]:
+_Walked = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
+
+
+def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
+    """Walk the graph, with shorter sequences where those that nobody gave a length are too long for it."""
+    try:
+        return _walk_at(file, batch, dims)
+    except InputError:
+        free = [info for info in file.model.graph.input if info.name not in file.weights]
+        lengths = set(sequence_dims(free)) - set(dims)
+        for shorter in SHORTER_DIMS if lengths else ():
+            with suppress(InputError):
+                return _walk_at(file, batch, dims | dict.fromkeys(lengths, shorter))
+        raise
+
+
+def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
     """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
     graph, model = file.model.graph, file.path.name
     free = [info for info in graph.input if info.name not in file.weights]

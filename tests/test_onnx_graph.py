@@ -137,6 +137,23 @@ def test_the_other_free_dimensions_take_defaults_or_what_is_said(tmp_path: Path)
         load_graph(path, 2, dims={"sequence": 0})
 
 
+def test_a_sequence_is_shorter_where_the_model_takes_none_of_the_default_length(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("Shape", ["x"], ["length"], start=1, end=2),
+            node("Slice", ["places", "zero", "length", "zero"], ["own"]),
+            node("Add", ["x", "own"], ["y"]),
+        ],
+        {"x": ["batch", "sequence_length", 4]},
+        {"y": None},
+        {"places": floats(77, 4), "zero": integers(0)},
+    )
+    assert load_graph(path, 3).inputs[0].shape == (3, 64, 4)
+    with pytest.raises(InputError, match="contradicts its inputs"):
+        load_graph(path, dims={"sequence_length": 128})
+
+
 def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path: Path) -> None:
     path = write_model(
         tmp_path / "m.onnx",
