@@ -248,7 +248,7 @@ class Merging:
             overhead_ms=self._problem.options.overhead_ms,
         )
         all_rps = sum(demand.rate_rps for demand in self._problem.demands)
-        return at_worst(self._problem.options.host, calm, all_rps, replica.sm_share_pct)
+        return at_worst(self._problem.options.host, calm, all_rps)
 
 
 def _chosen(partition: Partition, offer: MergeOffer) -> list[Replica]:

@@ -3,8 +3,8 @@
 Answers are remembered across the policies that work on one problem. A rate below one that is in time is in time, one
 above another that is not is not; so most questions are answered by what was asked before. The search is a bisection
 whose cells are guessed: between two rates of known tails the time grows nearly in proportion to ``1 / (1 - load)``, so
-interpolation says where the bisection would end, and only the ends of that cell are asked for. The answer is the
-bisection's own.
+interpolation says where the bisection would end, and only the ends of that cell are asked for. The first guess is the
+load that replicas much alike bore. The answer is the bisection's own.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.demand import Slo
+from gpuprof.placement.borne_loads import BorneLoads
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.sojourn import Arrivals, BatchServer, QueueModel
 
@@ -44,6 +45,7 @@ class RateLimits:
     _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
+    _borne: BorneLoads = field(default_factory=BorneLoads)
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:
@@ -86,15 +88,19 @@ class RateLimits:
         if idle_rps >= wanted_rps or not self.in_time(queueing, server, slo, idle_rps):
             return 0.0
         known, asked = self._of(queueing, server, slo), 0
+        first = self._borne.load(server, slo) * server.capacity_rps
         while True:
             halve = asked % _HALVED == _HALVED - 1
             guess = None if halve else _guess(known, server.capacity_rps, slo.latency_ms)
+            if asked == 0 and known.passes_rps < first < known.fails_rps:
+                guess = first
             below, above = _cell(idle_rps, wanted_rps, known, guess)
             if below > known.passes_rps:
                 _ask(queueing, server, slo, below, known)
             elif above < known.fails_rps:
                 _ask(queueing, server, slo, above, known)
             else:
+                self._borne.add(server, slo, below / server.capacity_rps)
                 return below
             asked += 1
 

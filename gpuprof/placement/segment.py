@@ -131,7 +131,7 @@ class Segments:
         key = (device.name, workload)
         if beside or key not in self._servers:
             calm = self.undisturbed(device, workload, beside)
-            server = at_worst(self.problem.options.host, calm, self._all_rps, workload.share.sm_pct)
+            server = at_worst(self.problem.options.host, calm, self._all_rps)
             if beside:
                 return server
             self._servers[key] = server

@@ -31,6 +31,10 @@ _CELLS_PER_SERVICE = 32
 _LATTICE_SERVICES = 4
 _TAIL_MASS = 1e-7
 _MAX_TAIL_CELLS = 40_000
+#: Up to so many terms of the Poisson law are quicker to sum than the incomplete gamma function is.
+_SUMMED = 8
+#: Where so many are expected, the probability of as few as `_SUMMED` is below what a float holds.
+_NEVER_SO_FEW = 800.0
 #: Edges, in probability, of the intervals that a service time is divided into.
 _SERVICE_EDGES = (0.0, 0.02, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 
@@ -113,21 +117,36 @@ def solve(rate: float, max_wait: float, service: Service) -> Stationary:
 
     arrival = _arrival_law(rate, batch, step, 4 * cells + len(on_lattice))
     moved = _backlog_kernel(arrival, on_lattice, cells, ratio)
-    entering = _entering(rate, step, cells, service)
+    live = _live(batch, max_wait)
+    entering = _entering(rate, step, cells, service, live)
     backlog = np.linalg.solve(np.eye(cells) - moved, entering)
 
     landing = _landing(on_lattice, cells, ratio)
-    into_fresh = fresh_probabilities(rate, max_wait, batch, midpoints) @ (landing @ backlog)
-    into_fresh += _fresh_from_service(rate, max_wait, service)
-    fresh = _fixed_vector(into_fresh)
-    return _normalised(fresh, backlog @ fresh, ratio, step, on_lattice)
+    into_fresh = fresh_probabilities(rate, max_wait, batch, midpoints)[live] @ (landing @ backlog)
+    into_fresh += _fresh_from_service(rate, max_wait, service, live)
+    fresh = np.zeros(2 * batch)
+    fresh[live] = _fixed_vector(into_fresh)
+    return _normalised(fresh, backlog @ fresh[live], ratio, step, on_lattice)
 
 
 def poisson_cdf(count: int, mean: Array) -> Array:
     """Return P(N <= count) of a Poisson variable, 0 for a negative count."""
     if count < 0:
         return np.zeros_like(mean)
+    if count <= _SUMMED:
+        expected = np.clip(mean, 0.0, _NEVER_SO_FEW)
+        sum_of_terms = np.ones_like(expected)
+        for k in range(count, 0, -1):
+            sum_of_terms = 1.0 + sum_of_terms * (expected / k)
+        return np.asarray(np.exp(-expected) * sum_of_terms, dtype=np.float64)
     return np.asarray(gammaincc(count + 1.0, np.maximum(mean, 0.0)), dtype=np.float64)
+
+
+def geometric(start: float, stop: float, count: int) -> Array:
+    """Return ``count`` points from ``start`` to ``stop``, each the same factor above the one before."""
+    points = start * (stop / start) ** np.linspace(0.0, 1.0, count)
+    points[-1] = stop
+    return points
 
 
 def poisson_pmf(counts: Array, mean: Array) -> Array:
@@ -157,6 +176,13 @@ def fresh_probabilities(rate: float, max_wait: float, batch: int, y: Array) -> A
     return np.asarray(np.vstack([by_process, np.zeros_like(filled), by_timer, filled]))
 
 
+def _live(batch: int, max_wait: float) -> Array:
+    """Return the fresh states that occur: where nobody waits for a batch to fill, a process at rest takes one."""
+    if max_wait > 0.0:
+        return np.arange(2 * batch)
+    return np.append(np.arange(batch - 1), batch)
+
+
 def _on_lattice(service: Service) -> Array:
     """Return the law of a full batch's service time on multiples of the cell, its mean kept."""
     return lattice_law(1.0, service.cv**2, 1.0 / _CELLS_PER_SERVICE)
@@ -182,23 +208,24 @@ def _landing(on_lattice: Array, cells: int, ratio: float) -> Array:
     return with_tail(whole[:, :cells].copy(), whole[:, cells:], ratio)
 
 
-def _entering(rate: float, step: float, cells: int, service: Service) -> Array:
-    """Return E[i, k]: probability of going from fresh state k to backlog cell i."""
+def _entering(rate: float, step: float, cells: int, service: Service, live: Array) -> Array:
+    """Return E[i, k]: probability of going from the k-th live fresh state to backlog cell i."""
     batch = len(service.means)
-    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
+    starts = (service.fresh_means[live, None] * service.nodes[None, :]).ravel()
     edges = np.arange(cells + 1) * step
     reach = starts[None, :] - edges[:, None]
-    fine = np.linspace(0.0, max(float(starts.max()), 1e-300), 1024)
+    longest = float(service.fresh_means.max() * service.nodes.max())
+    fine = np.linspace(0.0, max(longest, 1e-300), 1024)
     within = np.interp(reach.ravel(), fine, 1.0 - poisson_cdf(batch - 1, rate * fine), left=0.0)
-    mass = -np.diff(within.reshape(reach.shape), axis=0).reshape(cells, 2 * batch, len(service.nodes))
+    mass = -np.diff(within.reshape(reach.shape), axis=0).reshape(cells, len(live), len(service.nodes))
     return np.asarray(mass @ service.weights, dtype=np.float64)
 
 
-def _fresh_from_service(rate: float, max_wait: float, service: Service) -> Array:
-    """Return F[m, k]: probability of going from fresh state k to fresh state m."""
-    batch = len(service.means)
-    starts = (service.fresh_means[:, None] * service.nodes[None, :]).ravel()
-    probabilities = fresh_probabilities(rate, max_wait, batch, starts).reshape(2 * batch, 2 * batch, len(service.nodes))
+def _fresh_from_service(rate: float, max_wait: float, service: Service, live: Array) -> Array:
+    """Return F[m, k]: probability of going from the k-th live fresh state to the m-th."""
+    starts = (service.fresh_means[live, None] * service.nodes[None, :]).ravel()
+    found = fresh_probabilities(rate, max_wait, len(service.means), starts)[live]
+    probabilities = found.reshape(len(live), len(live), len(service.nodes))
     return np.asarray(probabilities @ service.weights, dtype=np.float64)
 
 

@@ -72,7 +72,7 @@ def _scaled(law: Sojourn, unit: float, overhead: float) -> Sojourn:
         law.utilization,
         law.mean_batch,
         law.mean_ms * unit + overhead,
-        tuple((p, t * unit + overhead) for p, t in law.quantiles_ms),
+        tuple([(p, t * unit + overhead) for p, t in law.quantiles_ms]),
     )
 
 
@@ -133,7 +133,11 @@ def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tup
     shortest = float(means.min() * service.edges[0])
     jumps = np.concatenate([means, means + waits.max_wait]) if service.cv == 0.0 else np.zeros(0)
     times = np.concatenate(
-        [np.linspace(shortest, 4.0 * service.means[-1], 40), np.geomspace(service.means[0], longest, 40), jumps]
+        [
+            np.linspace(shortest, 4.0 * service.means[-1], 40),
+            batch_chain.geometric(float(service.means[0]), longest, 40),
+            jumps,
+        ]
     )
     times = np.unique(np.concatenate([times, jumps * (1.0 - 1e-9)]))
     within = batch_sojourn.sojourn_cdf(waits, service, times)
@@ -160,7 +164,7 @@ def _steep(times: Array, within: Array) -> Array:
 def _pairs(probabilities: Array, times: Array) -> tuple[tuple[float, float], ...]:
     """Return the table of quantiles from probability 0 to 1."""
     last = int(np.searchsorted(probabilities, 0.99999)) + 1
-    table = [(float(p), float(t)) for p, t in zip(probabilities[:last], times[:last], strict=True)]
+    table = list(zip(probabilities[:last].tolist(), times[:last].tolist(), strict=True))
     if table[0][0] > 0.0:
         table.insert(0, (0.0, table[0][1]))
     return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))

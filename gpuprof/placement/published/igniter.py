@@ -137,8 +137,9 @@ class _Cluster:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
         for batch in self._batches(demand, rate_rps):
-            units = first_of(range(1, self.most_units + 1), partial(self._alone, demand, rate_rps, batch))
-            if units is not None and (best is None or units < best.units):
+            fewer = range(1, self.most_units + 1 if best is None else best.units)  # more than the best are no use
+            units = first_of(fewer, partial(self._alone, demand, rate_rps, batch))
+            if units is not None:
                 estimate = self.segments.estimate(self.device, self._workload(demand.model, batch, units))
                 held = self.segments.memory_bytes(estimate) or 0
                 if held <= self.device.dram_bytes:

@@ -1,0 +1,41 @@
+"""The loads that replicas bore within their SLOs, from which the limit of one much like them is guessed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+from gpuprof.demand import Slo
+from gpuprof.sojourn import BatchServer
+
+#: Replicas are alike whose single requests take the same part of a full batch's time to this precision.
+_ALIKE = 20
+
+
+@dataclass(slots=True)
+class BorneLoads:
+    """Remembers loads by what the SLO leaves in batch times; between two known ones it interpolates."""
+
+    _loads: dict[tuple[float, ...], list[tuple[float, float]]] = field(default_factory=dict)
+
+    def add(self, server: BatchServer, slo: Slo, load: float) -> None:
+        """Remember that a replica bears ``load``, a part of its capacity, and hardly more."""
+        insort(self._loads.setdefault(_likeness(server, slo), []), (_room(server, slo), load))
+
+    def load(self, server: BatchServer, slo: Slo) -> float:
+        """Return about the load that a replica bears, 0.0 where none on either side is known."""
+        known, room = self._loads.get(_likeness(server, slo), []), _room(server, slo)
+        place = bisect_left(known, (room, 0.0))
+        if not 0 < place < len(known):
+            return 0.0
+        (low, least), (high, most) = known[place - 1], known[place]
+        return least if high <= low else least + (most - least) * (room - low) / (high - low)
+
+
+def _likeness(server: BatchServer, slo: Slo) -> tuple[float, ...]:
+    shape = round(_ALIKE * server.latency_ms[0] / server.latency_ms[-1])
+    return server.batch, server.processes, shape, round(_ALIKE * server.latency_cv), slo.percentile
+
+
+def _room(server: BatchServer, slo: Slo) -> float:
+    return (slo.latency_ms - server.overhead_ms) / server.latency_ms[-1]
