@@ -77,6 +77,8 @@ class Optimal:
             return found
         first = found = hasty(problem, segments, whole)
         limit = whole.keeping(whole.spent_s)
+        if limit.is_over:
+            return replace(first, stopped=True)
         with problem.limits.until(limit), suppress(TimeUpError):
             for one in self._ever_better(problem, segments, limit):
                 found = one
