@@ -1,8 +1,9 @@
 """What router, machine process and clients take from the batches on a machine that serves from its CPU.
 
 They work for a request as it comes and as its answer goes. On a core that runs no batch they disturb nobody. Where
-every core runs one, they run on some core, each as likely as another, and whatever runs there ends so much later. What
-it comes to on average is in `gpuprof.host_work`.
+every core runs one, they mostly go on where they were last (`gpuprof.host_work.STAYS`), which is the core that was idle
+last, else on some core, each as likely as another. Whatever runs there ends so much later. What it comes to on average
+is in `gpuprof.host_work`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.host_work import HostWork, cores_of
+from gpuprof.host_work import STAYS, HostWork, cores_of
 from gpuprof.simulator.compiled import jit
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _NS_PER_MS = 1e6
 # A linear congruential generator (Park and Miller's multiplier) says which core it is: fixed, and the same compiled.
 _MULTIPLIER, _MODULUS = 48271, 2**31 - 1
+_STAYS = int(STAYS * _MODULUS)
 
 
 def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints, Ints]:
@@ -52,14 +54,16 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
 def disturb(cluster: Cluster, state: State, requests: int) -> None:
     """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
     cores = len(cluster.core_start) - 1
-    for core in range(cores):
+    for turn in range(cores):
+        core = (state.host[2] + turn) % cores
         runs = False
         for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
             runs = runs or state.done_at[cluster.core_process[i]] >= 0
         if not runs:
+            state.host[2] = core
             return
     state.host[1] = state.host[1] * _MULTIPLIER % _MODULUS
-    core = state.host[1] % cores
+    core = state.host[2] if state.host[1] < _STAYS else state.host[1] % cores
     for i in range(cluster.core_start[core], cluster.core_start[core + 1]):
         process = cluster.core_process[i]
         if state.done_at[process] >= 0:

@@ -68,7 +68,8 @@ class State(NamedTuple):
     replicas do. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
     when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free (since
     ``freed_at``); ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
-    ``host`` (2,): how many answers router and clients have to hand on now, and the number that says on which core.
+    ``host`` (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core
+    on which they were last.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
     """
 
@@ -179,7 +180,7 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         flight=np.full(processes, -1),
         turn=np.zeros(models, np.int64),
         router_until=np.zeros(1, np.int64),
-        host=np.array([0, 1], np.int64),
+        host=np.array([0, 1, 0], np.int64),
         store=np.zeros((models, store), np.int64),
         store_position=np.zeros(models, np.int64),
         store_size=np.zeros(models, np.int64),

