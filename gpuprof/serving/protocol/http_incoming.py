@@ -17,6 +17,8 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 from gpuprof.serving.transport.wire import Buffer
 
 MAX_DISCARDED_BYTES = 1 << 20
+#: Up to here receiving a large body for nothing costs both sides less than a new connection.
+MAX_REFUSED_BYTES = 1 << 24
 _JSON_LENGTH = b"inference-header-content-length"
 
 
@@ -189,10 +191,11 @@ class Incoming:
         try:
             if self.route.foresee is not None and self._json_bytes <= len(beginning):
                 self.route.foresee(beginning[: self._json_bytes])
-        except RefusedError as refusal:
-            self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
-        else:
             self._reserve(arena)
+        except RefusedError as refusal:
+            if self.length > MAX_REFUSED_BYTES:
+                raise
+            self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
 
     def _reserve(self, arena: Arena) -> None:
         """Take memory for a large body, placed so that the first tensor in it is aligned."""

@@ -1,0 +1,83 @@
+"""Bodies that come in pieces: where they go, and which are refused before they are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http import HTTPStatus
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.serving.protocol.http_incoming import MAX_REFUSED_BYTES, Incoming, Route
+from gpuprof.serving.protocol.http_message import read_head
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import RefusedError
+from gpuprof.serving.transport.wire import Buffer
+
+JSON = b'{"inputs": []}'
+LARGE = INLINE_BYTES + 1000
+
+
+def incoming(length: int, foresee: Callable[[Buffer], None] | None = None) -> Incoming:
+    text = (
+        b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\n"
+        b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
+    ) % (len(JSON), length)
+    begun = Incoming.begin(read_head(text), 0.0)
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, in_arena=True, foresee=foresee), text)
+    return begun
+
+
+def too_much(text: Buffer) -> None:
+    raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much to do", overloaded=True)
+
+
+def take(begun: Incoming, data: bytes, cuts: list[int], arena: Arena) -> list[bool]:
+    """Hand over the pieces that ``cuts`` make of ``data``; after each, whether the body is whole."""
+    ends = [*sorted({cut for cut in cuts if 0 < cut < len(data)}), len(data)]
+    found = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        piece = bytearray(data[begin:end])
+        used, whole = begun.take(piece, 0, len(piece), arena)
+        assert used == len(piece)
+        found.append(whole)
+    return found
+
+
+@given(st.lists(st.integers(1, LARGE), max_size=4))
+def test_however_a_large_body_is_cut_it_lies_whole_in_the_arena(cuts: list[int]) -> None:
+    data = JSON + bytes(number % 251 for number in range(LARGE - len(JSON)))
+    seen: list[bytes] = []
+    arena, begun = Arena(1 << 20), incoming(LARGE, lambda text: seen.append(bytes(text)))
+    assert take(begun, data, cuts, arena)[-1]
+    received = begun.body()
+    assert received.body.offset is not None and received.slot is not None
+    assert bytes(arena.view(received.body.offset, LARGE)) == bytes(received.body.data) == data
+    assert (received.body.offset + len(JSON)) % 64 == 0
+    assert seen == ([] if any(cut < len(JSON) for cut in cuts) else [JSON])  # of a part of it nothing is known
+
+
+@pytest.mark.parametrize("reason", ["foreseen", "no memory"])
+def test_what_is_refused_by_its_beginning_is_received_nowhere_and_the_connection_goes_on(reason: str) -> None:
+    arena = Arena(1 << 20)
+    held = arena.take(1 << 20) if reason == "no memory" else None
+    before = arena.used
+    begun = incoming(LARGE, too_much if held is None else None)
+    assert take(begun, JSON + bytes(LARGE - len(JSON)), [100, 5000], arena) == [False, False, True]
+    assert begun.refusal is not None and begun.refusal.status == 503 and begun.view is None
+    assert arena.used == before
+
+
+def test_a_refused_body_that_would_take_long_is_not_waited_for() -> None:
+    begun = incoming(MAX_REFUSED_BYTES + 1, too_much)
+    with pytest.raises(RefusedError, match="too much to do"):
+        take(begun, JSON + bytes(100), [], Arena(1 << 20))
+
+
+def test_of_a_small_body_nothing_is_foreseen() -> None:
+    begun, arena = incoming(INLINE_BYTES, too_much), Arena(1 << 20)
+    assert take(begun, JSON + bytes(INLINE_BYTES - len(JSON)), [], arena) == [True]
+    assert begun.refusal is None and arena.used == 0
+    assert begun.body().slot is None
