@@ -22,7 +22,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.scheduling import compute_steadily
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.door import DoorKey, knock
-from gpuprof.serving.transport.wire import Kind
+from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.watch.living_process import start_time
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
@@ -55,12 +55,18 @@ def work(number: str, key: DoorKey, arena: memoryview | None) -> int:
         stream = knock(key, number, said)
     except OSError:  # the router has gone meanwhile, or no longer wants this worker
         return 0
-    order = stream.receive()
-    if order is None:
+    try:
+        order = stream.receive()
+        return 0 if order is None else _obey(stream, order.head, arena)
+    except ConnectionError:  # the router has gone, perhaps while the model was loaded
         return 0
+
+
+def _obey(stream: BlockingStream, order: dict[str, Any], arena: memoryview | None) -> int:
+    """Load the model, say so, and run the batches that come; return the exit code of the process."""
     with ExitStack() as held:
         try:
-            runtime = _start(order.head, held)
+            runtime = _start(order, held)
         except GpuprofError as error:
             stream.send(Kind.REFUSED, [type(error).__name__, error.message, error.fix])
             return error.exit_code
