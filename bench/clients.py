@@ -53,7 +53,7 @@ def http_loop(port: int, requests: Sequence[bytes], concurrency: int) -> Callabl
     """Return what keeps so many HTTP requests in flight, each on a connection of its own."""
 
     def run(seconds: float) -> list[float]:
-        payloads = [Payload(request) for request in requests]
+        payloads = [Payload(request, copied=True) for request in requests]
         connections = [Connection("127.0.0.1", port) for _ in range(concurrency)]
         try:
             return _exchange(connections, payloads, seconds)

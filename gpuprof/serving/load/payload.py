@@ -1,7 +1,7 @@
 """A request as it goes over the wire, again and again: a large one lies where the kernel sends it from uncopied.
 
-Copying half a megabyte for each request takes more of a core, and of the caches that the server's workers share, than
-all else that the client does.
+Beside workers whose models fill the caches, copying half a megabyte for each request takes more of a core than all else
+that the client does. Where the caches are free, as between a client and a model that does nothing, copying is sooner.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Payload:
     Parameters
     ----------
     data : bytes
-    encrypted : bool
-        Whether it is sent through TLS, which must read it.
+    copied : bool
+        Whether it is copied all the same; through TLS, which must read it, it has to be.
     """
 
-    def __init__(self, data: bytes, encrypted: bool = False) -> None:
+    def __init__(self, data: bytes, copied: bool = False) -> None:
         self.size = len(data)
         self._data = memoryview(data)
         self._file: int | None = None
-        if self.size > LARGE_BYTES and not encrypted:
+        if self.size > LARGE_BYTES and not copied:
             self._file = os.memfd_create("gpuprof-request", os.MFD_CLOEXEC)
             left = self._data
             while left:
