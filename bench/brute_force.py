@@ -1,7 +1,7 @@
 """A request-by-request simulation of a batching replica, as long as asked for, that shares only the batching rule.
 
 The oracle of `bench.queueing` and of the queueing model's tests: no analysis, no variance reduction, random numbers of
-its own, and `gpuprof.batching.batch_size_now`, compiled, as the one rule.
+its own, and `gpuprof.rules.batching.batch_size_now`, compiled, as the one rule.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.batching import batch_size_now
-from gpuprof.sojourn import Arrivals, BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.rules.batching import batch_size_now
 
 _BLOCKS = 20
 _WARM_UP = 20  # one in so many requests is thrown away at the start

@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from gpuprof.catalogue import devices
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "devices.md"
 TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "int8")

@@ -24,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.catalogue import device as catalogue_device
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import device as catalogue_device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer
 from gpuprof.zoo.architecture import find
 from gpuprof.zoo.build import build
 

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import curve_fit
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Figure, Workload
 from gpuprof.estimators.igniter.fit import WorkloadProfile, fit_hardware, fit_workload
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.share import Share
 
 Array = NDArray[Any]
 

@@ -30,16 +30,16 @@ import onnxruntime
 import psutil
 from onnx import numpy_helper
 
-from gpuprof.inputs import random_inputs
-from gpuprof.local_device import local_cpu
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.machine.local_device import local_cpu
 from gpuprof.merging.gain import rates_of
 from gpuprof.merging.normal import normalise
 from gpuprof.merging.operators import weighted_operators
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import MergeProposal, propose_merges
 from gpuprof.merging.source import Array, read_source
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.runtime.session import open_session
 from gpuprof.zoo.architecture import find
 from gpuprof.zoo.build import build
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from bench import igniter_profiles, parvagpu_profiles, usher_scale
 from bench.published_profiles import PublishedEstimator, v100
-from gpuprof.catalogue import device
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuprof.catalogue import PublishedProfile, device, v100_profiles
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import PublishedProfile, device, v100_profiles
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import MEASURED, Estimate, Figure, Workload
-from gpuprof.share import Share
 
 
 class PublishedEstimator:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.brute_force import Truth, truth
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REQUESTS = 1_000_000
 _MOST = 32_000_000

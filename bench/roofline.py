@@ -16,11 +16,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpuprof.catalogue import device, v100_profiles
+from gpuprof.domain.catalogue import device, v100_profiles
+from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import roofline_ms
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
+from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find
 from gpuprof.zoo.build import build
 

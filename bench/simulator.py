@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from gpuprof.deployment import (
+from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
     Gpu,

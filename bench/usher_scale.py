@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.published_profiles import PublishedEstimator
-from gpuprof.catalogue import device, v100_profiles
-from gpuprof.demand import Demand, Slo
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Workload
-from gpuprof.fleet import Fleet, FleetEntry
-from gpuprof.share import Share
+from gpuprof.domain.catalogue import device, v100_profiles
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 
 #: Models of USHER's Table 1 with their SLOs (ms), as far as the catalogue has profiles of them.
 _SLO_MS = {

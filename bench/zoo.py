@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from gpuprof.inputs import random_inputs
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.session import open_session
 from gpuprof.zoo.architecture import ARCHITECTURES, find
 from gpuprof.zoo.build import build
 

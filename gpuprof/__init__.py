@@ -11,21 +11,21 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "Demand": "gpuprof.demand",
-    "DeploymentMap": "gpuprof.deployment",
-    "Device": "gpuprof.device",
-    "Estimate": "gpuprof.estimate",
-    "Estimator": "gpuprof.estimate",
-    "Figure": "gpuprof.estimate",
-    "Fleet": "gpuprof.fleet",
+    "Demand": "gpuprof.domain.demand",
+    "DeploymentMap": "gpuprof.domain.deployment",
+    "Device": "gpuprof.domain.device",
+    "Estimate": "gpuprof.domain.estimate",
+    "Estimator": "gpuprof.domain.estimate",
+    "Figure": "gpuprof.domain.estimate",
+    "Fleet": "gpuprof.domain.fleet",
     "GpuprofError": "gpuprof.errors",
-    "ModelGraph": "gpuprof.model",
-    "Share": "gpuprof.share",
-    "Slo": "gpuprof.demand",
-    "Workload": "gpuprof.estimate",
-    "read_demands": "gpuprof.demand",
-    "read_map": "gpuprof.deployment",
-    "write_map": "gpuprof.deployment",
+    "ModelGraph": "gpuprof.domain.model",
+    "Share": "gpuprof.domain.share",
+    "Slo": "gpuprof.domain.demand",
+    "Workload": "gpuprof.domain.estimate",
+    "read_demands": "gpuprof.domain.demand",
+    "read_map": "gpuprof.domain.deployment",
+    "write_map": "gpuprof.domain.deployment",
 }
 
 __all__ = ["__version__", *sorted(_PUBLIC)]

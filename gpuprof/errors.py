@@ -66,3 +66,13 @@ def unknown_name(kind: str, name: str, known: list[str]) -> InputError:
     near = near or difflib.get_close_matches(name, known, n=3, cutoff=0.4)
     fix = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(sorted(known)) or 'none'}"
     return InputError(f"unknown {kind} {name!r}", fix)
+
+
+def runtime_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions that a runtime raises for a model that it cannot load or run."""
+    try:
+        from onnxruntime.capi import onnxruntime_pybind11_state as state
+    except ImportError:
+        return (InputError, RuntimeError, ValueError)
+    own = [kind for kind in vars(state).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    return (*own, InputError, RuntimeError, ValueError)

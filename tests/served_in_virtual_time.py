@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuprof.deployment import Replica
-from gpuprof.routing import routing_rule
+from gpuprof.domain.deployment import Replica
+from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.replica import Replica as ServedReplica
 from gpuprof.serving.router.replica import ReplicaPlan

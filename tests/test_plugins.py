@@ -5,11 +5,11 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.plugins import load_plugin, plugin_names
 
-BUILTIN = {"share": "gpuprof.share:Share", "broken": "gpuprof.nowhere:Thing"}
+BUILTIN = {"share": "gpuprof.domain.share:Share", "broken": "gpuprof.nowhere:Thing"}
 
 
 def test_a_plugin_is_found_by_its_built_in_name_or_by_its_place() -> None:
-    assert load_plugin("policy", "share", BUILTIN) is load_plugin("policy", "gpuprof.share:Share", {})
+    assert load_plugin("policy", "share", BUILTIN) is load_plugin("policy", "gpuprof.domain.share:Share", {})
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
@@ -17,7 +17,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
         load_plugin("policy", "shares", BUILTIN)
 
 
-@pytest.mark.parametrize("name", ["broken", "gpuprof.nowhere:Thing", "gpuprof.share:Nothing"])
+@pytest.mark.parametrize("name", ["broken", "gpuprof.nowhere:Thing", "gpuprof.domain.share:Nothing"])
 def test_what_cannot_be_imported_is_the_users_error(name: str) -> None:
     with pytest.raises(InputError):
         load_plugin("policy", name, BUILTIN)

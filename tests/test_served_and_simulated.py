@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gpuprof.deployment import Replica
+from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.arrivals import Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate

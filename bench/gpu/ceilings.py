@@ -124,7 +124,7 @@ def keep(path: Path, kind: str, found: dict[str, Any], idle_power_w: float | Non
     """Append a run with the ceilings to the database."""
     from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-    from gpuprof.local_device import local_cpu, local_gpus
+    from gpuprof.machine.local_device import local_cpu, local_gpus
 
     device = local_gpus()[0] if kind == "cuda" else local_cpu()
     started = datetime.now(UTC)

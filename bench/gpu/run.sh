@@ -123,7 +123,7 @@ profile() { # profile STEP SECONDS FILE...: with the collector of the run unless
 # What works here: every timing is by one collector, so that what one step measured no other measures again. PyTorch's
 # profiler comes first: an nsys may be there whose importer is not.
 probe='
-from gpuprof.local_device import local_gpus
+from gpuprof.machine.local_device import local_gpus
 from gpuprof.plugins import load_plugin
 from gpuprof.profiling.collector import COLLECTORS
 works = lambda name: load_plugin("collector", name, COLLECTORS)().available() is None
@@ -173,7 +173,7 @@ fi
 # 3. Shares, and what runs beside what, where a client of MPS starts: else each of some dozen rows would find out anew.
 client='
 import os, subprocess, sys
-from gpuprof.mps import mps_daemon
+from gpuprof.machine.mps import mps_daemon
 with mps_daemon() as daemon:
     program = "import torch; torch.zeros(1, device=\"cuda\") if not sys.argv[1:] else None"
     words = [sys.executable, "-c", "import sys; " + program, *sys.argv[1:]]

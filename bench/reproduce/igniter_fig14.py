@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.reproduce import command
 from bench.reproduce.igniter_runs import Blind, place, problem, seen, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
-from gpuprof.deployment import Replica
+from gpuprof.domain.deployment import Replica
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy

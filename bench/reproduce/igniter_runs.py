@@ -9,18 +9,18 @@ from pathlib import Path
 from bench.igniter_profiles import IgniterEstimator, read_estimator, table_3
 from bench.reproduce.command import published
 from bench.reproduce.served_map import rewritten
-from gpuprof.catalogue import device
-from gpuprof.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Estimator, Workload
 from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import ModelFile, Options, Problem
-from gpuprof.share import Share
 from gpuprof.simulator.arrivals import Arriving, Constant
 from gpuprof.simulator.cluster import Options as SimulationOptions
 from gpuprof.simulator.engine import simulate

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from bench.parvagpu_profiles import ProfileTable
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.share import Share
 
 _SOURCE = "interpolated"
 _STEP_PCT = 2.5

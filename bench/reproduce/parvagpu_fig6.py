@@ -17,7 +17,7 @@ from bench.parvagpu_profiles import ProfileTable, read_profiles
 from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOURCE, scenarios, slack, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
-from gpuprof.deployment import Replica
+from gpuprof.domain.deployment import Replica
 from gpuprof.placement.comparison import Outcome
 from gpuprof.report.chart import Axis, Chart, side_by_side
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from bench.parvagpu_profiles import ProfileTable, read_profiles, scenario
 from bench.reproduce.command import published
 from bench.reproduce.mps_stand_in import MpsStandIn
-from gpuprof.catalogue import device
-from gpuprof.deployment import Replica
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import Replica
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.objective import measure
 from gpuprof.placement.optimal.optimal import Optimal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprof.deployment import DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
 
 
 def rewritten(deployment: DeploymentMap, change: Callable[[Gpu, Partition, Replica], Replica]) -> DeploymentMap:

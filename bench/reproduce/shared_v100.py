@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from bench.published_profiles import v100
-from gpuprof.catalogue import v100_profiles
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import v100_profiles
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.share import Share
 
 _SOURCE = "interpolated"
 

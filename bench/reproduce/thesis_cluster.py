@@ -11,10 +11,11 @@ import numpy as np
 from bench.published_profiles import PublishedEstimator, v100
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
@@ -25,7 +26,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
-from gpuprof.share import Share
 from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded, Times
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate

@@ -15,10 +15,10 @@ import numpy as np
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, schedulers
-from gpuprof.catalogue import device
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem

@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from bench import usher_scale
 from bench.reproduce.reproduction import Fact, mean
 from bench.reproduce.shared_v100 import SharedV100
-from gpuprof.catalogue import device
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.estimate import Estimate, Estimator, Workload
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.usher import Usher
-from gpuprof.share import Share
 
 #: Load and GPUs are those of the paper over this, and what comes out is multiplied by it: one decision of USHER takes
 #: a time that grows with the square of the replicas.

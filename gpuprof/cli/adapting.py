@@ -11,8 +11,8 @@ from gpuprof.errors import InfeasibleError, InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gpuprof.deployment import DeploymentMap, Gpu
-    from gpuprof.fleet import Fleet
+    from gpuprof.domain.deployment import DeploymentMap, Gpu
+    from gpuprof.domain.fleet import Fleet
     from gpuprof.placement.problem import ModelFile
     from gpuprof.serving.change.adapt import Load
 
@@ -108,7 +108,7 @@ def _present(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
 
 def _on_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
     """Put what is on GPUs that neither map has on those of the first map that are free: there are no others."""
-    from gpuprof.deployment import Node
+    from gpuprof.domain.deployment import Node
 
     known = {(name, gpu.index): gpu.device for name, gpu in (*_gpus(first), *_gpus(now))}
     stays = {(name, gpu.index) for name, gpu in _gpus(wanted) if known.get((name, gpu.index)) == gpu.device}

@@ -20,7 +20,7 @@ def apply(
     as_csv: CsvOption = False,
 ) -> None:
     """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
     from gpuprof.serving.control import send_apply
 
     chosen = chosen_format(as_json, as_csv)

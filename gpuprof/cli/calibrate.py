@@ -20,14 +20,14 @@ from gpuprof.cli.output import (
     progress,
     say,
 )
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuprof.cli.calibrate_options import Profile
-    from gpuprof.device import Device
+    from gpuprof.domain.device import Device
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.estimators.interference.choice import Ranked
     from gpuprof.kernel_db.store import KernelDb

@@ -30,7 +30,7 @@ def check(
 ) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
     from gpuprof.cli.planning import map_evidence
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
     from gpuprof.placement.feasibility import check as broken_rules
 
     chosen = chosen_format(as_json, as_csv)

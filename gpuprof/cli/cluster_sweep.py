@@ -43,10 +43,10 @@ def sweep_cluster(
     GpuprofError
         When a model is not there, or something could not be measured or cannot be trusted.
     """
+    from gpuprof.domain.share import Share
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.profiling.sweep.planning import parse_batches, parse_models
     from gpuprof.profiling.sweep.ray_sweep import RaySweep, task_of
-    from gpuprof.share import Share
 
     database, device, address = where
     tasks = [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import GpuprofError, InputError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.device import Device
+    from gpuprof.domain.device import Device
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
@@ -33,9 +33,9 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     InputError
         When nobody knows a device of that name, or what it does at best.
     """
-    from gpuprof.catalogue import devices
+    from gpuprof.domain.catalogue import devices
     from gpuprof.estimators.roofline.ceilings import profiled_devices, recorded_device, with_ceilings
-    from gpuprof.local_device import local_cpu, local_gpus
+    from gpuprof.machine.local_device import local_cpu, local_gpus
 
     profiled = profiled_devices(db) if db is not None else ()
     wanted = (name or (profiled[0] if profiled else "cpu")).lower()

@@ -11,7 +11,7 @@ import typer
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows
 
 if TYPE_CHECKING:
-    from gpuprof.machine import Finding
+    from gpuprof.machine.finding import Finding
 
 _FIELDS = tuple(Column(key, key, right=False) for key in ("topic", "name", "status", "detail", "fix"))
 _COLUMNS = (
@@ -27,8 +27,8 @@ def doctor(
     as_csv: CsvOption = False,
 ) -> None:
     """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
-    from gpuprof.doctor import examine
-    from gpuprof.machine import Machine
+    from gpuprof.machine.doctor import examine
+    from gpuprof.machine.finding import Machine
 
     chosen = chosen_format(as_json, as_csv)
     findings = examine(Machine(), db)

@@ -15,9 +15,9 @@ from gpuprof.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gpuprof.device import Device
-    from gpuprof.estimate import Estimate, Estimator, Figure, Workload
-    from gpuprof.share import Share
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+    from gpuprof.domain.share import Share
 
 
 def _short(model: object) -> str:

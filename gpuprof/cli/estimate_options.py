@@ -12,10 +12,10 @@ import typer
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.device import Device
-    from gpuprof.estimate import Estimator, Workload
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimator, Workload
+    from gpuprof.domain.share import Share
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.share import Share
 
 _LARGEST_BATCH = 1_000_000
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
@@ -60,7 +60,7 @@ class Running:
         InputError
             When it cannot be read, or the device has no such part.
         """
-        from gpuprof.share import parse_share
+        from gpuprof.domain.share import parse_share
 
         part = parse_share(self.share, device.compute_units)
         device.fraction(part)
@@ -74,8 +74,8 @@ class Running:
         InputError
             When one cannot be read, or there is no room for it.
         """
-        from gpuprof.estimate import Workload
-        from gpuprof.share import Share, parse_share
+        from gpuprof.domain.estimate import Workload
+        from gpuprof.domain.share import Share, parse_share
 
         read = []
         for text in self.beside or ():

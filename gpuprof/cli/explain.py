@@ -50,7 +50,7 @@ def explain(
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
     from gpuprof.cli.planning import map_policy, map_problem
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
     from gpuprof.placement.explanation import alternatives, seats, what_ifs
 
     deployment = read_map(map_file)

@@ -22,7 +22,7 @@ def export(
 ) -> None:
     """Write a map in the words of another tool."""
     from gpuprof.cli.planning import map_evidence
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
     from gpuprof.placement.export import export as written
     from gpuprof.placement.feasibility import check_layout
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
-    from gpuprof.device import Device
-    from gpuprof.estimate import Estimator, Workload
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimator, Workload
     from gpuprof.simulator.cluster import Place
     from gpuprof.simulator.interference import Interference
 
@@ -43,8 +43,8 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
 
 
 def _workload(place: Place, position: int) -> Workload:
-    from gpuprof.deployment import share_of
-    from gpuprof.estimate import Workload
+    from gpuprof.domain.deployment import share_of
+    from gpuprof.domain.estimate import Workload
 
     replica = place.partition.replicas[position]
     return Workload(replica.model, replica.batch, share_of(place.partition, replica), replica.processes)

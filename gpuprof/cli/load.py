@@ -25,7 +25,7 @@ from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.cli.load_prediction import LoadPredictions
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadOutcome, Stream
 
 #: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
@@ -124,7 +124,7 @@ def _where(target: str, map_file: Path | None) -> tuple[Path | None, str]:
 
 
 def _read(path: Path | None) -> DeploymentMap | None:
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
 
     return None if path is None else read_map(path)
 

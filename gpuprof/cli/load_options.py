@@ -11,7 +11,7 @@ import typer
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadSettings, Stream
     from gpuprof.serving.load.target import Target
     from gpuprof.simulator.trace import Trace

@@ -14,7 +14,7 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.serving.load.load import LoadSettings, Stream
     from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.serving.load.traffic import Times
@@ -90,7 +90,7 @@ def _replayed(
     queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
-    from gpuprof.host_work import recorded_work
+    from gpuprof.rules.host_work import recorded_work
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
@@ -110,7 +110,7 @@ def _replayed(
 def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float) -> Outcome:
     import numpy as np
 
-    from gpuprof.host_work import recorded_overhead_ms, recorded_work
+    from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.compiled import HAS_NUMBA, is_compiled
     from gpuprof.simulator.engine import simulate

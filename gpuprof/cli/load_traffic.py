@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.serving.load.load import Stream
     from gpuprof.simulator.trace import Trace
 

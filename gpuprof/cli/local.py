@@ -8,7 +8,7 @@ from gpuprof.cli.output import say
 from gpuprof.errors import UnavailableError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.device import Device
+    from gpuprof.domain.device import Device
 
 
 def local_device(name: str | None, collector: str) -> Device:
@@ -29,7 +29,7 @@ def local_device(name: str | None, collector: str) -> Device:
     UnavailableError
         When it has no GPU although one was asked for.
     """
-    from gpuprof.local_device import local_cpu, local_gpus
+    from gpuprof.machine.local_device import local_cpu, local_gpus
     from gpuprof.profiling.collector import choose
 
     cpu = local_cpu()

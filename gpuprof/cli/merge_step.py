@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import GpuprofError, InputError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
-    from gpuprof.device import Device
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.merging.proposal import MergeProposal, Proposals
     from gpuprof.placement.merged import Merging, Spot
@@ -135,7 +135,7 @@ def _unbatched(proposals: Proposals) -> Iterator[tuple[str, str]]:
 
 def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: MergeProposal, output: Path) -> str | None:
     """Write a merged file and put it into the map; return why not, and leave no file, where that cannot be."""
-    from gpuprof.deployment import Merge
+    from gpuprof.domain.deployment import Merge
     from gpuprof.placement.merged import MergeOffer
 
     name = _name(members, merging.deployment)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpuprof.device import Device
+    from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
 
 _COLUMNS = ("model_sha256", "name", "position", "batch", "sm_share_pct", "duration_p50_ns", "run_id")

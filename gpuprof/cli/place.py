@@ -15,7 +15,7 @@ from gpuprof.cli.planning_options import Asked, Rules
 from gpuprof.cli.share_hint import share_hint
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
 
 _COLUMNS = (
     Column("node", "node", right=False),

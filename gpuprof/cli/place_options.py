@@ -13,7 +13,7 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InfeasibleError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
 
@@ -67,7 +67,7 @@ class Written:
         InputError
             When it cannot be read.
         """
-        from gpuprof.deployment import read_map
+        from gpuprof.domain.deployment import read_map
 
         return None if self.previous is None else read_map(self.previous)
 
@@ -97,7 +97,7 @@ class Written:
         InfeasibleError
             When a demand is not met, whether the map was written or not.
         """
-        from gpuprof.deployment import write_map
+        from gpuprof.domain.deployment import write_map
 
         if self._is_written(deployment):
             write_map(deployment, self.output)

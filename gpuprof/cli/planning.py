@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 from gpuprof.errors import InputError, UnstableError
 
 if TYPE_CHECKING:
-    from gpuprof.batch_verdicts import BatchVerdicts
-    from gpuprof.demand import Demand
-    from gpuprof.deployment import DeploymentMap
-    from gpuprof.device import Device
-    from gpuprof.estimate import Estimator
-    from gpuprof.fleet import Fleet
-    from gpuprof.host_work import HostWork
+    from gpuprof.domain.demand import Demand
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimator
+    from gpuprof.domain.fleet import Fleet
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import ModelFile, Options, Problem
+    from gpuprof.rules.host_work import HostWork
+    from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 _OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
 
@@ -44,7 +44,7 @@ def build_problem(
         For a file, device or model that is wrong or unknown.
     """
     from gpuprof.cli.devices import estimator_of, open_database, say_superseded
-    from gpuprof.demand import read_demands
+    from gpuprof.domain.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.placement.problem import Problem
 
@@ -79,8 +79,8 @@ def build_problem(
 
 def _say_what_mixes(verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str]) -> None:
     """Find the models whose requests must not share a batch, and say it; those whose files are not here are trusted."""
-    from gpuprof.batch_verdicts import mixing
     from gpuprof.cli.output import say
+    from gpuprof.runtime.batch_verdicts import mixing
 
     for model in models:
         file = files.get(model)
@@ -99,7 +99,7 @@ def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str])
 def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
     from gpuprof.cli.serving_cost import serving_work
-    from gpuprof.host_work import NO_HOST_WORK
+    from gpuprof.rules.host_work import NO_HOST_WORK
 
     if len(fleet.entries) != 1:
         return NO_HOST_WORK
@@ -148,11 +148,11 @@ def problem_evidence(problem: Problem) -> Evidence:
 def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None, base: Path = Path()) -> Evidence:
     """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
     from gpuprof.cli.devices import estimator_of, open_database, resolve_device
-    from gpuprof.demand import read_demands
+    from gpuprof.domain.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.host_work import recorded_work
-    from gpuprof.merged_estimate import MergedEstimator, merged_works
     from gpuprof.placement.feasibility import Evidence
+    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
 
     database = open_database(db, needed=False)
     names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
@@ -210,9 +210,9 @@ def _of_any_batch(path: Path, database: KernelDb | None) -> Path:
     InputError
         When it fixes its batch and was never profiled.
     """
+    from gpuprof.graph.load import only_batch
     from gpuprof.kernel_db.store import COPIES
-    from gpuprof.onnx_batch import freed_copy
-    from gpuprof.onnx_graph import only_batch
+    from gpuprof.runtime.free_batch import freed_copy
 
     fixed = only_batch(path) or 1
     copy = None if database is None else freed_copy(path, database.path / COPIES)
@@ -234,7 +234,7 @@ def _name(model: str) -> str:
 
 def _fleet(gpus: str | None, fleet_file: Path | None, database: KernelDb | None) -> Fleet:
     from gpuprof.cli.devices import resolve_device
-    from gpuprof.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
+    from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
 
     if gpus is not None and fleet_file is not None:
         raise InputError("--gpus and --fleet exclude each other")
@@ -258,7 +258,7 @@ def _files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, Mode
         if row["model_path"]:
             files[row["model"]] = ModelFile(row["model_path"], row["model_sha256"])
     for name, path in graphs.items():
-        from gpuprof.onnx_graph import load_graph
+        from gpuprof.graph.load import load_graph
 
         files[name] = ModelFile(str(path), load_graph(path).sha256)
     return files
@@ -299,11 +299,11 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
         When the database is missing, or the map does not say what fleet it was planned for.
     """
     from gpuprof.cli.devices import estimator_of, open_database, resolve_device
-    from gpuprof.demand import Demand, Slo
+    from gpuprof.domain.demand import Demand, Slo
+    from gpuprof.domain.fleet import parse_fleet
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.fleet import parse_fleet
-    from gpuprof.host_work import recorded_work
     from gpuprof.placement.problem import Options, Problem
+    from gpuprof.rules.host_work import recorded_work
 
     database = open_database(db)
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}

@@ -142,7 +142,7 @@ def _named(models: Sequence[str], batches: Sequence[int], db: Path) -> list[Name
 
 
 def _say_what_mixes(campaign: Campaign, cells: Sequence[Cell]) -> None:
-    from gpuprof.batch_verdicts import mixing
+    from gpuprof.runtime.batch_verdicts import mixing
 
     for graph in {cell.job.graph.name: cell.job.graph for cell in cells}.values():
         if (output := campaign.verdicts.mixed(graph.sha256)) is not None:
@@ -202,7 +202,7 @@ def _rows(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _share(row: Mapping[str, Any]) -> str:
-    from gpuprof.share import Share
+    from gpuprof.domain.share import Share
 
     return str(Share(row["sm_share_pct"], row["mig_profile"]))
 

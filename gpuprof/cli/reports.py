@@ -44,11 +44,11 @@ def ingest_reports(
     """
     from dataclasses import asdict
 
-    from gpuprof.catalogue import device as catalogued
+    from gpuprof.domain.catalogue import device as catalogued
+    from gpuprof.domain.share import Share
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, recorded_device, replayed_job
     from gpuprof.profiling.sweep import planning
-    from gpuprof.share import Share
 
     batches = planning.parse_batches(batch)
     if len(batches) != 1 or len(models) > 1:

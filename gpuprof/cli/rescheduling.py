@@ -11,7 +11,7 @@ from gpuprof.cli.output import Column, Format, number, print_rows
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.autoscaling import Autoscaling
     from gpuprof.simulator.cluster import Options

@@ -155,7 +155,7 @@ def serve(
     ),
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
-    from gpuprof.routing import routing_rule
+    from gpuprof.rules.routing import routing_rule
     from gpuprof.serving.engines.choice import RAY, chosen_engine
     from gpuprof.serving.plan.planner import MapSource, Planner
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT

@@ -11,9 +11,9 @@ from gpuprof.errors import UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from gpuprof.device import Device
-    from gpuprof.host_work import HostWork
+    from gpuprof.domain.device import Device
     from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.rules.host_work import HostWork
 
 _COLLECTOR = "serving"
 _COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib", "host_ms_busy")
@@ -87,7 +87,7 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
     alone : bool
         Whether this is the only machine, on which router and clients then run, too.
     """
-    from gpuprof.host_work import NO_HOST_WORK, HostWork
+    from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
     known = None if database is None else _known(database, device.name)
     if database is None or known is None:

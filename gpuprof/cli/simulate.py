@@ -16,7 +16,7 @@ from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.cli.rescheduling import Loop
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.interference import Interference
@@ -42,7 +42,7 @@ def simulate(
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
     from gpuprof.cli.interference import interference_of
     from gpuprof.cli.rescheduling import named_policies
-    from gpuprof.deployment import read_map
+    from gpuprof.domain.deployment import read_map
     from gpuprof.simulator.merged_queues import merged_queues
 
     chosen = chosen_format(as_json, as_csv)

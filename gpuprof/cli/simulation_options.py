@@ -14,7 +14,7 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.cli.rescheduling import Loop
-    from gpuprof.deployment import DeploymentMap
+    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.merged_queues import MergedQueues
@@ -116,7 +116,7 @@ class Served:
         InputError
             When a duration, a network or a failure cannot be read.
         """
-        from gpuprof.host_work import recorded_overhead_ms, recorded_work
+        from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
         from gpuprof.simulator.cluster import Options
         from gpuprof.simulator.duration import parse_duration
         from gpuprof.simulator.failures import parse_failure

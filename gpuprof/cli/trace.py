@@ -55,7 +55,7 @@ class Process:
         return record(processes, parse_duration(self.duration, "--duration"), seed)
 
     def _rates_rps(self) -> dict[str, float]:
-        from gpuprof.demand import read_demands
+        from gpuprof.domain.demand import read_demands
         from gpuprof.simulator.load import parse_rates
 
         rates, alone = parse_rates(self.rate or [])

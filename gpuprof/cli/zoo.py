@@ -63,7 +63,7 @@ def rebatch_model(
     batch: Batch = "dynamic",
 ) -> None:
     """Change the batch that a model fixes, and prove by running both that it computes the same."""
-    from gpuprof.onnx_batch import is_dynamic, rebatch
+    from gpuprof.runtime.free_batch import is_dynamic, rebatch
 
     size = _batch(batch)
     free = is_dynamic(model)

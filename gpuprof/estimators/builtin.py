@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimator
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import load_plugin
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Estimator, Figure, Workload
-from gpuprof.share import Share
 
 _MOST_BATCHES = 6
 _MOST_SHARES = 4

@@ -9,10 +9,11 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.batch_verdicts import BatchVerdicts
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration
@@ -22,8 +23,7 @@ from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
 from gpuprof.kernel_db.store import COPIES, KernelDb
-from gpuprof.model import ModelGraph
-from gpuprof.share import Share
+from gpuprof.runtime.batch_verdicts import BatchVerdicts
 
 if TYPE_CHECKING:  # scikit-learn takes a second to import
     from gpuprof.estimators.learned.learned import LearnedModel
@@ -34,7 +34,7 @@ _GPU_SHARES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0)
 
 
 class DatabaseEstimator:
-    """Implements `gpuprof.estimate.Estimator`.
+    """Implements `gpuprof.domain.estimate.Estimator`.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ class DatabaseEstimator:
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
 
     def _only_batch(self, model: str) -> int | None:
-        from gpuprof.onnx_graph import only_batch
+        from gpuprof.graph.load import only_batch
 
         path = self._known(model).path
         return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
@@ -312,7 +312,7 @@ class DatabaseEstimator:
         return self._works[known.name]
 
     def _graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
-        from gpuprof.onnx_graph import load_graph
+        from gpuprof.graph.load import load_graph
 
         return load_graph(Path(known.path or ""), batch)
 
@@ -330,8 +330,8 @@ class DatabaseEstimator:
 
     def _of_file(self, model: str, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
-        from gpuprof.onnx_batch import freed_copy
-        from gpuprof.onnx_graph import load_graph, only_batch
+        from gpuprof.graph.load import load_graph, only_batch
+        from gpuprof.runtime.free_batch import freed_copy
 
         path = (self._copies and freed_copy(path, self._copies)) or path
         graph = load_graph(path, only_batch(path) or 1)
@@ -361,7 +361,7 @@ def _is_path(model: str) -> bool:
 
 def _read_work(known: MeasuredModel) -> WorkByBatch | None:
     """Return the work of a model, None where its file is gone or has become another."""
-    from gpuprof.onnx_graph import load_graph, only_batch
+    from gpuprof.graph.load import load_graph, only_batch
 
     path = Path(known.path or "")
     if not path.is_file():

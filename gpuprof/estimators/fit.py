@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate
 
 
 def check_memory(estimate: Estimate, device: Device) -> None:

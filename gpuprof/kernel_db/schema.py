@@ -36,7 +36,7 @@ class RunRow:
     duration_s : float or None
         Wall-clock time that measuring took.
     device, host, driver : str
-        Device by its name in the catalogue (a CPU: by `gpuprof.local_device`), host's name, driver's version.
+        Device by its name in the catalogue (a CPU: by `gpuprof.machine.local_device`), host's name, driver's version.
     clocks_policy : str or None
         How the clocks were held: ``"locked:1410"``, ``"base"``, ``"none"``.
     runtime, runtime_version, provider, precision : str
@@ -243,7 +243,7 @@ class OpRow:
     position : int
         In the topological order of the model's graph; 0 in a per-op run.
     signature : str
-        `gpuprof.model.Op.signature`: equal signatures cost the same.
+        `gpuprof.domain.model.Op.signature`: equal signatures cost the same.
     shapes : str
         ``"1x3x224x224,64x3x7x7->1x64x112x112"``.
     attributes : str or None

@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from gpuprof.graph.nodes import captured
 from gpuprof.merging.source import Source
-from gpuprof.onnx_nodes import captured
 
 #: Larger graphs are approximated: exact search takes seconds beyond this.
 EXACT_NODES = 7

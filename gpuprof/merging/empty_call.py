@@ -13,8 +13,8 @@ from pathlib import Path
 
 from onnx import NodeProto
 
+from gpuprof.graph.nodes import captured
 from gpuprof.merging.source import Array
-from gpuprof.onnx_nodes import captured
 
 #: Ops of ONNX that are known to end the process.
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
@@ -37,7 +37,7 @@ def survives(path: Path, fed: Mapping[str, Array], threads: int) -> bool:
 
 def main() -> int:
     """Run the model once."""
-    from gpuprof.session import open_session
+    from gpuprof.runtime.session import open_session
 
     session = open_session(Path(sys.argv[1]), threads=int(sys.argv[2]))
     session.run(None, pickle.load(sys.stdin.buffer))

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from onnx import NodeProto
 
+from gpuprof.graph.nodes import captured
 from gpuprof.merging.normal import add_weight, attribute, whole
 from gpuprof.merging.source import Source
-from gpuprof.onnx_nodes import captured
 
 _EPSILON = 1e-5
 _FOLDED_TYPES = (np.float32, np.float64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
+from gpuprof.graph.nodes import captured
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import OMEGA, best_matching
 from gpuprof.merging.operators import Moment, Weighted, moments, weight_matrix, weighted_operators
 from gpuprof.merging.similarity import block_similarity
 from gpuprof.merging.source import Source
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
-from gpuprof.onnx_nodes import captured
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InputError
-from gpuprof.merged_model import MergedMember, MergedModel, MergedValue, write_description
+from gpuprof.graph.file import elem_type
+from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, write_description
+from gpuprof.graph.nodes import graphs_of
 from gpuprof.merging.plan import Plan, Step
 from gpuprof.merging.source import Array, Size, Source
 from gpuprof.merging.super_operator import SuperOperator, WeightView, bias_of, view_weight
-from gpuprof.onnx_file import elem_type
-from gpuprof.onnx_nodes import graphs_of
 
 _TO_THE_END = np.iinfo(np.int64).max
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
+from gpuprof.graph.nodes import captured, graphs_of
 from gpuprof.merging.source import Array, Source
-from gpuprof.onnx_nodes import captured, graphs_of
 
 _NOTHING = {"Identity", "Dropout"}
 _REARRANGED = {"Transpose", "Reshape", "Identity"}

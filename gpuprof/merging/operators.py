@@ -7,10 +7,10 @@ from typing import Any
 
 from onnx import NodeProto
 
+from gpuprof.graph.nodes import captured
 from gpuprof.merging.normal import whole
 from gpuprof.merging.source import Source
 from gpuprof.merging.submatrix import Matrix
-from gpuprof.onnx_nodes import captured
 
 #: Position of the weight among the inputs, by op type.
 WEIGHT_INPUT = {

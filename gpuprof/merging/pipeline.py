@@ -13,7 +13,8 @@ import onnx
 from onnx import ModelProto
 
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.merged_model import MergedModel, write_description
+from gpuprof.graph.file import read_onnx
+from gpuprof.graph.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, architecture_of, group_architectures
 from gpuprof.merging.folding import fold_shared_norms
 from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates
@@ -28,7 +29,6 @@ from gpuprof.merging.run_choice import Worth
 from gpuprof.merging.source import OLDEST_OPSET, Source, read_source
 from gpuprof.merging.step_gain import OpSeconds, Setting
 from gpuprof.merging.submatrix import TOLERANCE
-from gpuprof.onnx_file import read_onnx
 
 #: Beyond this the weights go to a file of their own: Protocol Buffers end at 2 GiB.
 MOST_INLINE_BYTES = 1_500_000_000
@@ -231,7 +231,7 @@ def source_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
-    from gpuprof.onnx_dims import declared_dims
+    from gpuprof.graph.dims import declared_dims
 
     known: set[str] = set()
     for path in paths:

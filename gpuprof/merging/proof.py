@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.errors import InputError
-from gpuprof.inputs import random_inputs
-from gpuprof.merged_model import MergedModel
+from gpuprof.errors import InputError, runtime_errors
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.graph.merged_model import MergedModel
 from gpuprof.merging.empty_call import is_risky, survives
 from gpuprof.merging.source import Array, Source
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session, runtime_errors
+from gpuprof.runtime.session import open_session
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -181,8 +181,8 @@ class _Originals:
 
 
 def _has_dim(path: Path, dim: str) -> bool:
-    from gpuprof.onnx_dims import declared_dims
-    from gpuprof.onnx_file import read_onnx
+    from gpuprof.graph.dims import declared_dims
+    from gpuprof.graph.file import read_onnx
 
     for info in read_onnx(path).model.graph.input:
         shape = declared_dims(info) or ()

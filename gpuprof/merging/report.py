@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from onnx import ModelProto
 
+from gpuprof.domain.model import Tensor
+from gpuprof.graph.file import dtype_name
 from gpuprof.merging.gain import Gain, Rates
 from gpuprof.merging.groups import Group
 from gpuprof.merging.plan import Plan, Step
 from gpuprof.merging.proof import Proof
 from gpuprof.merging.source import Source
 from gpuprof.merging.super_operator import SuperOperator
-from gpuprof.model import Tensor
-from gpuprof.onnx_file import dtype_name
 
 MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
 

@@ -12,13 +12,13 @@ import numpy.typing as npt
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
 
-from gpuprof.batch_axes import Dim, batch_axes
+from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
-from gpuprof.model import Tensor
-from gpuprof.onnx_dims import bind_inputs, bound_dims, declared_dims
-from gpuprof.onnx_file import OnnxFile, dtype_name, read_onnx
-from gpuprof.onnx_nodes import captured, constant_tensor, used_names
-from gpuprof.onnx_shapes import Shapes
+from gpuprof.graph.batch_axes import Dim, batch_axes
+from gpuprof.graph.dims import bind_inputs, bound_dims, declared_dims
+from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
+from gpuprof.graph.nodes import captured, constant_tensor, used_names
+from gpuprof.graph.shapes import Shapes
 
 Array = npt.NDArray[np.generic]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from gpuprof.device import Device, MigProfile
+from gpuprof.domain.device import Device, MigProfile
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.segment import Segments
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Slo
-from gpuprof.sojourn import BatchServer
+from gpuprof.domain.demand import Slo
+from gpuprof.domain.sojourn import BatchServer
 
 #: Replicas are alike whose single requests take the same part of a full batch's time to this precision.
 _ALIKE = 20

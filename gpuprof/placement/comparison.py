@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import GpuprofError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, Violation, check

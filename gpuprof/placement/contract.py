@@ -14,19 +14,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap
-from gpuprof.device import Device, MigProfile
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device, MigProfile
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.estimate import MEASURED, Estimate, Figure, Workload
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _GIB = 2**30
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment

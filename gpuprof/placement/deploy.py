@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
-from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
-from gpuprof.device import Device
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
+from gpuprof.domain.device import Device
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.early_stop import STOPPED
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
 from gpuprof.placement.seating import Seat, numbered
-from gpuprof.sojourn import BatchServer
 
 _Disturbances = Mapping[PlacedReplica, BatchServer]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 
 #: The key under which a map says what ended its search.
 STOPPED = "stopped_by"

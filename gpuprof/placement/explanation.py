@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap, share_of
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.share import Share
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
 
 #: By how much rate and SLO are changed to see what would follow.
 CHANGE = 0.10

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, unknown_name
 
 Files = dict[str, str]

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica, share_of
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Estimator, Figure, Workload
-from gpuprof.host_work import NO_HOST_WORK, HostWork, Running, disturbed
-from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, Running, disturbed
 
 _TOLERANCE = 1e-6
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0

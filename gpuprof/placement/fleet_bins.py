@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.estimate import Workload
+from gpuprof.domain.estimate import Workload
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem

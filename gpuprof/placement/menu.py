@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
-from gpuprof.share import Share
 
 #: Processes inside a MIG instance where nobody says how many; ParvaGPU (SC'24 §III) stops at three.
 MIG_PROCESSES = 3

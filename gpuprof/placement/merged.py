@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.deployment import (
+from gpuprof.domain.deployment import (
     DeploymentMap,
     MapPrediction,
     Merge,
@@ -17,16 +17,16 @@ from gpuprof.deployment import (
     ReplicaPrediction,
     share_of,
 )
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.host_work import at_worst
-from gpuprof.merged_estimate import MergedEstimator, MergedWork
 from gpuprof.placement.objective import measure
 from gpuprof.placement.predict import Stream, percentile_over
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.rules.host_work import at_worst
+from gpuprof.rules.merged_estimate import MergedEstimator, MergedWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuprof.deployment import DeploymentMap, Replica, share_of
-from gpuprof.device import Device
+from gpuprof.domain.deployment import DeploymentMap, Replica, share_of
+from gpuprof.domain.device import Device
 
 
 @dataclass(frozen=True, slots=True)

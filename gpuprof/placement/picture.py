@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuprof.deployment import DeploymentMap, Gpu, Partition, share_of
-from gpuprof.device import Device
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, share_of
+from gpuprof.domain.device import Device
 
 _BAR_WIDTH, _BAR_HEIGHT, _GAP, _MARGIN, _TITLE = 420, 22, 6, 12, 24
 _LABEL = 190

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpuprof.deployment import Unplaced
-from gpuprof.estimate import Workload
-from gpuprof.share import Share
+from gpuprof.domain.deployment import Unplaced
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 
 
 @dataclass(frozen=True, slots=True)

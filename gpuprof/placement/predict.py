@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.deployment import ModelPrediction, Replica, ReplicaPrediction
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.host_work import Running, disturbed
+from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.rules.host_work import Running, disturbed
 
 Interval = tuple[float, float]
 _CALM: Mapping[PlacedReplica, BatchServer] = {}
@@ -40,7 +40,7 @@ class Predictor:
     def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
         """Return the replicas of a placement whose batches the router and its like disturb, as they then are.
 
-        They do where one machine is all there is; see `gpuprof.host_work`.
+        They do where one machine is all there is; see `gpuprof.rules.host_work`.
         """
         work = self._problem.options.host
         if not work.disturbs or len(gpus) != 1:

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import DeploymentMap
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimator
-from gpuprof.fleet import Fleet, FleetEntry
-from gpuprof.host_work import NO_HOST_WORK, HostWork
 from gpuprof.placement.rate_limit import RateLimits
-from gpuprof.sojourn import QueueModel
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Slo
+from gpuprof.domain.demand import Slo
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.placement.borne_loads import BorneLoads
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.sojourn import Arrivals, BatchServer, QueueModel
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
 RATE_PRECISION = 0.01

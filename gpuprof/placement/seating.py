@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, count
 
-from gpuprof.deployment import DeploymentMap, Gpu, Partition, Replica
-from gpuprof.device import Device, MigProfile
-from gpuprof.mig import Layout, MigPlacement, is_legal
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.device import Device, MigProfile
+from gpuprof.domain.mig import Layout, MigPlacement, is_legal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program

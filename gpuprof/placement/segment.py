@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.host_work import at_worst
 from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import LONELY
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer
+from gpuprof.rules.host_work import at_worst
 
 #: A tail is shorter when it is below this part of the other.
 SHORTER = 0.98

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import Unplaced
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.sojourn import Arrivals
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import LONELY
 from gpuprof.placement.segment import Segments
-from gpuprof.sojourn import Arrivals
 
 _GIB = 2**30
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
 from gpuprof.report.chart import Chart
 from gpuprof.report.figures import (

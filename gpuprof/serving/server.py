@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.scheduling import answer_quickly
+from gpuprof.machine.scheduling import answer_quickly
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings
 from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce

@@ -1,10 +1,10 @@
-"""Which replica takes a request: the rules of `gpuprof.routing`, compiled."""
+"""Which replica takes a request: the rules of `gpuprof.rules.routing`, compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprof.routing import finish_ms, next_living, nth_smallest
+from gpuprof.rules.routing import finish_ms, next_living, nth_smallest
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,

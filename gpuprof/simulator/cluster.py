@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.batching import wait_limit_ms
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.host_work import NO_HOST_WORK, HostWork
-from gpuprof.routing import RULES
+from gpuprof.rules.batching import wait_limit_ms
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+from gpuprof.rules.routing import RULES
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.host import core_arrays
 from gpuprof.simulator.state import Cluster
@@ -48,7 +48,7 @@ class Options:
         Requests that arrive before this are not counted.
     seed : int
     routing : str
-        Name of a rule of `gpuprof.routing`.
+        Name of a rule of `gpuprof.rules.routing`.
     refuse_hopeless : bool
         Whether the router refuses a request that is expected to miss its SLO where others wait already.
     batch_timeout_ms : float or None

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from gpuprof import batching, routing
+from gpuprof.rules import batching, routing
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -35,7 +35,7 @@ def jit(function: Function) -> Function:
     """Return ``function`` compiled, the machine code kept on disk; unchanged where there is no numba.
 
     Compiled code is kept apart by the source of everything that is compiled together: numba itself looks only at the
-    file of the outermost function, and would go on running an old rule after `gpuprof.routing` has changed.
+    file of the outermost function, and would go on running an old rule after `gpuprof.rules.routing` has changed.
     """
     if not HAS_NUMBA:
         return function

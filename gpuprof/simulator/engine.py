@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.arrivals import NS_PER_S, Arriving
@@ -101,7 +101,7 @@ class _Run:
         self._factors = [np.random.Generator(np.random.PCG64(seed)) for seed in for_factors.spawn(replicas)]
         self._changes = changes_of(options, places)
         self._most_places = options.max_in_system
-        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as the rules of `gpuprof.routing` begin
+        self.state.turn[:] = -1 if options.routing == "round-robin" else 0  # as `gpuprof.rules.routing` begins
         self.state.factor_position[_varies(self.cluster)] = factors
         self._refill_factors()
         for model in range(models):

@@ -3,12 +3,12 @@
 What a failed replica was running and what it held in its queue goes to the living replicas of its model, each request
 to the one that the routing rule chooses, before what waits there already and in the order it was accepted in. When none
 lives, the requests wait until one does; new ones are turned away meanwhile. A request that was lost too often goes
-alone, and in the end is given up (`gpuprof.routing`).
+alone, and in the end is given up (`gpuprof.rules.routing`).
 """
 
 from __future__ import annotations
 
-from gpuprof.routing import goes_alone, is_given_up
+from gpuprof.rules.routing import goes_alone, is_given_up
 from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.kernel import FAILED, give_up

@@ -1,9 +1,9 @@
 """What router, machine process and clients take from the batches on a machine that serves from its CPU.
 
 They work for a request as it comes and as its answer goes. On a core that runs no batch they disturb nobody. Where
-every core runs one, they mostly go on where they were last (`gpuprof.host_work.STAYS`), which is the core that was idle
+every core runs one, they mostly go on where they were last (`rules.host_work.STAYS`), which is the core that was idle
 last, else on some core, each as likely as another. Whatever runs there ends so much later. What it comes to on average
-is in `gpuprof.host_work`.
+is in `gpuprof.rules.host_work`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpuprof.host_work import STAYS, HostWork, cores_of
+from gpuprof.rules.host_work import STAYS, HostWork, cores_of
 from gpuprof.simulator.compiled import jit
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import Replica
+    from gpuprof.domain.deployment import Replica
     from gpuprof.simulator.state import Cluster, Ints, State
 
 _NS_PER_MS = 1e6

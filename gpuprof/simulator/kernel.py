@@ -1,13 +1,13 @@
 """The compiled heart of the simulator: what happens at each event.
 
 Which replica takes a request and when a batch starts is decided by the very functions that the serving runtime calls,
-`gpuprof.routing` and `gpuprof.batching`, compiled.
+`gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled.
 """
 
 from __future__ import annotations
 
-from gpuprof.batching import batch_size_now
-from gpuprof.routing import goes_alone, is_hopeless
+from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.routing import goes_alone, is_hopeless
 from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (

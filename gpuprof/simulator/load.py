@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.simulator.arrival_text import parse_arrivals
 from gpuprof.simulator.arrivals import Arriving

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuprof.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
 from gpuprof.errors import InputError
 from gpuprof.simulator.trace import Trace
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.simulator.arrivals import NS_PER_S
 from gpuprof.simulator.cluster import Options, Place
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms

@@ -1,7 +1,7 @@
-"""Finds the replica that `gpuprof.routing.FastestFirst` would choose without looking at all of them.
+"""Finds the replica that `gpuprof.rules.routing.FastestFirst` would choose without looking at all of them.
 
 Between two changes of a replica (a request joins it, a batch starts or ends) the time until it would answer, by
-`gpuprof.routing.finish_ms`, only falls as time passes, no faster than time itself, and never below what it is once
+`rules.routing.finish_ms`, only falls as time passes, no faster than time itself, and never below what it is once
 everything expected has happened: its *floor*. So each replica of a model is a leaf of a tree in one of two states:
 
 * *falling*: the instant of its answer, as it was expected at the last change, bounds it from below;

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.simulator.arrivals import NS_PER_S, Arriving
 from gpuprof.simulator.cluster import Options, Switch
 from gpuprof.simulator.outcome import EpochOutcome

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
-from gpuprof.host_work import NO_HOST_WORK
+from gpuprof.rules.host_work import NO_HOST_WORK
 from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Bursts, Diurnal, Gamma, Recorded
 from gpuprof.simulator.cluster import Options, places_of
 from gpuprof.simulator.engine import simulate_to_tally

@@ -127,7 +127,7 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
     import onnx_ir
     import torch
 
-    from gpuprof.onnx_file import LARGEST_FILE_BYTES
+    from gpuprof.graph.file import LARGEST_FILE_BYTES
 
     spec = EXPORTS[stem]
     model = _model(spec, seed)

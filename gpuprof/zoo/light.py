@@ -9,9 +9,9 @@ import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from gpuprof.errors import UnavailableError
-from gpuprof.onnx_batch_plan import apply_rewrite, plan_rewrite
-from gpuprof.onnx_file import read_onnx
-from gpuprof.onnx_graph import load_graph
+from gpuprof.graph.batch_plan import apply_rewrite, plan_rewrite
+from gpuprof.graph.file import read_onnx
+from gpuprof.graph.load import load_graph
 from gpuprof.zoo.weights import random_weights
 
 #: From this version on weights are constants of the file and not inputs that a caller may replace.

@@ -9,10 +9,10 @@ import pytest
 from bench.igniter_profiles import IgniterEstimator, table_3
 from bench.reproduce import igniter_fig14, igniter_fig20
 from bench.reproduce.igniter_runs import Blind, ByDevice, place, problem, scaled, with_interference
-from gpuprof.catalogue import device
-from gpuprof.estimate import Workload
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.share import Share
 from tests.placement.published.test_igniter import HARDWARE, MODELS
 
 V100 = device("v100")

@@ -10,9 +10,9 @@ from bench.parvagpu_profiles import read_profiles
 from bench.reproduce import parvagpu_fig5, parvagpu_fig6, parvagpu_fig7, parvagpu_fig10
 from bench.reproduce.mps_stand_in import MpsStandIn
 from bench.reproduce.parvagpu_runs import POLICIES, fragmentation, gpus, saved_pct, scenarios, slack
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.share import Share
 from tests.bench.published import write_parvagpu
 
 A100 = device("a100-80")

@@ -22,9 +22,9 @@ from bench.reproduce.thesis_cluster import (
     placed,
     plan,
 )
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.share import Share
 
 NOWHERE = Path("nowhere")
 MS = 1_000_000

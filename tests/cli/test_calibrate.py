@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.catalogue import device
 from gpuprof.cli.main import main
+from gpuprof.domain.catalogue import device
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, workload_label
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.child.job import Job, Request

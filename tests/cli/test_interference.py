@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from gpuprof.cli.interference import over_all_neighbours
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Figure, Workload
-from gpuprof.share import Share
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.simulator.cluster import places_of
 from tests.simulator.maps import deployed, replica
 
@@ -35,7 +35,7 @@ class Half:
 
 
 def test_a_batch_beside_some_neighbours_is_compared_with_one_beside_all() -> None:
-    from gpuprof.catalogue import device
+    from gpuprof.domain.catalogue import device
 
     places = places_of(
         deployed([[replica("a", [5.0]), replica("b", [5.0]), replica("c", [5.0])], [replica("d", [1.0])]])

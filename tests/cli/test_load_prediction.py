@@ -12,7 +12,7 @@ import pytest
 
 from gpuprof.cli.load_prediction import predict_load
 from gpuprof.cli.main import main
-from gpuprof.deployment import DeploymentMap, Replica, parse_map, write_map
+from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
 from gpuprof.serving.load.load import LoadSettings, Stream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, Predictor
 from tests.served_in_virtual_time import serve

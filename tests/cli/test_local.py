@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuprof import local_device as machine
-from gpuprof.catalogue import device
 from gpuprof.cli.local import local_device
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.device import Device
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine import local_device as machine
 
 V100 = device("v100")
 CPU = Device("cpu-test", "cpu", 2, 1000.0, {}, 1, 1.0, 1)

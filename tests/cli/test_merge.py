@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from tests.merging.models import finetuned, residual, save, transformer
 
 

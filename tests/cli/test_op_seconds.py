@@ -11,7 +11,7 @@ import pytest
 from gpuprof.cli.op_seconds import op_seconds
 from gpuprof.kernel_db.schema import OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.local_device import local_cpu
+from gpuprof.machine.local_device import local_cpu
 
 
 def _row(run: str, digest: str, batch: int, name: str, position: int, **more: object) -> OpRow:

@@ -8,12 +8,12 @@ import pytest
 from onnx import helper
 
 from gpuprof.cli.main import main
-from gpuprof.deployment import read_map
+from gpuprof.domain.deployment import read_map
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import COPIES, KernelDb, Run
-from gpuprof.local_device import local_cpu
-from gpuprof.onnx_batch import ensure_dynamic_batch
-from gpuprof.onnx_graph import load_graph
+from gpuprof.machine.local_device import local_cpu
+from gpuprof.runtime.free_batch import ensure_dynamic_batch
 from tests.small_models import floats, write_model
 
 SOUND = "model,rate_rps,slo_ms\nnet,20,100\n"
@@ -231,7 +231,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from gpuprof.cli import devices
-    from gpuprof.estimate import Figure
+    from gpuprof.domain.estimate import Figure
     from gpuprof.zoo.architecture import find
     from gpuprof.zoo.build import build
 

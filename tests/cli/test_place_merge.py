@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.deployment import read_map
+from gpuprof.domain.deployment import read_map
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.local_device import local_cpu
-from gpuprof.merged_model import read_merged
+from gpuprof.machine.local_device import local_cpu
 from tests.merging.models import finetuned, residual, save, transformer
 from tests.serving.running import running
 from tests.serving.test_merged import Originals, check_both

@@ -12,7 +12,7 @@ import pytest
 from gpuprof.cli import planning
 from gpuprof.cli.main import main
 from gpuprof.cli.rescheduling import policy_scheduler, reschedule
-from gpuprof.deployment import DeploymentMap, read_map, write_map
+from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem

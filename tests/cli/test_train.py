@@ -23,7 +23,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpuprof.local_device.local_cpu", lambda: CPU)
+    monkeypatch.setattr("gpuprof.machine.local_device.local_cpu", lambda: CPU)
 
 
 def test_what_was_trained_is_used_by_estimate_for_a_model_that_was_not_measured(

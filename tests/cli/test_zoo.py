@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from gpuprof.cli.main import main
-from gpuprof.onnx_graph import load_graph
+from gpuprof.graph.load import load_graph
 from tests.small_models import integers, write_model
 
 

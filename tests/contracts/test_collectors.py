@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collector
 from gpuprof.profiling.contract import CollectorContract
 from gpuprof.profiling.cpu.ort import OrtCollector
-from gpuprof.share import Share
 from tests.profiling.models import write_convs
 from tests.profiling.requests import a_request
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.estimate import Estimator
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimator
 from gpuprof.estimators.builtin import make_estimator
 from gpuprof.estimators.contract import EstimatorContract
 from gpuprof.estimators.database import DatabaseEstimator
@@ -58,4 +58,4 @@ class TestGk(EstimatorContract):
 
 def test_a_class_that_takes_no_database_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be made from a kernel database"):
-        make_estimator("gpuprof.estimate:Workload", None)
+        make_estimator("gpuprof.domain.estimate:Workload", None)

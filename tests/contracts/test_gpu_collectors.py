@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import COLLECTORS, Collector, choose

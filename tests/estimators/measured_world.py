@@ -9,14 +9,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.arena import arena_footprint
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.model import ModelGraph, Op, Tensor
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
 from tests.estimators.rows import CPU, database, measured
 
 BATCHES = (1, 2, 4, 8)

@@ -9,10 +9,10 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.onnx_graph import load_graph
 
 CPU = Device("cpu-test-4c", "cpu", 4, 2000.0, {"float32": 1e11}, 2**33, 1e10, 2**25)
 GPU = Device("gpu-test", "gpu", 80, 1500.0, {"float32": 1e13}, 2**34, 1e12, 2**22)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from onnx.helper import make_node as node
 
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, UNCALIBRATED, Workload
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.roofline.roofline import DISPATCH_US
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import ColocationRow
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
 from tests.estimators.rows import CPU, GPU, database, measured, two_layers
 from tests.small_models import write_model
 

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, numpy_helper
 
-from gpuprof.inputs import random_inputs
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.gain import TYPICAL_CPU, Rates
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.runtime.session import open_session
 from gpuprof.zoo.drawn_images import draw_cnn
 from gpuprof.zoo.drawn_sequences import draw_mlp, draw_rnn, draw_transformer
 from gpuprof.zoo.network import Network

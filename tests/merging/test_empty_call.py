@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.empty_call import is_risky, survives
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.zoo.drawn_sequences import draw_rnn
@@ -36,7 +36,7 @@ def test_recurrent_ops_are_tried_in_another_process_and_a_row_stands_for_who_is_
 
 
 def _call(described: object, present: str) -> dict[str, np.ndarray]:
-    from gpuprof.merged_model import MergedModel
+    from gpuprof.graph.merged_model import MergedModel
 
     assert isinstance(described, MergedModel)
     member = described.member(present)

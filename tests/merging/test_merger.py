@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from tests.merging.models import Array, Builder, finetuned, residual, save, transformer
 

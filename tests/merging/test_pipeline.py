@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from gpuprof.errors import InfeasibleError, InputError
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging import pipeline
 from gpuprof.merging.gain import Rates
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged

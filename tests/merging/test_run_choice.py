@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, numpy_helper
 
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.merging.branches import image_branches
 from gpuprof.merging.gain import Rates
 from gpuprof.merging.groups import group_nodes

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
-from gpuprof.share import Share
 
 _MIB = 2**20
 

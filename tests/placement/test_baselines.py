@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.mig_serving import MigServing
-from gpuprof.share import Share
 from tests.placement.table import Table
 
 BUDGET = Options(latency_budget=0.5)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.demand import Slo
+from gpuprof.domain.demand import Slo
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.placement.borne_loads import BorneLoads
-from gpuprof.sojourn import BatchServer
 
 
 def server(time_ms: float, overhead_ms: float = 0.0) -> BatchServer:

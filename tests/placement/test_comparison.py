@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.comparison import compare
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.optimal.optimal import Optimal
@@ -9,7 +10,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.share import Share
 
 
 class Careless:

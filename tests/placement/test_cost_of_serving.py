@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.host_work import HostWork
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
+from gpuprof.rules.host_work import HostWork
 
 HOST = HostWork(handover_ms=0.5, host_ms=1.0, host_cores=4)
 POLICIES = ("optimal", "ffd", "milp", "igniter", "gslice", "usher", "gpulet")

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.cover import cheapest_cover, cost_of, shared_out
 from gpuprof.placement.segment import Segment
-from gpuprof.share import Share
 
 
 def segment(pct: float, capacity_rps: float) -> Segment:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.explanation import alternatives, seats, what_ifs
@@ -7,7 +8,6 @@ from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing
-from gpuprof.share import Share
 
 GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Options(latency_budget=0.5))
 

@@ -9,7 +9,8 @@ import pytest
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
-from gpuprof.deployment import DeploymentMap, MigPlace, parse_map
+from gpuprof.domain.deployment import DeploymentMap, MigPlace, parse_map
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
@@ -17,7 +18,6 @@ from gpuprof.placement.export import export
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import ModelFile
 from gpuprof.placement.published.ffd import FirstFitDecreasing
-from gpuprof.share import Share
 
 yaml = pytest.importorskip("yaml")
 

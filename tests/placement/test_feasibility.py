@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap, parse_map
-from gpuprof.host_work import HostWork
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.share import Share
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Violation, check, check_layout
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
-from gpuprof.share import Share
+from gpuprof.rules.host_work import HostWork
 
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 2), (sliced_device(), 2)])
 

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpuprof.estimate import Workload
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 
 def test_what_is_kept_back_ends_the_limit_earlier(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.objective import jain, measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
-from gpuprof.share import Share
 
 GIVEN = problem([demand("a", 200.0)], [(plain_device(), None)], options=Options(latency_budget=0.9))
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.contract import ExponentialQueue, LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.predict import Predictor, Stream, percentile_over
 from gpuprof.placement.problem import Options
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 REPLICA = PlacedReplica("m", 4, 1, Share(50.0), 100.0)
 

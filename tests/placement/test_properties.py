@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import GpuprofError
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solved
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, Placement

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.estimate import Workload
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import LONELY, RATE_PRECISION, RateLimits
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
-from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from tests.placement.curved import CurvedEstimator
 
 

@@ -7,8 +7,9 @@ from hypothesis import example, settings
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 
-from gpuprof.deployment import DeploymentMap
-from gpuprof.device import Device
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.optimal.optimal import Optimal
@@ -16,7 +17,6 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.seating import seated
-from gpuprof.share import Share
 
 GIVEN = problem(
     [demand(name, 20.0) for name in "abcd"],

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.estimate import MEASURED, Figure, Workload
+from gpuprof.domain.estimate import MEASURED, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments, planned_ms
-from gpuprof.share import Share
 
 
 def test_planning_with_confidence_takes_the_upper_end_and_extrapolates_it() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.deployment import (
+from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
     Gpu,

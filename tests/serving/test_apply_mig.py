@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from gpuprof.deployment import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.machine.gpu_holder import GpuHolder
 from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.plan.planner import MapSource, Planner
+from tests.machine.test_mig_layout import Smi
 from tests.serving.running import map_of, replica, running
-from tests.test_mig_layout import Smi
 
 
 def mig_map(*instances: tuple[str, int]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import pytest
 from onnx import helper
 
 from gpuprof.errors import InputError
-from gpuprof.runtimes import ORT_CPU
+from gpuprof.runtime.providers import ORT_CPU
 from gpuprof.serving.worker.runtime import OnnxRuntime
 from tests.small_models import write_model
 

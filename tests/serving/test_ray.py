@@ -15,10 +15,10 @@ import pytest
 import trustme
 
 from gpuprof.cli.main import main
-from gpuprof.deployment import read_map
+from gpuprof.domain.deployment import read_map
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.local_device import local_cpu
+from gpuprof.machine.local_device import local_cpu
 from gpuprof.serving.engines.ray_machine import placement
 from gpuprof.serving.load.load import Stream
 from gpuprof.serving.load.target import Target

@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuprof.cgroup import quota_parent
-from gpuprof.cpu_share import own_cores
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.cgroup import quota_parent
+from gpuprof.machine.cpu_share import own_cores
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpuprof.deployment import (
+from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
     Gpu,

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.batching import batch_size_now
-from gpuprof.deployment import Replica
-from gpuprof.routing import ReplicaLoad, RoutingRule
+from gpuprof.domain.deployment import Replica
+from gpuprof.rules.batching import batch_size_now
+from gpuprof.rules.routing import ReplicaLoad, RoutingRule
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuprof.deployment import Replica
-from gpuprof.routing import FastestFirst, ReplicaLoad, expected_finish_ms
+from gpuprof.domain.deployment import Replica
+from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
 from gpuprof.simulator.choice import choose, rank_again, set_alive
 from gpuprof.simulator.cluster import Options, build_cluster, places_of
 from gpuprof.simulator.ranking import LEAST

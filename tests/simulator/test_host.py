@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuprof.deployment import Replica
+from gpuprof.domain.deployment import Replica
+from gpuprof.domain.sojourn import BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.host_work import HostWork, Running, disturbed
+from gpuprof.rules.host_work import HostWork, Running, disturbed
 from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import Outcome
-from gpuprof.sojourn import BatchServer
 from tests.simulator.maps import deployed, replica
 
 TWO_CORES = HostWork(host_ms=2.0, host_cores=2)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuprof.deployment import Replica
+from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
 from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
 from gpuprof.simulator.cluster import Options, Place

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuprof.deployment import DeploymentMap, MigPlace, Node
+from gpuprof.domain.deployment import DeploymentMap, MigPlace, Node
 from gpuprof.simulator.arrivals import Arriving, Constant, Gamma, Recorded
 from gpuprof.simulator.autoscaling import autoscaling
 from gpuprof.simulator.cluster import Options, Switch, places_of

@@ -8,9 +8,9 @@ import onnx
 import pytest
 
 from gpuprof.errors import UnavailableError
-from gpuprof.inputs import random_inputs
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.session import open_session
 from gpuprof.zoo.architecture import ARCHITECTURES, TRANSFORMERS, find
 from gpuprof.zoo.build import build
 from gpuprof.zoo.exports import EXPORTS

@@ -7,10 +7,10 @@ import onnx
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.inputs import random_inputs
-from gpuprof.onnx_batch import is_dynamic
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.free_batch import is_dynamic
+from gpuprof.runtime.session import open_session
 from gpuprof.zoo.architecture import ARCHITECTURES, ONNX, find
 from gpuprof.zoo.build import build
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpuprof.domain.model import ModelGraph
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable
 from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.estimators.memory.memory_features import workspace_bytes
-from gpuprof.model import ModelGraph
 
 #: τ of the paper, 0.001 ms.
 TAU_NS = 1000.0

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Estimate, Figure, Workload
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.gk.gk import Requirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
@@ -18,7 +19,6 @@ from gpuprof.estimators.measured.curve import quantile
 from gpuprof.estimators.roofline.op_work import GraphWork, work_of
 from gpuprof.estimators.roofline.roofline import op_times_s, roofline_ms, unknown_ms
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 
 SOURCE = "GK-Estimator"
 _ENOUGH_MODELS = 4
@@ -26,7 +26,7 @@ _LEVEL = 0.9
 
 
 class GkEstimator:
-    """Implements `gpuprof.estimate.Estimator` by the kernels of ops (`gpuprof.estimators.gk.gk`).
+    """Implements `gpuprof.domain.estimate.Estimator` by the kernels of ops (`gpuprof.estimators.gk.gk`).
 
     A model's latency is the sum of its kernels' times, its compute requirement that of the kernels that run at once,
     its memory what is alive at once. Kernels are known of the whole device; a share takes longer by what the roofline

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.features import feature_matrix, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_row
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 
 _KERNEL_COLUMNS = (
     "run_id", "repeat", "position", "op_signature", "op_name", "name", "duration_ns", "achieved_occupancy_pct",

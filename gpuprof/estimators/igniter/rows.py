@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.profile import profile_of_tables

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Figure, Workload
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
 from gpuprof.estimators.interference.models import Colocated, Running
 from gpuprof.kernel_db.schema import workload_label
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 
 #: Device and workload → how it behaves alone; None where nothing is known.
 Behaviour = Callable[[Device, Workload], Running | None]

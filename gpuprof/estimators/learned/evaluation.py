@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from joblib import Parallel, delayed
 
-from gpuprof.cpu_share import own_cores
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.expected_time import NODE_NS
 from gpuprof.estimators.learned.features import roofline_ns
@@ -19,6 +18,7 @@ from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, grap
 from gpuprof.estimators.measured.conformal import common_factor, interval_factor
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.memory.memory_features import memory_features
+from gpuprof.machine.cpu_share import own_cores
 
 ROOFLINE = "roofline"
 #: What `estimate` says on a device that models were measured on and nothing was trained for.

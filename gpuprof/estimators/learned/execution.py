@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.features import KINDS
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.executed_graph import dearest, tie
-from gpuprof.model import ModelGraph
-from gpuprof.optimizer import executed_nodes
+from gpuprof.graph.executed_graph import dearest, tie
+from gpuprof.runtime.optimizer import executed_nodes
 
 #: For each op that has a time of its own, by position, the positions of all that are executed with it, itself among.
 Groups = Mapping[int, tuple[int, ...]]

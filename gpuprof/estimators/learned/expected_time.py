@@ -14,13 +14,13 @@ from math import prod
 
 import numpy as np
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.convolution import computed_flops, unfolded_bytes
 from gpuprof.estimators.learned.features import Array, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpFacts
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, RECURRENT_OPS
 from gpuprof.estimators.roofline.roofline import reread_bandwidth
-from gpuprof.share import Share
 
 #: What a runtime spends on a node that does nothing.
 NODE_NS = 2000.0

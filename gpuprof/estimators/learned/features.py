@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.convolution import LANES, is_blocked, unfolded_bytes
 from gpuprof.estimators.learned.op_facts import OpFacts, channels_in_group, integer, integers, window
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, GraphWork, steps_of
 from gpuprof.estimators.roofline.roofline import bandwidth, op_times_s
-from gpuprof.share import Share
 
 Array = NDArray[Any]
 #: Beyond these logarithms of working set over cache, all of it comes from a nearer cache, or all from memory.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprof.model import ModelGraph
+from gpuprof.domain.model import ModelGraph
 
 Key = tuple[str, str, bool]
 

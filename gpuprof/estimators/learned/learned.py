@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.device import Device
-from gpuprof.estimate import Figure
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.execution import group_facts, optimized_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, expected_features, expected_ns, fit_element_ns
 from gpuprof.estimators.learned.features import feature_matrix
@@ -22,8 +24,6 @@ from gpuprof.estimators.learned.training_set import ModelCase, TrainingSet, grap
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.estimators.memory.allocation import AllocationModel
 from gpuprof.estimators.memory.memory_features import memory_features
-from gpuprof.model import ModelGraph
-from gpuprof.share import Share
 
 Array = NDArray[Any]
 STACK = "stack"

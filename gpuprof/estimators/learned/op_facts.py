@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from gpuprof.model import Op
+from gpuprof.domain.model import Op
 
 Shape = tuple[int, ...]
 

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES

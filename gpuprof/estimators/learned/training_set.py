@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
@@ -21,8 +23,6 @@ from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofli
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op, facts_of_row
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.model import ModelGraph
-from gpuprof.share import Share
 
 Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
@@ -262,7 +262,7 @@ def _hash(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def database_graphs(db: KernelDb) -> Graphs:
     """Return a reader of the graphs of the database's models by their recorded paths."""
-    from gpuprof.onnx_graph import load_graph
+    from gpuprof.graph.load import load_graph
 
     table = db.read("models", columns=["model", "model_path", "run_id"]).to_pylist()
     paths = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from gpuprof.estimate import INTERPOLATED, Figure
+from gpuprof.domain.estimate import INTERPOLATED, Figure
 from gpuprof.estimators.measured.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.measured.curve import quantile
 from gpuprof.estimators.measured.surface import Reading, Shape, Surface

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
-from gpuprof.estimate import INTERPOLATED, MEASURED
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED
 
 
 class BatchCurve:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 
 CREQ_METRICS = {
     "max_occupancy": "max_occupancy_pct",

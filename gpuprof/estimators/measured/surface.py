@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpuprof.device import Device
-from gpuprof.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gpuprof.domain.share import Share
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import Point, shares_of
-from gpuprof.share import Share
 
 #: Least time of one execution in ms by batch and share, up to a factor; what measured points are carried over with.
 Shape = Callable[[int, Share], float]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.estimators.memory.liveness import VIEWS
-from gpuprof.model import ModelGraph, Op
 
 #: Ops that runtimes let write over an input that nobody reads after them, or fuse into what made it.
 _IN_PLACE = frozenset(

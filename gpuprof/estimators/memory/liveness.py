@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.model import ModelGraph
+from gpuprof.domain.model import ModelGraph
 
 #: Ops whose output is their first input's memory under another shape, as runtimes execute them.
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"})

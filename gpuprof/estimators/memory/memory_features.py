@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable
 from math import prod
 
+from gpuprof.domain.model import ModelGraph, Op
 from gpuprof.estimators.memory.arena import arena_footprint
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.model import ModelGraph, Op
 
 MEMORY_FEATURES = (
     "log_least", "log_weights", "log_activations", "weight_part", "log_largest_op", "log_workspace",

@@ -1,6 +1,6 @@
 """One process that serves Poisson requests in batches: its stationary law, by an embedded Markov chain.
 
-The batching rule of `gpuprof.batching` has a property that makes it tractable. Let R be the arrival of the last
+The batching rule of `gpuprof.rules.batching` has a property that makes it tractable. Let R be the arrival of the last
 request of a full batch, or the dispatch of a batch that was not full. What arrives after R is independent of all
 before it, so ``y``, the time from R until the process is free again, is a Markov chain from batch to batch:
 

@@ -119,7 +119,7 @@ _value_at: Any = _compiled(_value)
 arrivals: Any = _compiled(_arrivals)
 #: Fill ``strata`` with the stratum of the backlog that each group of requests finds (`batch_backlog`).
 strata: Any = _compiled(_strata)
-#: Serve the arrivals by the rule of `gpuprof.batching`; fill ``spent``, return requests, batches and busy time.
+#: Serve the arrivals by the rule of `gpuprof.rules.batching`; fill ``spent``, return requests, batches and busy time.
 queue: Any = _compiled(_queue)
 #: Add the weights of the requests' groups to ``counts`` by time, and their times to ``sums`` by stratum.
 histogram: Any = _compiled(_histogram)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 
 _REFINEMENTS = 3
 _LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
@@ -22,7 +22,7 @@ _PROBABILITIES = np.unique(
 
 
 class BatchQueue:
-    """Implements `gpuprof.sojourn.QueueModel` for the rule of `gpuprof.batching`.
+    """Implements `gpuprof.domain.sojourn.QueueModel` for the rule of `gpuprof.rules.batching`.
 
     One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`).
     Several processes, arrivals of another variability (renewals with gamma gaps), or batches whose variation differs

@@ -13,10 +13,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.roofline import CEILINGS, bandwidth
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 
 _RATE_COLUMN = "_flops_per_s"
 _ALL = 100.0

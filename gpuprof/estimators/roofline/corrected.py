@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Estimator, Workload
-from gpuprof.share import Share
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.share import Share
 
 
 @dataclass(frozen=True, slots=True)

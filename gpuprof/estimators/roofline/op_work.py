@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.model import ModelGraph
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
-from gpuprof.model import ModelGraph
 
 Array = NDArray[Any]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpuprof.device import Device
-from gpuprof.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.op_work import MATRIX_OPS, Array, GraphWork
-from gpuprof.share import Share
 
 #: Key of `Device.sources` that says that the device's rates were measured on it.
 CEILINGS = "ceilings"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Assembly, Suite, undominated
 from gpuprof.placement.optimal.enumeration import Enumeration

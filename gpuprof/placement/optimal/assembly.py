@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.share import Share
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.optimal.master import served_column
 from gpuprof.placement.optimal.pattern import Cut, Room, cuts
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
-from gpuprof.share import Share
 
 _EPSILON = 1e-9
 

@@ -7,12 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import DeploymentMap, Partition, share_of
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import DeploymentMap, Partition, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.fleet import Fleet
+from gpuprof.domain.mig import is_legal, placement
 from gpuprof.errors import InputError
-from gpuprof.fleet import Fleet
-from gpuprof.mig import is_legal, placement
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.cover import shared_out
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica

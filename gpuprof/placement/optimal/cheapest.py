@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.demand import Demand
-from gpuprof.fleet import FleetEntry
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.generation import relaxed
 from gpuprof.placement.optimal.master import Choice, DemandClass, Master, classes_of
 from gpuprof.placement.optimal.offers import Choices, Offers
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
-from gpuprof.share import Share
 
 #: Of a fleet of so many devices, a part is placed without searching for the last device.
 _MANY_DEVICES = 1_000

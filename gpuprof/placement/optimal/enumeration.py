@@ -11,9 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
-from gpuprof.estimate import Workload
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Suite
@@ -22,7 +23,6 @@ from gpuprof.placement.optimal.rooms import Rooms
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
 
 #: Combinations that are looked at, of all rooms together; by queues, each takes many times as long.
 _MOST = (6_000, 1_500)

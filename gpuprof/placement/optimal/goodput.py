@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.master import Choice, DemandClass, Master
 from gpuprof.placement.problem import Problem

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import Unplaced
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.cover import Cover, cheapest_cover, cost_of
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError
@@ -16,7 +17,6 @@ from gpuprof.placement.optimal.least_cost import with_least_cost
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
 
 #: The load up to which a replica is asked whether it keeps its SLO; above, a larger batch or share is asked at once.
 _LIKELY = 0.7

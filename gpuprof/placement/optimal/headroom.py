@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement.problem import Problem
-from gpuprof.share import Share
 
 
 @dataclass(frozen=True, slots=True)

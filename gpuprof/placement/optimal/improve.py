@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
-from gpuprof.mig import legal_starts, placement
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.mig import legal_starts, placement
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.rooms import Rooms, Task
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition

@@ -6,15 +6,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.fleet import FleetEntry
 from gpuprof.placement.menu import PARTS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 
 def with_least_cost(problem: Problem, segments: Segments, placement: Placement) -> Placement:

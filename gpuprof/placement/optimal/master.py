@@ -15,13 +15,13 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Demand
-from gpuprof.fleet import FleetEntry
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.minimal_cover import minimal_covers
 from gpuprof.placement.optimal.pattern import Content, Cut, Packer, Room, cuts
 from gpuprof.placement.program import Program, Solution
 from gpuprof.placement.segment import Segment
-from gpuprof.share import Share
 
 Slot = tuple[str, Share]
 

@@ -12,15 +12,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.menu import PARTS
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
 
 #: Of so many demands at most, parts of MIG instances are offered, and every share that was looked at on the way.
 _MOST_DEMANDS = 40

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.placement.cover import MOST_REPLICAS, Cover, shared_out
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError

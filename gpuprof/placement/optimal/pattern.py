@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprof.device import Device
-from gpuprof.mig import Layout, distinct_layouts
+from gpuprof.domain.device import Device
+from gpuprof.domain.mig import Layout, distinct_layouts
+from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.knapsack import best_packing, multisets
-from gpuprof.share import Share
 
 #: Contents of a room are listed one by one up to this many; beyond, they are generated as the program asks for them.
 MOST_PACKINGS = 2_000

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.cover import Cover
 from gpuprof.placement.fleet_bins import FleetBins
@@ -12,7 +13,6 @@ from gpuprof.placement.optimal.master import Choice
 from gpuprof.placement.optimal.pattern import Content, Room
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 _Queues = dict[tuple[str, Share], list[PlacedReplica]]
 

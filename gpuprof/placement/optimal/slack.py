@@ -11,15 +11,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.mig import MigPlacement, legal_starts, placement
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.mig import MigPlacement, legal_starts, placement
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 #: Below this doubt an estimate counts as sure.
 SURE = 0.01

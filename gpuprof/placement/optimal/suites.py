@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.rooms import Rooms, Task

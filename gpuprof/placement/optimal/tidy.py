@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.placement.optimal.offers import Choices
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.demand import Demand
-from gpuprof.deployment import Unplaced
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.deployment import Unplaced
 from gpuprof.placement.cover import MOST_REPLICAS, Cost, cheapest_cover, cost_of
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.placement import PlacedReplica, Placement

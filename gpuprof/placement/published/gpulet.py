@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.fleet import FleetEntry
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.whynot import with_unplaced
-from gpuprof.share import Share
 
 #: Sizes of a gpu-let in percent, as the paper splits a GPU; 100 is an unsplit one.
 SIZES_PCT = (20.0, 40.0, 50.0, 60.0, 80.0, 100.0)

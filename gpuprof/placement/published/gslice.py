@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.igniter import Igniter, first_of
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.whynot import with_unplaced
-from gpuprof.share import Share
 
 #: Nobody's share grows by more than this factor in one adjustment, however far its latency is off.
 _MOST_GROWTH = 2.0

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.fleet import FleetEntry
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.whynot import with_unplaced
-from gpuprof.share import Share
 
 _MPS_CLIENTS = 48
 #: The most replicas that a workload too large for one device is split into.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
 from gpuprof.errors import InputError
-from gpuprof.fleet import FleetEntry
-from gpuprof.mig import Layout, basic_profiles, distinct_layouts
 from gpuprof.placement.cover import MOST_REPLICAS, shared_out
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem

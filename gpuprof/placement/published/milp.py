@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import Placement

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.deployment import DeploymentMap, Unplaced, share_of
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.deployment import DeploymentMap, Unplaced, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.mig import MigPlacement, basic_profiles, is_legal, legal_starts
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
-from gpuprof.fleet import FleetEntry
-from gpuprof.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.placement.cover import MOST_REPLICAS, shared_out
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.whynot import why_not, why_not_all
-from gpuprof.share import Share
 
 #: GPUs with at most this many compute slices in use are broken up (Algorithm 2, line 15).
 FRAGMENTED_SLICES = 4

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from gpuprof.demand import Demand
-from gpuprof.device import Device
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.share import Share
 
 CreqMetric = Literal["max-occupancy", "wao", "wsm"]
 

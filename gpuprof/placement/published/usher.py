@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpuprof.demand import Demand
-from gpuprof.fleet import FleetEntry
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import FleetEntry
 from gpuprof.placement.published.requirement import Requirement
 
 #: A model is heavy in one resource when it needs this many times as much of it as of the other (§3.3.2).

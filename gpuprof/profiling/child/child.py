@@ -23,14 +23,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TextIO
 
-from gpuprof.batch_items import kept_apart
-from gpuprof.cpu_share import CpuSlice, confine, own_cores
 from gpuprof.errors import GpuprofError
+from gpuprof.machine.cpu_share import confine, own_cores
 from gpuprof.profiling.child.pauses import after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
-from gpuprof.runtimes import TORCH_PROVIDERS
-from gpuprof.session import open_session
+from gpuprof.rules.cpu_slices import CpuSlice
+from gpuprof.runtime.batch_items import kept_apart
+from gpuprof.runtime.providers import TORCH_PROVIDERS
+from gpuprof.runtime.session import open_session
 
 _WARM_UP_RUNS = 3
 _WARM_UP_S = 0.3

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 
-from gpuprof.device import Device
-from gpuprof.estimate import Workload
-from gpuprof.model import ModelGraph
-from gpuprof.share import Share
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 
 
 @dataclass(frozen=True, slots=True)

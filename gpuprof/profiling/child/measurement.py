@@ -11,14 +11,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from gpuprof.cgroup import remove_group
-from gpuprof.cpu_share import CpuSlice, own_cores, plan_slices
+from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, InputError
+from gpuprof.machine.cgroup import remove_group
+from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits
 from gpuprof.profiling.child.statistics import LatencyStats, summarize
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.share import Share
+from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
 
@@ -190,7 +191,7 @@ def shared_group(name: str) -> Iterator[str]:
 
 def save_inputs(job: Job, path: Path) -> None:
     """Write random inputs for ``job`` to ``path``, the same for the same model and batch."""
-    from gpuprof.inputs import random_inputs
+    from gpuprof.graph.inputs import random_inputs
 
     save_arrays(random_inputs(job.graph), path)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError
-from gpuprof.runtimes import ORT_CUDA
-from gpuprof.session import gpu_provider, open_session, runtime_errors, translated
+from gpuprof.errors import InputError, runtime_errors
+from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.session import gpu_provider, open_session, translated
 
 #: Runs one batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]

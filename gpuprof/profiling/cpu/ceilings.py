@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import shared_group, slices_of
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.share import Share
+from gpuprof.runtime.providers import ORT_CPU
 
 _MATRIX = 1024
 _VECTOR_BYTES = 256 * 2**20  # well beyond any last-level cache

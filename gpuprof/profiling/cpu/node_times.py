@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from gpuprof.executed_graph import ExecutedNode, Group, Tie, tie
-from gpuprof.model import ModelGraph
+from gpuprof.domain.model import ModelGraph
+from gpuprof.graph.executed_graph import ExecutedNode, Group, Tie, tie
 from gpuprof.profiling.cpu.ort_trace import NodeEvent
 
 _SKIPPED_REPEATS = 2  # of a fresh session: they allocate

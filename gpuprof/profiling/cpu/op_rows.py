@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from gpuprof.executed_graph import dearest
+from gpuprof.domain.model import Op, Tensor
+from gpuprof.graph.executed_graph import dearest
 from gpuprof.kernel_db.schema import KernelRow, OpRow
-from gpuprof.model import Op, Tensor
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime, NodeTimes
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpuprof.executed_graph import read_executed
+from gpuprof.graph.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Job, Request
@@ -24,8 +24,8 @@ from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.node_times import NodeTimes, node_times
 from gpuprof.profiling.cpu.op_rows import kernel_rows, op_rows
 from gpuprof.profiling.cpu.ort_trace import read_trace
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.session import runtime_version, session_settings
+from gpuprof.runtime.providers import ORT_CPU
+from gpuprof.runtime.session import runtime_version, session_settings
 
 _LOAD_S = 600.0
 _NODE_PASS = {"time_s": 1.5, "min_repeats": 5, "max_repeats": 50}

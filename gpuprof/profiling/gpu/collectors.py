@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.gpu_share import bound_shares
+from gpuprof.machine.gpu_share import bound_shares
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.child.measurement import Seat, Timing, measure, running
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
@@ -39,8 +39,8 @@ from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import requirement
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.runtimes import ORT_CUDA
-from gpuprof.session import gpu_provider, runtime_version, session_settings
+from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
 #: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.

@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from gpuprof.executed_graph import Group
+from gpuprof.domain.model import Op
+from gpuprof.graph.executed_graph import Group
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
-from gpuprof.model import Op
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime
 from gpuprof.profiling.cpu.op_rows import op_row
 from gpuprof.profiling.timeline.creq import Requirement, requirement
 from gpuprof.profiling.timeline.link import link_row
 from gpuprof.profiling.timeline.timeline import column
-from gpuprof.runtimes import NODE_RANGE
+from gpuprof.runtime.providers import NODE_RANGE
 
 _KERNEL_REPEATS = 3  # runs of the model whose kernels are kept one by one
 _COLUMNS = frozenset(field.name for field in fields(KernelRow))

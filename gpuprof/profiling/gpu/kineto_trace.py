@@ -28,7 +28,7 @@ from gpuprof.profiling.timeline.timeline import (
     empty_copies,
     empty_ranges,
 )
-from gpuprof.runtimes import NODE_RANGE
+from gpuprof.runtime.providers import NODE_RANGE
 
 ESTIMATED = "occupancy is torch.profiler's estimate from the launch, not a counter"
 _MAX_BYTES = 2 * 2**30
@@ -45,7 +45,7 @@ Event = Mapping[str, Any]
 def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     """Return the timeline of a trace by ``torch.profiler``, plain or compressed with gzip.
 
-    The ranges of kernels are the nodes of an ONNX model where it was run by `gpuprof.torch_session`, else PyTorch's
+    The ranges of kernels are the nodes of an ONNX model where `gpuprof.runtime.torch_session` ran it, else PyTorch's
     operators.
 
     Raises

@@ -14,13 +14,14 @@ from pathlib import Path
 import pandas as pd
 
 import gpuprof
-from gpuprof.catalogue import device_of_driver
-from gpuprof.device import Device
+from gpuprof.domain.catalogue import device_of_driver
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.graph.load import load_graph
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
-from gpuprof.model import ModelGraph
-from gpuprof.onnx_graph import load_graph
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
@@ -30,7 +31,6 @@ from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import exported
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
-from gpuprof.share import Share
 
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")
 _UNTIMED = "the latency of a batch is not in a report: what a profiler slows down is no latency"

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
-from gpuprof.inputs import random_inputs
-from gpuprof.model import ModelGraph, Op, Tensor
-from gpuprof.onnx_file import elem_type, read_onnx
-from gpuprof.onnx_graph import load_graph, load_nodes
+from gpuprof.graph.file import elem_type, read_onnx
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph, load_nodes
 
 Array = npt.NDArray[np.generic]
 _OLDEST_IR = 4  # from here on a weight need not be an input, too

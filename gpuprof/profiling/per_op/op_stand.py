@@ -10,11 +10,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.gpu_share import bound_shares
 from gpuprof.kernel_db.schema import PER_OP, KernelRow
-from gpuprof.model import ModelGraph
+from gpuprof.machine.gpu_share import bound_shares
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
@@ -22,9 +23,8 @@ from gpuprof.profiling.gpu.gpu_rows import kernel_rows
 from gpuprof.profiling.gpu.kineto_trace import ESTIMATED, read_kineto
 from gpuprof.profiling.per_op.op_model import OpSource
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
-from gpuprof.runtimes import ORT_CPU, ORT_CUDA
-from gpuprof.session import gpu_provider, session_settings
-from gpuprof.share import Share
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
+from gpuprof.runtime.session import gpu_provider, session_settings
 
 EFFORT: Mapping[str, Any] = {"time_s": 0.15, "min_repeats": 7, "max_repeats": 200}
 #: Kernels of one repeat are all that is kept, and a trace holds every one: fewer repeats than on a CPU.

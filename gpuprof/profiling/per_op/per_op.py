@@ -16,7 +16,8 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
@@ -29,7 +30,6 @@ from gpuprof.profiling.per_op.op_model import OpSource, distinct_ops, write_op_m
 from gpuprof.profiling.per_op.op_stand import Observation, op_stand
 from gpuprof.profiling.sweep.campaign import machine
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.share import Share
 
 _LOAD_S = 300.0
 _KEEP_EVERY_S = 3.0

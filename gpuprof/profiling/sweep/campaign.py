@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import gpuprof
-from gpuprof.batch_verdicts import BatchVerdicts
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
@@ -24,8 +24,8 @@ from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits, Request
 from gpuprof.profiling.collector import Collected, Collector
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.share import Share
+from gpuprof.runtime.batch_verdicts import BatchVerdicts
+from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
 

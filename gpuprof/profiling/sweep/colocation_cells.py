@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations_with_replacement
 
+from gpuprof.domain.share import Share
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.share import Share
 
 #: Batches of both sides of a pair.
 BATCHES = (1, 8)

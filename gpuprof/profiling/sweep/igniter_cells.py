@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gpuprof.domain.share import Share
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.share import Share
 
 #: Batch and share in percent. The paper says eleven without naming them: the first nine are those of its published
 #: profiles, the other two add a batch between, and the share at which five copies fit a GPU.

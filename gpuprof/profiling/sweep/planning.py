@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share, parse_share
 from gpuprof.errors import InputError
-from gpuprof.onnx_batch import ensure_dynamic_batch
-from gpuprof.onnx_graph import load_graph, only_batch
+from gpuprof.graph.load import load_graph, only_batch
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
-from gpuprof.share import Share, parse_share
+from gpuprof.runtime.free_batch import ensure_dynamic_batch
 
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?::(?P<batch>\d+)(?::(?P<share>[^:]+))?)?")
 _MAX_BATCH = 65_536
@@ -132,7 +132,7 @@ def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
     Raises
     ------
     InputError
-        As `gpuprof.share.parse_share`.
+        As `gpuprof.domain.share.parse_share`.
     """
     if text is not None:
         return tuple(sorted({parse_share(word, device.compute_units) for word in text.split(",")}))

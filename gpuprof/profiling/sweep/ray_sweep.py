@@ -25,7 +25,7 @@ from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.ray_cluster import join
+from gpuprof.machine.ray_cluster import join
 
 #: Tables that say what has been measured already, and what the devices can do.
 SEED_TABLES = ("runs", "devices", "models", "colocations")
@@ -75,7 +75,7 @@ class Place:
 
     def device(self, wanted: str | None) -> str:
         """Return the name of the device here; an empty one where it is not the one that is wanted."""
-        from gpuprof.local_device import local_cpu, local_gpus
+        from gpuprof.machine.local_device import local_cpu, local_gpus
 
         gpus = [] if wanted == "cpu" else [gpu.name for gpu in local_gpus()]
         if wanted in (None, "gpu", "cpu"):

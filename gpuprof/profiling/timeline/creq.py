@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 from gpuprof.profiling.timeline.timeline import D2H, H2D, LAUNCH, column
 
@@ -142,7 +142,7 @@ def _of_run(part: pd.DataFrame) -> dict[str, float | None]:
 
 
 def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
-    from gpuprof.occupancy import occupancies
+    from gpuprof.domain.occupancy import occupancies
 
     unknown = np.full(len(kernels), np.nan)
     needed = (*LAUNCH, "registers_per_thread")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.kernel_db.schema import DeviceRow
 from gpuprof.profiling.timeline.timeline import D2H, H2D, column
 

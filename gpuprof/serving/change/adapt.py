@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from gpuprof.deployment import DeploymentMap, write_map
+from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_apart
 from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, planned

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.serving.change.window import Window
 
 #: How many standard deviations of the count of a Poisson process are taken for chance.

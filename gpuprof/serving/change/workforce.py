@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from gpuprof.deployment import DeploymentMap
+from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import GpuprofError
-from gpuprof.routing import routing_rule
+from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.engines.local_engine import Engine
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuprof.errors import UnavailableError
-from gpuprof.ray_cluster import join
+from gpuprof.machine.ray_cluster import join
 from gpuprof.serving.engines.ray_machine import LABEL, RESOURCE, RayMachine, placement
 
 _LOOK_S = 0.5

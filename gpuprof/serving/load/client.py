@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from gpuprof.scheduling import answer_quickly
+from gpuprof.machine.scheduling import answer_quickly
 from gpuprof.serving.load.payload import Payload
 
 if TYPE_CHECKING:

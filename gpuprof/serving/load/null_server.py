@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from gpuprof.deployment import DeploymentMap, parse_map
+from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.server import ServerSettings, run_server
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from gpuprof.errors import UnavailableError
-from gpuprof.host_work import BUSY_RPS, CALM_RPS
+from gpuprof.rules.host_work import BUSY_RPS, CALM_RPS
 from gpuprof.serving.load.process_time import cpu_seconds, family, runs_module
 
 _SMALL_BYTES = 4

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gpuprof.deployment import DeployedModel, DeploymentMap, Replica
-from gpuprof.host_work import Running, disturbed, recorded_overhead_ms, recorded_work
-from gpuprof.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.rules.host_work import Running, disturbed, recorded_overhead_ms, recorded_work
 
 _UNCHANGED = 1e-9
 

@@ -204,8 +204,8 @@ def _bytes(array: Array, datatype: str) -> bytes:
 
 def _inputs(specs: list[TensorSpec], path: str | None, seed: int) -> Mapping[str, Array]:
     if path is not None and Path(path).is_file():
-        from gpuprof.inputs import random_inputs
-        from gpuprof.onnx_graph import load_graph
+        from gpuprof.graph.inputs import random_inputs
+        from gpuprof.graph.load import load_graph
 
         return random_inputs(load_graph(Path(path)), seed)
     return {spec.name: _guess(spec, seed + position) for position, spec in enumerate(specs)}

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any
 
-from gpuprof.mig_layout import MigLayout, cut, restore
-from gpuprof.mps import MpsDaemon, adopted_daemon, mps_daemon
+from gpuprof.machine.mig_layout import MigLayout, cut, restore
+from gpuprof.machine.mps import MpsDaemon, adopted_daemon, mps_daemon
 from gpuprof.serving.machine.launcher import WorkerOrder
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuprof.errors import UnavailableError
 
 if TYPE_CHECKING:
-    from gpuprof.deployment import Gpu, MigPlace
+    from gpuprof.domain.deployment import Gpu, MigPlace
 
 _DOCTOR = "see gpuprof doctor"
 
@@ -89,7 +89,7 @@ def find_gpu(gpu: Gpu, places: tuple[LocalGpu, ...]) -> LocalGpu:
 
 
 def _gpu(nvml: Any, index: int) -> LocalGpu:
-    from gpuprof.local_gpu import device_name
+    from gpuprof.machine.gpu import device_name
 
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     name = device_name(_text(nvml.nvmlDeviceGetName(handle)))

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuprof.cgroup import remove_group
 from gpuprof.errors import GpuprofError
+from gpuprof.machine.cgroup import remove_group
 from gpuprof.serving.machine.gpu_holder import GpuHolder
 from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts

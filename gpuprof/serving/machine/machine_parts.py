@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from gpuprof.cpu_share import own_cores
+from gpuprof.machine.cpu_share import own_cores
 from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance, local_places
 
 

@@ -1,10 +1,10 @@
-"""The part of a GPU that a worker is held to; `gpuprof.mps` drives the daemon that holds it."""
+"""The part of a GPU that a worker is held to; `gpuprof.machine.mps` drives the daemon that holds it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprof.mps import MpsDaemon
+from gpuprof.machine.mps import MpsDaemon
 
 
 @dataclass(frozen=True, slots=True)

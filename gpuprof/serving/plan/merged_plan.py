@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuprof.deployment import DeploymentMap, Replica
+from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
-from gpuprof.merged_model import read_merged
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.serving.router.merged_replica import PlannedMember
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.deployment import DeploymentMap, read_map
+from gpuprof.domain.deployment import DeploymentMap, read_map
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.plan.serving_plan import PlannedReplica, chosen_node, mig_layouts, needs_machine, plan_workers
 
@@ -27,7 +27,7 @@ class MapSource:
         Raises
         ------
         InputError
-            As `gpuprof.deployment.read_map`.
+            As `gpuprof.domain.deployment.read_map`.
         """
         return cls(read_map(path), path.absolute().parent)
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.cpu_share import CpuSlice, plan_slices
-from gpuprof.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError, UnavailableError, unknown_name
-from gpuprof.runtimes import ORT_CUDA
+from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.session import gpu_provider
 from gpuprof.serving.machine.gpu_places import find_gpu
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
@@ -21,7 +22,6 @@ from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
-from gpuprof.session import gpu_provider
 
 _CPU_PREFIX = "cpu"
 SIMULATED_PREFIX = "sim:"

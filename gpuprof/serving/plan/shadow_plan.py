@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.cpu_share import CpuSlice, spare_cores
+from gpuprof.rules.cpu_slices import CpuSlice, spare_cores
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER

@@ -20,7 +20,7 @@ from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
 
 if TYPE_CHECKING:
-    from gpuprof.routing import ReplicaLoad
+    from gpuprof.rules.routing import ReplicaLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Protocol
 
-from gpuprof.batching import batch_size_now, wait_limit_ms
-from gpuprof.routing import ReplicaLoad, goes_alone, is_given_up
+from gpuprof.rules.batching import batch_size_now, wait_limit_ms
+from gpuprof.rules.routing import ReplicaLoad, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.seat import Seat
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuprof.routing import RESERVE
+from gpuprof.rules.routing import RESERVE
 
 #: However wrong expectations are, so much of a deadline is used.
 _LARGEST = 0.3

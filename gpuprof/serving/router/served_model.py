@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gpuprof.routing import RoutingRule, expected_finish_ms, is_hopeless
+from gpuprof.rules.routing import RoutingRule, expected_finish_ms, is_hopeless
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.public_name import PublicName

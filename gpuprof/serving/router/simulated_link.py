@@ -101,7 +101,7 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
     if path.startswith(NULL_PREFIX) or not Path(path).is_file():
         size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
         return NullRuntime(order.model, order.version, size, order.batch).spec
-    from gpuprof.onnx_graph import load_graph
+    from gpuprof.graph.load import load_graph
 
     graph = load_graph(Path(path))
     inputs, outputs = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpuprof.merged_model import MergedModel
+from gpuprof.graph.merged_model import MergedModel
 from gpuprof.serving.transport.batch_io import BatchInputs, BatchOutputs, Part
 from gpuprof.serving.transport.metadata import ModelSpec
 

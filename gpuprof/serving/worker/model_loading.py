@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuprof.runtimes import ORT_CUDA
+from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
 from gpuprof.serving.worker.runtime import NULL_PREFIX, NullRuntime, OnnxRuntime, Runtime, null_bytes
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuprof.batch_axes import batch_axes
 from gpuprof.errors import InputError
-from gpuprof.merged_model import MergedModel, read_description, read_merged
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
 
@@ -84,7 +84,8 @@ class OnnxRuntime:
     """A session of ONNX Runtime."""
 
     def __init__(self, name: str, version: str, path: Path, batch: int, threads: int, provider: str) -> None:
-        from gpuprof.session import open_session, runtime_errors
+        from gpuprof.errors import runtime_errors
+        from gpuprof.runtime.session import open_session
 
         if not path.is_file():
             raise InputError(f"cannot read {path}: no such file")
@@ -115,7 +116,7 @@ class OnnxRuntime:
 
     def _mixed(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
         """Return an output in which the items of a batch are mixed, though its shape does not show it."""
-        from gpuprof.batch_items import ITEMS, Arrays, first_mixed
+        from gpuprof.runtime.batch_items import ITEMS, Arrays, first_mixed
 
         names, axes = [spec.name for spec in outputs], {spec.name: 0 for spec in inputs}
 

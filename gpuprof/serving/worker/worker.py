@@ -17,9 +17,10 @@ import sys
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from gpuprof.cpu_share import CpuSlice, confine
 from gpuprof.errors import GpuprofError
-from gpuprof.scheduling import compute_steadily
+from gpuprof.machine.cpu_share import confine
+from gpuprof.machine.scheduling import compute_steadily
+from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.door import DoorKey, knock
 from gpuprof.serving.transport.wire import BlockingStream, Kind

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.gk.gk import Launch, concurrent_sets, launch_times, memory_bytes, require
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable, read_kernel_table
 from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.kernel_db.schema import KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.model import ModelGraph, Op, Tensor
 from tests.estimators.rows import GPU
 
 

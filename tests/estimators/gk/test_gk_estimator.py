@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.gk.gk_estimator import SOURCE, GkEstimator
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.share import Share
 from tests.estimators.rows import GPU, database, measured, two_layers, with_kernels
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import HardwareProfile, fit_all, fit_hardware
 from gpuprof.estimators.igniter.igniter import (

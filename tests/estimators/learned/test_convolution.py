@@ -10,8 +10,8 @@ from onnx import TensorProto, helper
 
 from gpuprof.estimators.learned.convolution import computed_flops, is_blocked, unfolded_bytes
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op
-from gpuprof.onnx_graph import load_graph
-from gpuprof.optimizer import executed_nodes
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.optimizer import executed_nodes
 
 _SIDE = 14
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.execution import group_facts, measured_groups, optimized_groups, working_set_bytes
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix
 from gpuprof.estimators.learned.op_facts import facts_of_op
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
+from gpuprof.graph.load import load_graph
 from tests.estimators.measured_world import convolutional
 from tests.estimators.rows import CPU, two_layers
 

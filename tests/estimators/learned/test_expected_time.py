@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.expected_time import (
     EXPECTED_FEATURES,
     NODE_NS,
@@ -18,7 +19,6 @@ from gpuprof.estimators.learned.expected_time import (
 )
 from gpuprof.estimators.learned.features import roofline_ns
 from gpuprof.estimators.learned.op_facts import OpFacts
-from gpuprof.share import Share
 from tests.estimators.rows import CPU, GPU
 
 CACHED = replace(CPU, reread_bytes_per_s=((2**20, 1e11), (2**25, 5e10), (2**27, 1e10)))

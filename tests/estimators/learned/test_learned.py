@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.learned.evaluation import (
@@ -30,8 +31,7 @@ from gpuprof.estimators.learned.op_facts import facts_of_op, facts_of_row
 from gpuprof.estimators.learned.store import is_trained, load, save
 from gpuprof.estimators.learned.training_set import TrainingSet, database_graphs, load_training_set, without
 from gpuprof.estimators.measured.conformal import interval_factor
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
+from gpuprof.graph.load import load_graph
 from tests.estimators.measured_world import convolutional, measure, true_bytes
 from tests.estimators.rows import CPU, GPU, database
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.estimate import INTERPOLATED, MEASURED
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED
 from gpuprof.estimators.measured.curve import BatchCurve, quantile
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.memory.arena import arena_footprint
-from gpuprof.model import ModelGraph, Op, Tensor
 
 KIB = 256  # float32 values in a kibibyte
 

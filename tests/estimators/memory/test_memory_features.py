@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
-from gpuprof.onnx_graph import load_graph
+from gpuprof.graph.load import load_graph
 from tests.estimators.rows import two_layers
 
 

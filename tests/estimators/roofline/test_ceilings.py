@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.ceilings import with_ceilings
 from gpuprof.estimators.roofline.roofline import CEILINGS, reread_bandwidth
 from gpuprof.kernel_db.schema import DeviceRow
-from gpuprof.share import Share
 from tests.estimators.rows import CPU, database
 
 CURVE = [[2**20, 4e10], [2**27, 6e9]]

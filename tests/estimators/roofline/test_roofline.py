@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.device import MigProfile
-from gpuprof.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.domain.device import MigProfile
+from gpuprof.domain.estimate import ROOFLINE, UNCALIBRATED
+from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.op_work import GraphWork, WorkByBatch, steps_of, work_of
 from gpuprof.estimators.roofline.roofline import LAUNCH_US, bandwidth, op_times_s, roofline_ms, source_of
-from gpuprof.onnx_graph import load_graph
-from gpuprof.share import Share
+from gpuprof.graph.load import load_graph
 from tests.estimators.rows import CPU, GPU, two_layers
 
 

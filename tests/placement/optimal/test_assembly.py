@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem, sliced_device
 from gpuprof.placement.optimal.assembly import Assembly, Suite, undominated
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
-from gpuprof.share import Share
 
 
 def suite(rates: dict[str, float], device: str = "plain", mig: str | None = None) -> Suite:

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.fleet import FleetEntry
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import pattern
 from gpuprof.placement.optimal.generation import relaxed
 from gpuprof.placement.optimal.master import DemandClass, Master
 from gpuprof.placement.segment import Segment
-from gpuprof.share import Share
 
 PRICES = {"plain": 1.0}
 

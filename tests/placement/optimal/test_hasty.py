@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
     ExponentialQueue,
@@ -26,7 +27,6 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.segment import Segments
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 from tests.placement.curved import CurvedEstimator
 
 FEW = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError
-from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
@@ -18,7 +19,6 @@ from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 from tests.placement.table import Table
 
 OPTIMAL = Optimal()

@@ -3,10 +3,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.mig import is_legal
+from gpuprof.domain.mig import is_legal
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import plain_device, sliced_device
 from gpuprof.placement.optimal.pattern import Packer, cuts
-from gpuprof.share import Share
 
 WHOLE = ("plain", None)
 

@@ -3,8 +3,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.device import Device
-from gpuprof.estimate import Estimate, Workload
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
@@ -12,7 +13,6 @@ from gpuprof.placement.optimal.slack import Slack
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 
 @dataclass(frozen=True, slots=True)

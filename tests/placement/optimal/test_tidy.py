@@ -1,11 +1,11 @@
 from __future__ import annotations
 
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.optimal.tidy import tidied
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments
-from gpuprof.share import Share
 
 GIVEN = problem([demand("a", 200.0), demand("b", 50.0)], options=Options(latency_budget=0.9))
 SEGMENTS = Segments(GIVEN)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing

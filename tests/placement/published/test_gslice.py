@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from bench.igniter_profiles import table_1, table_3
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gslice import Gslice
-from gpuprof.share import Share
 from tests.placement.published.test_igniter import igniters, plan
 from tests.placement.table import Table
 

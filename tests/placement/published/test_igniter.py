@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from bench.igniter_profiles import IgniterEstimator, table_1, table_3
-from gpuprof.demand import Demand
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solved
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimate import Workload
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.share import Share
 from tests.placement.table import Table
 
 #: InceptionV3 on an A100-80 as ParvaGPU §III-B prints it: batch 4 on one slice with 1, 2, 3 processes takes 11, 18 and

@@ -7,9 +7,9 @@ from typing import Literal, get_args
 import pytest
 
 from bench.published_profiles import PublishedEstimator, v100
-from gpuprof.demand import Demand, Slo
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
-from gpuprof.fleet import Fleet, FleetEntry
 from gpuprof.placement.contract import ExponentialQueue, plain_device, problem, solved
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from gpuprof.demand import Demand, Slo
-from gpuprof.device import Device
-from gpuprof.estimate import MEASURED, Estimate, Figure, Workload
-from gpuprof.fleet import FleetEntry
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.fleet import FleetEntry
+from gpuprof.domain.share import Share
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
@@ -18,7 +19,6 @@ from gpuprof.placement.published.requirement import Requirement
 from gpuprof.placement.published.usher import Usher
 from gpuprof.placement.published.usher_placement import Ground, Option, Space, Trial, ordered
 from gpuprof.placement.segment import Segment
-from gpuprof.share import Share
 
 CHEAP, DEAR = FleetEntry(plain_device("cheap", 1.0), None), FleetEntry(plain_device("dear", 3.0), None)
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from gpuprof.cpu_share import own_cores
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import Seat, measure, running, slices_of
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.share import Share
+from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import QUICK, a_job
 

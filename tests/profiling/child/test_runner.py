@@ -9,12 +9,12 @@ import pytest
 from onnx import TensorProto, helper, save
 
 from gpuprof.errors import InputError
-from gpuprof.inputs import random_inputs
-from gpuprof.onnx_graph import load_graph
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
 from gpuprof.profiling.child.runner import nvtx_missing, open_run, outputs_differ
 from gpuprof.profiling.gpu import recorded_run
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
-from gpuprof.runtimes import ORT_CPU
+from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cpu_share import own_cores
+from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.cpu import ceilings
 from gpuprof.profiling.cpu.ceilings import measure_ceilings
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.sweep.campaign import Campaign
-from gpuprof.share import Share
 from tests.profiling.requests import CPU
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.gpu.nvml import NvmlFigures
 from gpuprof.profiling.nsight import ncu_tool, nsys_tool, shared_outputs
-from gpuprof.runtimes import ORT_CPU
-from gpuprof.share import Share
+from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.fake_nvml import FakeNvml
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp

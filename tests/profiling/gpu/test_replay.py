@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper, save
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, read_reports, recorded_device, replayed_job
-from gpuprof.share import Share
 from tests.profiling import kineto_files
 from tests.profiling.models import OPSET, write_mlp
 from tests.profiling.ncu_files import NOISE, kernel, raw_csv

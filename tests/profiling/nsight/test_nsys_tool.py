@@ -25,9 +25,9 @@ esac
 PROGRAM = """
 import sys, nvtx
 from pathlib import Path
-from gpuprof.inputs import random_inputs
-from gpuprof.onnx_graph import load_graph
-from gpuprof.session import open_session
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.session import open_session
 path = Path(sys.argv[1])
 session = open_session(path, threads=1)
 feeds = random_inputs(load_graph(path, 2))

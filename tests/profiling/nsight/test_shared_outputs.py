@@ -10,7 +10,7 @@ import pytest
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.nsight.recorded_program import RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
-from gpuprof.runtimes import ORT_CPU
+from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import a_job
 

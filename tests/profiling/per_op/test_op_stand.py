@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
@@ -17,8 +18,7 @@ from gpuprof.profiling.per_op.op_model import distinct_ops
 from gpuprof.profiling.per_op.op_stand import GpuStand
 from gpuprof.profiling.per_op.per_op import PerOp
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.runtimes import TORCH_CPU
-from gpuprof.share import Share
+from gpuprof.runtime.providers import TORCH_CPU
 from tests.profiling.kineto_files import trace_of_nodes, write
 from tests.profiling.models import write_mlp
 

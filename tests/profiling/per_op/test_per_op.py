@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
@@ -17,7 +18,6 @@ from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.per_op import op_stand
 from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
 from gpuprof.profiling.sweep.planning import NamedModel
-from gpuprof.share import Share
 from tests.profiling.models import write_convs, write_mlp
 from tests.profiling.requests import CPU
 

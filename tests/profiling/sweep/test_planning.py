@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from onnx import helper
 
-from gpuprof.device import Device
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.profiling.sweep.planning import (
     freed,
@@ -16,7 +17,6 @@ from gpuprof.profiling.sweep.planning import (
     parse_shares,
     plan_cells,
 )
-from gpuprof.share import Share
 from tests.profiling.models import write_mlp
 from tests.small_models import write_model
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
 from gpuprof.profiling.timeline.creq import overlapping, requirement
 
 V100 = device("v100")

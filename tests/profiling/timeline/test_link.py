@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gpuprof.catalogue import device
+from gpuprof.domain.catalogue import device
 from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.nsys_report import read_nsys

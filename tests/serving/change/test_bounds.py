@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.deployment import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, Planned, leaving, planned
 from gpuprof.serving.change.window import Window
 from gpuprof.serving.watch.statistics import BUCKETS_MS

@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from gpuprof.cgroup import quota_parent
-from gpuprof.cpu_share import CpuSlice, own_cores
 from gpuprof.errors import UnavailableError
+from gpuprof.machine.cgroup import quota_parent
+from gpuprof.machine.cpu_share import own_cores
+from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.load.load import LoadSettings, Stream, run_load
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.machine.launcher import WorkerOrder

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpuprof.deployment import parse_map
+from gpuprof.domain.deployment import parse_map
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import Schedule, Sent
 from gpuprof.serving.load.load import LoadSettings, Stream, make_schedules, run_load
@@ -15,7 +16,6 @@ from gpuprof.serving.load.prediction import LoadPrediction, Predictor, predict
 from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
-from gpuprof.sojourn import Arrivals, BatchServer, Sojourn
 from tests.serving.running import RunningServer, map_of, replica
 
 

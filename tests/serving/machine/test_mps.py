@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpuprof.deployment import Gpu, MigPlace, parse_map
+from gpuprof.domain.deployment import Gpu, MigPlace, parse_map
 from gpuprof.errors import UnavailableError
-from gpuprof.mps import MpsDaemon
+from gpuprof.machine.mps import MpsDaemon
 from gpuprof.serving.machine import gpu_holder, machine_parts
 from gpuprof.serving.machine.gpu_holder import GpuHolder
 from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, local_places

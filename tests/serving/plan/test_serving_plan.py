@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cpu_share import own_cores
-from gpuprof.deployment import parse_map
+from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.cpu_share import own_cores
 from gpuprof.serving.plan.serving_plan import plan_workers
 from tests.serving.running import map_of, replica
 

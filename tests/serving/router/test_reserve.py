@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gpuprof.routing import RESERVE
+from gpuprof.rules.routing import RESERVE
 from gpuprof.serving.router.reserve import Reserve
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.routing import FastestFirst, RoundRobin, RoutingRule
+from gpuprof.rules.routing import FastestFirst, RoundRobin, RoutingRule
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.replica import Replica, ReplicaPlan
 from gpuprof.serving.router.served_model import ServedModel

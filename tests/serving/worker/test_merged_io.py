@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuprof.merged_model import MergedMember, MergedModel, MergedValue
+from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue
 from gpuprof.serving.transport.batch_io import INLINE, Part
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.worker.merged_io import MergedInputs, MergedOutputs

@@ -67,7 +67,7 @@ def _runner(module: Any) -> None:
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
     "torch": _torch,
-    "gpuprof.torch_session": _torch_session,
+    "gpuprof.runtime.torch_session": _torch_session,
     "torch.profiler.profiler": _profiler,
     "gpuprof.profiling.child.runner": _runner,
 }

@@ -1,0 +1,1 @@
+"""Types without I/O: devices, shares, models, estimates, demands, fleets, deployment maps."""

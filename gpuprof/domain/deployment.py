@@ -1,0 +1,318 @@
+"""The deployment map: which replicas run where, with which share, and what is predicted of them.
+
+JSON with a published schema (``gpuprof.deployment/1``). A map is read with `read_map`, which refuses what it
+does not understand, and written with `write_map`, whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
+
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+
+SCHEMA = "gpuprof.deployment/1"
+_MAX_FILE_BYTES = 256 * 1024 * 1024
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Percent = Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)]
+Interval = tuple[float, float]
+
+
+def _without_empty(content: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in content.items() if key != name or value}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class ReplicaPrediction(_Part):
+    """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error."""
+
+    latency_ms: NonNegative
+    latency_ms_interval: Interval | None = None
+    latency_cv: NonNegative = 0.0
+    pause_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    pause_cv: NonNegative | None = None
+    p50_ms: NonNegative | None = None
+    p95_ms: NonNegative | None = None
+    p99_ms: NonNegative | None = None
+    p99_ms_interval: Interval | None = None
+    throughput_rps: NonNegative
+    throughput_rps_interval: Interval | None = None
+    goodput_rps: NonNegative
+    goodput_rps_interval: Interval | None = None
+    utilization: NonNegative | None = None
+    source: str = ""
+
+
+class MergedRate(_Part):
+    """A model that a merged replica serves: the part of its demand, and how much of it is answered in time."""
+
+    model: str
+    rate_rps: NonNegative
+    goodput_rps: NonNegative
+
+
+class Replica(_Part):
+    """One server of a model.
+
+    ``sm_share_pct`` is the part of its partition that all its ``processes`` have together; ``rate_rps`` is the
+    rate that it is planned for; ``batch_latency_ms`` the predicted mean time of a batch of 1, 2, … ``batch``
+    requests, which the router and the simulator need.
+
+    Where ``merged`` names models, ``model`` is one of the map's ``merges``: one graph that serves all of them. Their
+    requests wait in one queue, a batch is the oldest ``batch`` of them whichever model they are for, and ``rate_rps``
+    is the sum of their rates.
+    """
+
+    model: str
+    batch: Annotated[int, Field(ge=1)]
+    processes: Annotated[int, Field(ge=1)] = 1
+    sm_share_pct: Percent = 100.0
+    memory_limit_bytes: Annotated[int, Field(ge=0)] | None = None
+    max_wait_ms: NonNegative = 0.0
+    rate_rps: NonNegative
+    batch_latency_ms: tuple[NonNegative, ...] | None = None
+    predicted: ReplicaPrediction
+    merged: tuple[MergedRate, ...] = ()
+
+    def rates(self) -> dict[str, float]:
+        """Return the rate in requests/s that is planned for each model that it serves."""
+        return {one.model: one.rate_rps for one in self.merged} or {self.model: self.rate_rps}
+
+    def goodputs(self) -> dict[str, float]:
+        """Return the predicted goodput in requests/s of each model that it serves."""
+        return {one.model: one.goodput_rps for one in self.merged} or {self.model: self.predicted.goodput_rps}
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``merged`` away where there is none: maps without merges are what they were before there were any."""
+        return _without_empty(write(self), "merged")
+
+
+class MigPlace(_Part):
+    """A MIG instance: its profile and the memory slice that it starts at."""
+
+    profile: str
+    start: Annotated[int, Field(ge=0)]
+
+
+class Partition(_Part):
+    """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it."""
+
+    mig: MigPlace | None = None
+    replicas: tuple[Replica, ...] = ()
+
+
+class Gpu(_Part):
+    """One device of a node."""
+
+    index: Annotated[int, Field(ge=0)]
+    device: str
+    partitions: tuple[Partition, ...]
+
+
+class Node(_Part):
+    """A machine."""
+
+    name: str
+    gpus: tuple[Gpu, ...]
+
+
+class ModelPrediction(_Part):
+    """What is predicted of a model over all its replicas."""
+
+    goodput_rps: NonNegative
+    p50_ms: NonNegative | None = None
+    p95_ms: NonNegative | None = None
+    p99_ms: NonNegative | None = None
+
+
+class DeployedModel(_Part):
+    """A model of the map and what was asked for it."""
+
+    path: str | None = None
+    sha256: str | None = None
+    rate_rps: Positive
+    slo_ms: Positive
+    percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+    predicted: ModelPrediction | None = None
+
+
+class Merge(_Part):
+    """Several models in one ONNX file (USHER §3.4).
+
+    ``members`` says what each model is called in the file, whose metadata tell its inputs and outputs;
+    ``saved_weight_bytes`` is what one copy of the shared weights less takes than one a model.
+    """
+
+    path: str
+    sha256: str | None = None
+    members: dict[str, str]
+    saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class MapPrediction(_Part):
+    """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
+
+    Bounds hold for every map of the same demands on the same fleet; ``moves`` counts the replicas that must be
+    started where the map that it was planned from is running.
+    """
+
+    gpus: Annotated[int, Field(ge=0)]
+    cost_per_hour: NonNegative | None = None
+    goodput_rps: NonNegative
+    internal_slack: NonNegative | None = None
+    external_fragmentation: NonNegative | None = None
+    lower_bound_gpus: Annotated[int, Field(ge=0)] | None = None
+    lower_bound_cost_per_hour: NonNegative | None = None
+    upper_bound_goodput_rps: NonNegative | None = None
+    moves: Annotated[int, Field(ge=0)] | None = None
+
+
+class Unplaced(_Part):
+    """A demand, or the part of its rate, that no place was found for."""
+
+    model: str
+    rate_rps: NonNegative
+    reason: str
+
+
+class DeploymentMap(_Part):
+    """Everything that ``serve``, ``simulate`` and ``check`` need."""
+
+    schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
+    policy: str
+    created: str | None = None
+    inputs: dict[str, str] = Field(default_factory=dict)
+    models: dict[str, DeployedModel]
+    nodes: tuple[Node, ...]
+    predicted: MapPrediction
+    unplaced: tuple[Unplaced, ...] = ()
+    merges: dict[str, Merge] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _merged_as_told(self) -> DeploymentMap:
+        if both := set(self.merges) & set(self.models):
+            raise ValueError(f"{min(both)} is the name of a model and of a merge")
+        for *_, replica in self.places():
+            told = self.merges.get(replica.model)
+            if replica.merged and (told is None or set(told.members) != {one.model for one in replica.merged}):
+                raise ValueError(f"a replica of {replica.model} serves other models than the map's merges say")
+            if told is not None and not replica.merged:
+                raise ValueError(f"a replica of the merge {replica.model} does not say which models it serves")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_empty(write(self), "merges")
+
+    def places(self) -> Iterator[tuple[Node, Gpu, Partition, Replica]]:
+        """Yield every replica with where it stands, in the order of the file."""
+        for node in self.nodes:
+            for gpu in node.gpus:
+                for partition in gpu.partitions:
+                    for replica in partition.replicas:
+                        yield node, gpu, partition, replica
+
+    def to_json(self) -> str:
+        """Return the map as indented JSON with a final newline."""
+        return json.dumps(self.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False) + "\n"
+
+
+def share_of(partition: Partition, replica: Replica) -> Share:
+    """Return the share of a replica that stands in ``partition``."""
+    return Share(replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12) of a deployment map."""
+    schema = DeploymentMap.model_json_schema(by_alias=True, mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA, **schema}
+
+
+def read_map(path: Path) -> DeploymentMap:
+    """Read a deployment map.
+
+    Raises
+    ------
+    InputError
+        When it is no JSON, of another or a newer schema, or breaks a rule of the schema.
+    """
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_FILE_BYTES >> 20} MiB, which no map is")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from None
+    return parse_map(content, str(path))
+
+
+def parse_map(content: object, where: str) -> DeploymentMap:
+    """Return the map that decoded JSON holds; ``where`` names it in errors.
+
+    Raises
+    ------
+    InputError
+        As `read_map`.
+    """
+    if not isinstance(content, dict) or not isinstance(content.get("schema"), str):
+        raise InputError(f"{where} is not a deployment map: it has no schema", f'its "schema" must be "{SCHEMA}"')
+    _check_schema(content["schema"], where)
+    try:
+        return DeploymentMap.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"{where}: {place}: {first['msg']}") from None
+
+
+def _check_schema(schema: str, where: str) -> None:
+    name, _, version = schema.partition("/")
+    ours, _, known = SCHEMA.partition("/")
+    if name != ours or not version.isdigit():
+        raise InputError(f"{where} is not a deployment map: its schema is {schema!r}", f"expected {SCHEMA!r}")
+    if int(version) > int(known):
+        raise InputError(f"{where} has schema {schema}, newer than {SCHEMA}", "update gpuprof to read it")
+
+
+def write_map(deployment: DeploymentMap, path: Path) -> None:
+    """Write the map, whole or not at all.
+
+    Raises
+    ------
+    InputError
+        When the directory cannot be written to.
+    """
+    try:
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(deployment.to_json())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None

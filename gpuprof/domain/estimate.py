@@ -1,0 +1,141 @@
+"""What is known or predicted of a model on a device: figures with their source and interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
+
+MEASURED = "measured"
+INTERPOLATED = "interpolated"
+EXTRAPOLATED = "extrapolated"
+ROOFLINE = "roofline"
+UNCALIBRATED = "roofline, uncalibrated"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number, where it comes from, and the 90% interval around it.
+
+    Attributes
+    ----------
+    value : float
+    source : str
+        ``"measured"``, ``"interpolated"``, ``"extrapolated"`` (beyond what was measured, scaled from the nearest that
+        was), ``"roofline"``, ``"roofline, uncalibrated"``, or the name of the fitted model that predicted it.
+    low, high : float or None
+        90% interval; None where nothing is known of the error.
+    """
+
+    value: float
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    def scaled(self, factor: float) -> Figure:
+        """Return the figure times ``factor``, interval included."""
+        low = None if self.low is None else self.low * factor
+        high = None if self.high is None else self.high * factor
+        return Figure(self.value * factor, self.source, low, high)
+
+    def upper(self) -> float:
+        """Return the upper end of the interval, or the value where there is none."""
+        return self.value if self.high is None else self.high
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Workload:
+    """Something that runs: a model at a batch size under a share, in one or more processes."""
+
+    model: str
+    batch: int
+    share: Share
+    processes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Behaviour of one workload on one device, alone or beside others.
+
+    Attributes
+    ----------
+    workload : Workload
+    device : str
+    latency_ms : Figure
+        Mean time of one batch in one process, without queueing.
+    latency_cv : float
+        Coefficient of variation of that time from batch to batch.
+    pause_factor, pause_cv : float
+        Time of a batch that finds its process at rest over ``latency_ms``, that of one that follows another, and its
+        own coefficient of variation; ``pause_cv`` None: the same as ``latency_cv``.
+    memory_bytes : Figure or None
+        Peak memory held by one process (Mreq), weights included.
+    weight_bytes : int or None
+        The part of it that is weights.
+    creq_pct : mapping of str to Figure, as pairs
+        Compute requirement by metric: ``max_occupancy``, ``wavg_occupancy`` (WAO), ``wavg_sm_util`` (WSM).
+    dram_pct, l2_pct : Figure or None
+        Share of the device's DRAM and L2 bandwidth taken.
+    power_w : Figure or None
+    unknown_ops : tuple of str
+        Op types of which nothing is known: the estimate's interval is wide because of them.
+    overlapped_ms : float
+        Part of the latency in which the next batch's device time can already run: loading its inputs (iGniter
+        equation 2). It lengthens a request's latency and not the throughput.
+    """
+
+    workload: Workload
+    device: str
+    latency_ms: Figure
+    latency_cv: float = 0.0
+    pause_factor: float = 1.0
+    pause_cv: float | None = None
+    memory_bytes: Figure | None = None
+    weight_bytes: int | None = None
+    creq_pct: tuple[tuple[str, Figure], ...] = ()
+    dram_pct: Figure | None = None
+    l2_pct: Figure | None = None
+    power_w: Figure | None = None
+    unknown_ops: tuple[str, ...] = ()
+    overlapped_ms: float = 0.0
+
+    @property
+    def throughput_rps(self) -> Figure:
+        """Requests per second of all processes together, batches always full."""
+        per_ms = self.workload.batch * self.workload.processes * 1000.0
+        latency = self.latency_ms
+        hidden = self.overlapped_ms
+        low = None if latency.high is None else per_ms / (latency.high - hidden)
+        high = None if not latency.low or latency.low <= hidden else per_ms / (latency.low - hidden)
+        return Figure(per_ms / (latency.value - hidden), latency.source, low, high)
+
+    def creq(self, metric: str) -> Figure | None:
+        """Return the compute requirement by ``metric``, None where it was not measured."""
+        return dict(self.creq_pct).get(metric)
+
+
+class Estimator(Protocol):
+    """Predicts workloads; plug-ins of the group ``gpuprof.estimators`` implement it."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Predict ``processes`` copies of ``model`` under ``share``, with ``beside`` running on the same device.
+
+        Raises
+        ------
+        InputError
+            For a model, batch or share of which nothing can be said.
+        """
+        ...
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes worth considering for ``model``: those measured, else powers of two that fit."""
+        ...
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares worth considering for ``model`` on ``device``, smallest first, the whole included."""
+        ...

@@ -1,0 +1,109 @@
+"""The devices that a placement may use, how many of each, and what they cost."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuprof.domain.device import Device
+from gpuprof.errors import InputError
+
+_ITEM = re.compile(r"(?P<name>[^:\s]+)(?::(?P<count>[^:]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEntry:
+    """Devices of one kind.
+
+    Attributes
+    ----------
+    device : Device
+    count : int or None
+        How many there are; None: as many as needed.
+    """
+
+    device: Device
+    count: int | None = None
+
+    @property
+    def price_per_hour(self) -> float:
+        """Cost of one device for an hour; a device without a price counts 1.0, so that cost counts devices."""
+        return 1.0 if self.device.price_per_hour is None else self.device.price_per_hour
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a placement may use."""
+
+    entries: tuple[FleetEntry, ...]
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether some kind of device can be had without limit."""
+        return any(entry.count is None for entry in self.entries)
+
+
+def parse_fleet(text: str, find_device: Callable[[str], Device]) -> Fleet:
+    """Read ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
+
+    Parameters
+    ----------
+    text : str
+    find_device : callable
+        Name → `Device`; raises `InputError` for a name that it does not know.
+    """
+    entries: list[FleetEntry] = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = _ITEM.fullmatch(item)
+        if match is None:
+            raise InputError(f"cannot read {item!r} in --gpus", "write name or name:count, as in a100-80:8")
+        count = None if match["count"] is None else _count(match["count"], item)
+        entries.append(FleetEntry(find_device(match["name"]), count))
+    return _checked(entries, text)
+
+
+def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
+    """Read fleet.toml: ``[[gpus]]`` tables with ``device``, and optionally ``count`` and ``price_per_hour``."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    tables = content.get("gpus")
+    if not isinstance(tables, list):
+        raise InputError(f"{path} has no [[gpus]] table", 'write [[gpus]] then device = "a100-80"')
+    return _checked([_entry(table, path, find_device) for table in tables], str(path))
+
+
+def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> FleetEntry:
+    if not isinstance(table, dict) or not isinstance(table.get("device"), str):
+        raise InputError(f"{path}: each [[gpus]] table needs a device name")
+    if unknown := set(table) - {"device", "count", "price_per_hour"}:
+        raise InputError(f"{path}: unknown key {sorted(unknown)[0]!r} in [[gpus]]")
+    device = find_device(table["device"])
+    price = table.get("price_per_hour", device.price_per_hour)
+    if price is not None and (isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < 1e9):
+        raise InputError(f"{path}: price_per_hour must be above 0 but got {price!r}")
+    count = table.get("count")
+    return FleetEntry(
+        replace(device, price_per_hour=price), None if count is None else _count(str(count), table["device"])
+    )
+
+
+def _count(text: str, item: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{0,8}", text.strip()):
+        raise InputError(f"a fleet needs at least one device of a kind but got {text!r} for {item}")
+    return int(text)
+
+
+def _checked(entries: list[FleetEntry], where: str) -> Fleet:
+    if not entries:
+        raise InputError(f"no devices in {where!r}", "name at least one, as in a100-80:8")
+    names = [entry.device.name for entry in entries]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InputError(f"{sorted(twice)[0]} stands twice in {where!r}", "give one count for it")
+    return Fleet(tuple(entries))

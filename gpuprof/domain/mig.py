@@ -1,0 +1,257 @@
+"""MIG geometry: which instances fit on one GPU together, and where the driver puts them.
+
+A GPU with MIG has memory slices (8, on the A30 4) and compute slices (7, on the A30 4). An instance takes its
+profile's memory slices from its start slot on, and may start only at the slots that the driver lists for the
+profile; which compute slices it gets is the driver's affair, only their number is bounded. So a layout is legal
+when every start is listed, no memory slice is taken twice, the compute slices suffice and no profile occurs more
+often than the driver allows (NVIDIA MIG User Guide, "Partitioning"; ``nvidia-smi mig -lgipp``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from gpuprof.domain.device import Device, MigProfile
+from gpuprof.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlacement:
+    """An instance on a GPU: its profile and the memory slice that it starts at."""
+
+    profile: MigProfile
+    start: int
+
+    def __str__(self) -> str:
+        return f"{self.profile.name}@{self.start}"
+
+    @property
+    def memory_slices(self) -> range:
+        """The memory slices that it takes."""
+        return range(self.start, self.start + self.profile.memory_slices)
+
+    @property
+    def mask(self) -> int:
+        """The memory slices that it takes, as bits."""
+        return ((1 << self.profile.memory_slices) - 1) << self.start
+
+
+Layout = tuple[MigPlacement, ...]
+
+
+def placement(device: Device, profile: str, start: int) -> MigPlacement:
+    """Return the instance of the profile with this name at ``start``, legal or not.
+
+    Raises
+    ------
+    InputError
+        When the device has no such profile.
+    """
+    return MigPlacement(device.mig_profile(profile), start)
+
+
+def compute_slices(device: Device) -> int:
+    """Return the compute slices of the whole GPU: those of its largest profile, 0 without MIG."""
+    return max((profile.compute_slices for profile in device.mig_profiles), default=0)
+
+
+def violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
+    """Return the first rule that the placements break together, with the values, or None when they are legal.
+
+    The order of ``placements`` does not matter for whether they are legal.
+    """
+    taken: dict[int, MigPlacement] = {}
+    for item in placements:
+        if item.profile not in device.mig_profiles:
+            return f"{device.name} has no MIG profile {item.profile.name}"
+        if item.start not in item.profile.start_slots:
+            return f"{item.profile.name} may start at slots {_listed(item.profile.start_slots)} but got {item.start}"
+        for memory_slice in item.memory_slices:
+            if memory_slice in taken:
+                return f"{item} overlaps {taken[memory_slice]} at memory slice {memory_slice}"
+            taken[memory_slice] = item
+    return _too_many(device, placements)
+
+
+def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
+    """Return whether the driver would create these instances on one GPU."""
+    return violation(device, placements) is None
+
+
+def check_legal(device: Device, placements: Sequence[MigPlacement]) -> None:
+    """Raise for placements that the driver would refuse.
+
+    Raises
+    ------
+    InputError
+        With the rule that they break and the values.
+    """
+    if (broken := violation(device, placements)) is not None:
+        raise InputError(f"illegal MIG layout on {device.name}: {broken}")
+
+
+def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
+    """Return every slot at which one more instance of ``profile`` is legal beside the legal ``placed``, ascending."""
+    if _too_many(device, [*placed, MigPlacement(profile, 0)]) is not None:
+        return ()
+    taken = _mask(placed)
+    return tuple(start for start in profile.start_slots if not MigPlacement(profile, start).mask & taken)
+
+
+def first_start(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> int | None:
+    """Return the lowest legal start of one more instance of ``profile``, or None when it does not fit."""
+    return next(iter(legal_starts(device, profile, placed)), None)
+
+
+def roomiest_start(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> int | None:
+    """Return the legal start that leaves the most room for others, or None when it does not fit.
+
+    Room is the sum over the device's profiles of their SMs times the starts that they still have; among equals the
+    highest start wins. So a 3g goes to the half in which no 4g can stand, and small ones fill gaps before they
+    break a free half.
+    """
+    starts = legal_starts(device, profile, placed)
+    return max(starts, key=lambda start: (_room(device, [*placed, MigPlacement(profile, start)]), start), default=None)
+
+
+def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
+    """Return the profiles without the variants that only add memory (``1g.20gb`` beside ``1g.10gb``)."""
+    least: dict[int, MigProfile] = {}
+    for profile in device.mig_profiles:
+        known = least.setdefault(profile.compute_slices, profile)
+        if profile.memory_slices < known.memory_slices:
+            least[profile.compute_slices] = profile
+    return tuple(least.values())
+
+
+@cache
+def _maximal(device_key: tuple[int, int, tuple[MigProfile, ...]]) -> tuple[Layout, ...]:
+    memory, compute, profiles = device_key
+    layouts: list[Layout] = []
+
+    def extend(slot: int, chosen: Layout) -> None:
+        if slot == memory:
+            if not any(_fits(chosen, profile, start, compute) for profile, start in _all_starts(profiles)):
+                layouts.append(chosen)
+            return
+        for profile in profiles:
+            if slot in profile.start_slots and _fits(chosen, profile, slot, compute):
+                extend(slot + profile.memory_slices, (*chosen, MigPlacement(profile, slot)))
+        extend(slot + 1, chosen)
+
+    extend(0, ())
+    return tuple(layouts)
+
+
+def maximal_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
+    """Return every legal layout to which nothing can be added, each ordered by start.
+
+    Parameters
+    ----------
+    device : Device
+    profiles : sequence of MigProfile, optional
+        The profiles to build from; all of the device's by default. An A100 has 19 maximal layouts of its
+        `basic_profiles` (ParvaGPU's figure 1 lists 19 too, one of which has a 2g at a slot that the driver refuses),
+        and 78 of all.
+    """
+    chosen = device.mig_profiles if profiles is None else tuple(profiles)
+    return _maximal((device.mig_slices, compute_slices(device), chosen))
+
+
+def counts(layout: Layout) -> tuple[tuple[str, int], ...]:
+    """Return how often each profile occurs in the layout, sorted by name: what ``nvidia-mig-parted`` calls a config."""
+    return tuple(sorted(Counter(item.profile.name for item in layout).items()))
+
+
+def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
+    """Return one maximal layout for each different `counts`, the first of each in `maximal_layouts`."""
+    found: dict[tuple[tuple[str, int], ...], Layout] = {}
+    for layout in maximal_layouts(device, profiles):
+        found.setdefault(counts(layout), layout)
+    return tuple(found.values())
+
+
+@cache
+def _undominated(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    kept: list[Layout] = []
+    for layout in layouts:
+        # Of layouts that are equally good the first stays.
+        if not any(dominates(other, layout) for other in kept):
+            kept = [other for other in kept if not dominates(layout, other)] + [layout]
+    return tuple(kept)
+
+
+def undominated_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
+    """Return the distinct maximal layouts of which no other is at least as good instance by instance.
+
+    Whatever can be placed on some layout can be placed on one of these, so only they need to be looked at: 11 on an
+    A100, of its 38 distinct ones.
+
+    An A100's five basic profiles have 14 distinct maximal layouts. 12 of them are contained in no other as they are;
+    of those, two of 3g are left out too, since 4g + 3g has as much memory and more SMs in the place of one of them.
+    """
+    return _undominated(distinct_layouts(device, profiles))
+
+
+def dominates(better: Layout, worse: Layout) -> bool:
+    """Return whether each instance of ``worse`` has one of its own in ``better`` with no fewer SMs and memory."""
+    hosts = [
+        [index for index, host in enumerate(better) if _holds(host.profile, item.profile)]
+        for item in sorted(worse, key=lambda item: -item.profile.sms)
+    ]
+    owner: dict[int, int] = {}
+
+    def assign(guest: int, tried: set[int]) -> bool:
+        for host in hosts[guest]:
+            if host not in tried:
+                tried.add(host)
+                if host not in owner or assign(owner[host], tried):
+                    owner[host] = guest
+                    return True
+        return False
+
+    return all(assign(guest, set()) for guest in range(len(hosts)))
+
+
+def _holds(host: MigProfile, guest: MigProfile) -> bool:
+    return host.sms >= guest.sms and host.memory_bytes >= guest.memory_bytes
+
+
+def _fits(chosen: Layout, profile: MigProfile, start: int, compute: int) -> bool:
+    return (
+        not MigPlacement(profile, start).mask & _mask(chosen)
+        and profile.compute_slices + sum(item.profile.compute_slices for item in chosen) <= compute
+        and sum(item.profile == profile for item in chosen) < profile.max_count
+    )
+
+
+def _all_starts(profiles: Sequence[MigProfile]) -> Iterator[tuple[MigProfile, int]]:
+    return ((profile, start) for profile in profiles for start in profile.start_slots)
+
+
+def _mask(placements: Sequence[MigPlacement]) -> int:
+    mask = 0
+    for item in placements:
+        mask |= item.mask
+    return mask
+
+
+def _room(device: Device, placed: Sequence[MigPlacement]) -> int:
+    return sum(profile.sms * len(legal_starts(device, profile, placed)) for profile in device.mig_profiles)
+
+
+def _too_many(device: Device, placements: Sequence[MigPlacement]) -> str | None:
+    for profile, count in Counter(item.profile for item in placements).items():
+        if count > profile.max_count:
+            return f"at most {profile.max_count} × {profile.name} fit but got {count}"
+    wanted, available = sum(item.profile.compute_slices for item in placements), compute_slices(device)
+    if wanted > available:
+        return f"the instances take {wanted} compute slices but the GPU has {available}"
+    return None
+
+
+def _listed(slots: tuple[int, ...]) -> str:
+    return ", ".join(str(slot) for slot in slots)

@@ -1,0 +1,263 @@
+"""Theoretical occupancy: how many blocks of a kernel an SM holds, what limits them, and how far a grid fills the GPU.
+
+The rules are those by which NVIDIA's hardware and driver allocate (CUDA C++ Best Practices Guide, "Occupancy"; CUDA
+C++ Programming Guide, "Technical Specifications per Compute Capability"), for compute capability 3.7 to 10.x:
+
+- warps: a block takes whole warps;
+- registers: a warp takes its registers in units of 256 from one of the SM's partitions, and a block must fit the
+  register file as if its warps were spread evenly over the partitions;
+- shared memory: a block takes its bytes, from 8.0 on 1 KiB more for the driver, in units of 256 (to 7.x) or 128
+  bytes, of what the SM's carve-out leaves it;
+- blocks: an SM has a limited number of slots.
+
+Partitioned global caching (5.2, 6.1) and thread-block clusters (9.0) are left out: launches that use neither.
+
+Elvinger's thesis (2024, §5.3.2) counts the same four bounds without the units of allocation and the driver's share;
+its SM utilisation is computed here with the exact number of blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpuprof.domain.device import Device, SmLimits
+from gpuprof.errors import InputError
+
+WARP = 32
+MAX_THREADS_PER_BLOCK = 1024
+
+#: What can limit the blocks of an SM, in the order of the rows of `Occupancies.limits`.
+FACTORS = ("warps", "registers", "shared_memory", "blocks")
+
+_REGISTER_UNIT = 256
+_DRIVER_SHARED_BYTES = 1024
+_UNLIMITED = 2**31 - 1
+_KIB = 1024
+
+# Shared memory that an SM can be set to, in KiB; the rest of the memory is L1 cache.
+_CARVEOUTS_KIB: Mapping[tuple[int, int], tuple[int, ...]] = {
+    (7, 0): (0, 8, 16, 32, 64, 96),
+    (7, 2): (0, 8, 16, 32, 64, 96),
+    (7, 5): (32, 64),
+    (8, 0): (0, 8, 16, 32, 64, 100, 132, 164),
+    (8, 6): (0, 8, 16, 32, 64, 100),
+    (8, 7): (0, 8, 16, 32, 64, 100, 132, 164),
+    (8, 9): (0, 8, 16, 32, 64, 100),
+    (9, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+    (10, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+    (10, 3): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+}
+
+Integers: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel launch, as a profiler reports it.
+
+    Attributes
+    ----------
+    blocks : int
+        Of the grid: the product of its dimensions.
+    threads_per_block : int
+        The product of the block's dimensions.
+    registers_per_thread : int
+    static_shared_bytes, dynamic_shared_bytes : int
+        Of one block, without what the driver adds.
+    """
+
+    blocks: int
+    threads_per_block: int
+    registers_per_thread: int
+    static_shared_bytes: int = 0
+    dynamic_shared_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How a launch fills a GPU.
+
+    Attributes
+    ----------
+    blocks_per_sm : int
+        Blocks that one SM holds at once; 0 when the launch cannot run.
+    occupancy_pct : float
+        Warps of those blocks in percent of the warps that an SM can hold.
+    limits : mapping of str to int
+        `FACTORS` → blocks that it alone would allow.
+    limiting : tuple of str
+        The factors that allow the fewest.
+    waves : float
+        Blocks in units of what the whole GPU holds at once; NaN when the launch cannot run.
+    sms_needed : int
+        SMs that hold all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
+    sm_utilization_pct : float
+        SMs needed in percent of the GPU's, at most 100; NaN when the launch cannot run.
+    """
+
+    blocks_per_sm: int
+    occupancy_pct: float
+    limits: Mapping[str, int]
+    limiting: tuple[str, ...]
+    waves: float
+    sms_needed: int
+    sm_utilization_pct: float
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancies:
+    """`Occupancy` of many launches, in arrays of shape (n,); ``limits`` has shape (4, n), its rows as `FACTORS`."""
+
+    blocks_per_sm: Integers
+    occupancy_pct: Floats
+    limits: Integers
+    waves: Floats
+    sms_needed: Integers
+    sm_utilization_pct: Floats
+
+    def __getitem__(self, index: int) -> Occupancy:
+        limits = dict(zip(FACTORS, (int(limit) for limit in self.limits[:, index]), strict=True))
+        blocks_per_sm = int(self.blocks_per_sm[index])
+        return Occupancy(
+            blocks_per_sm=blocks_per_sm,
+            occupancy_pct=float(self.occupancy_pct[index]),
+            limits=limits,
+            limiting=tuple(name for name, limit in limits.items() if limit == blocks_per_sm),
+            waves=float(self.waves[index]),
+            sms_needed=int(self.sms_needed[index]),
+            sm_utilization_pct=float(self.sm_utilization_pct[index]),
+        )
+
+
+def occupancy(device: Device, launch: Launch, carveout_pct: int | None = None) -> Occupancy:
+    """Return how ``launch`` fills ``device``; see `occupancies`."""
+    return occupancies(
+        device,
+        blocks=[launch.blocks],
+        threads_per_block=[launch.threads_per_block],
+        registers_per_thread=[launch.registers_per_thread],
+        static_shared_bytes=[launch.static_shared_bytes],
+        dynamic_shared_bytes=[launch.dynamic_shared_bytes],
+        carveout_pct=carveout_pct,
+    )[0]
+
+
+def occupancies(
+    device: Device,
+    *,
+    blocks: ArrayLike,
+    threads_per_block: ArrayLike,
+    registers_per_thread: ArrayLike,
+    static_shared_bytes: ArrayLike = 0,
+    dynamic_shared_bytes: ArrayLike = 0,
+    carveout_pct: int | None = None,
+) -> Occupancies:
+    """Return how each of n launches fills ``device``.
+
+    Parameters
+    ----------
+    device : Device
+        A GPU.
+    blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes : array-like of int, (n,)
+        As in `Launch`; a single number stands for all launches. Above 48 KiB of shared memory a block is taken to
+        have been allowed it (``cudaFuncSetAttribute``), as one that was launched has been.
+    carveout_pct : int, optional
+        Shared memory that is preferred, in percent of the most an SM has; before 7.0 without effect. By default as
+        much as possible.
+
+    Raises
+    ------
+    InputError
+        When the device is no GPU, its compute capability is not known, or a number cannot be of a launch.
+    """
+    sm, capability = _limits_of(device)
+    columns = _columns(blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes)
+    grid, threads, registers, static, dynamic = columns
+    warps = -(-threads // WARP)
+    limits = np.stack(
+        [
+            np.where(threads > MAX_THREADS_PER_BLOCK, 0, sm.warps // warps),
+            _register_limit(sm, capability, warps, registers),
+            _shared_limit(sm, capability, static + dynamic, carveout_pct),
+            np.full_like(warps, sm.blocks),
+        ]
+    )
+    held = limits.min(axis=0)
+    runs = held > 0
+    divisor = np.where(runs, held, 1)
+    needed = np.where(runs, -(-grid // divisor), 0)
+    utilization = np.minimum(100.0, 100.0 * needed / device.compute_units)
+    return Occupancies(
+        blocks_per_sm=held,
+        occupancy_pct=100.0 * held * warps / sm.warps,
+        limits=limits,
+        waves=np.where(runs, grid / (divisor * device.compute_units), math.nan),
+        sms_needed=needed,
+        sm_utilization_pct=np.where(runs, utilization, math.nan),
+    )
+
+
+def _limits_of(device: Device) -> tuple[SmLimits, tuple[int, int]]:
+    if device.sm is None or device.compute_capability is None:
+        raise InputError(f"{device.name} has no SMs, so that nothing occupies them", "name a GPU")
+    major, minor = (int(part) for part in device.compute_capability.split("."))
+    if not 3 <= major <= 10 or (major >= 7 and (major, minor) not in _CARVEOUTS_KIB):
+        raise InputError(f"the allocation rules of compute capability {device.compute_capability} are not known")
+    return device.sm, (major, minor)
+
+
+def _columns(*values: ArrayLike) -> list[Integers]:
+    columns = [np.atleast_1d(np.asarray(value, dtype=np.int64)) for value in values]
+    names = ("blocks", "threads per block", "registers per thread", "static shared bytes", "dynamic shared bytes")
+    for name, column, least in zip(names, columns, (1, 1, 0, 0, 0), strict=True):
+        if column.size and int(column.min()) < least:
+            raise InputError(f"{name} must be at least {least} but got {int(column.min())}")
+    return [np.ascontiguousarray(column) for column in np.broadcast_arrays(*columns)]
+
+
+def _register_limit(sm: SmLimits, capability: tuple[int, int], warps: Integers, registers: Integers) -> Integers:
+    a_warp = -(-registers * WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    limit = _held_by_partitions(sm, _partitions(capability), warps, a_warp)
+    if capability == (6, 0):
+        # A block that the other Pascals cannot run is refused here too, though it would fit.
+        limit = np.where(_held_by_partitions(sm, 4, warps, a_warp) > 0, limit, 0)
+    most_per_thread = 255 if capability[0] < 7 else 256
+    return np.where(registers > most_per_thread, 0, np.where(a_warp == 0, _UNLIMITED, limit))
+
+
+def _held_by_partitions(sm: SmLimits, partitions: int, warps: Integers, a_warp: Integers) -> Integers:
+    spread_evenly = a_warp * (-(-warps // partitions) * partitions)
+    warps_of_a_partition = (sm.registers // partitions) // np.maximum(a_warp, 1)
+    held = warps_of_a_partition * partitions // warps
+    return np.where(spread_evenly > sm.max_registers_per_block, 0, held)
+
+
+def _partitions(capability: tuple[int, int]) -> int:
+    return 2 if capability == (6, 0) else 4
+
+
+def _shared_limit(sm: SmLimits, capability: tuple[int, int], wanted: Integers, carveout_pct: int | None) -> Integers:
+    unit, reserve = (128, _DRIVER_SHARED_BYTES) if capability[0] >= 8 else (256, 0)
+    a_block = -(-(wanted + reserve) // unit) * unit
+    available = _carveout(sm, capability, a_block, carveout_pct)
+    held = np.where(a_block == 0, _UNLIMITED, available // np.maximum(a_block, 1))
+    return np.where(a_block > sm.max_shared_memory_per_block_bytes + reserve, 0, held)
+
+
+def _carveout(sm: SmLimits, capability: tuple[int, int], a_block: Integers, carveout_pct: int | None) -> Integers:
+    """Return the shared memory that the SM is set to: the least setting that is preferred and holds one block."""
+    if carveout_pct is None or capability[0] < 7:
+        return np.full_like(a_block, sm.shared_memory_bytes)
+    if not 0 <= carveout_pct <= 100:
+        raise InputError(f"a carve-out must be 0 to 100 percent but got {carveout_pct}")
+    settings = np.array(_CARVEOUTS_KIB[capability], dtype=np.int64) * _KIB
+    preferred = settings[np.searchsorted(settings, carveout_pct * sm.shared_memory_bytes // 100)]
+    enough = settings[np.minimum(np.searchsorted(settings, a_block), len(settings) - 1)]
+    return np.where(a_block <= preferred, preferred, enough)

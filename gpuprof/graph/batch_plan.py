@@ -1,0 +1,400 @@
+"""Finds what must change in a model of a fixed batch for it to take any, or the node that stands in the way.
+
+The graph is walked at two batches at once: the one it was made for and a large multiple. Wherever a constant holds
+the old batch (the target of a Reshape, the bounds of a Slice, the sizes of a Resize, a state or token that is
+joined to the data), the shapes at the two batches stop agreeing, and the constant is replaced by what follows the
+data. A node for which that is not possible is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from onnx import ModelProto, NodeProto, TensorProto, TensorShapeProto, helper, numpy_helper
+
+from gpuprof.domain.model import Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.dims import bind_inputs, declared_dims, fixed_batch
+from gpuprof.graph.file import OnnxFile
+from gpuprof.graph.nodes import label, used_names
+from gpuprof.graph.shapes import Shapes
+
+#: The second batch is this multiple of the first: a prime that no layer is likely to have as a factor of its own.
+_RATIO = 1009
+_END = np.iinfo(np.int64).max
+_STATES = {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}
+#: Whose outputs need not follow the batch: sizes, and the scale of what is rounded to eight bits.
+_SUMMARIES = {"Shape", "Size", "DynamicQuantizeLinear"}
+_NEWEST_SHAPE_OPSET = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the batch is in a tensor.
+
+    Attributes
+    ----------
+    axis : int
+    outer : int
+        How many times the axis repeats the whole batch: 5 where a sequence of 5 steps, then the batch, fill it.
+    """
+
+    axis: int
+    outer: int
+
+    def before(self, shape: Sequence[int]) -> int:
+        """Return how many times the batch is repeated in memory, from the outside."""
+        return prod(shape[: self.axis]) * self.outer
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRewrite:
+    """What has to change in a model for its batch to be free.
+
+    Attributes
+    ----------
+    batch : int
+        The batch that the file fixes; 1 where it is free already.
+    nodes : dict of str to tuple of NodeProto
+        What takes the place of a node, by the node's first output.
+    initializers : tuple of TensorProto
+        New constants.
+    places : dict of str to Place
+        Where the batch is in each input and output that has it.
+    """
+
+    batch: int
+    nodes: dict[str, tuple[NodeProto, ...]]
+    initializers: tuple[TensorProto, ...]
+    places: dict[str, Place]
+
+
+def plan_rewrite(file: OnnxFile) -> BatchRewrite:
+    """Return what frees the batch of a model; nothing changes yet.
+
+    Raises
+    ------
+    InputError
+        Naming the node that mixes samples, loses the batch, or holds it in a way that is not understood.
+    """
+    walk = _Walk.of(file)
+    for node in file.model.graph.node:
+        walk.take(node)
+    outputs = [info.name for info in file.model.graph.output]
+    if not any(name in walk.places for name in outputs):
+        raise InputError(f"{file.path.name}: no output follows the batch, so it cannot be changed")
+    places = {name: walk.places[name] for name in (*walk.inputs, *outputs) if name in walk.places}
+    return BatchRewrite(walk.batch, walk.nodes, tuple(walk.initializers), places)
+
+
+def apply_rewrite(model: ModelProto, rewrite: BatchRewrite, batch: int | None = None) -> None:
+    """Change ``model`` in place so that its batch is free, or ``batch``.
+
+    The declared shapes of values between ops are dropped, since they hold the old batch.
+    """
+    graph = model.graph
+    nodes = [new for node in graph.node for new in rewrite.nodes.get(node.output[0] if node.output else "", (node,))]
+    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(copies)
+    graph.initializer.extend(rewrite.initializers)
+    if model.ir_version < 4:  # where weights must be declared as inputs
+        for tensor in rewrite.initializers:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    del graph.value_info[:]
+    for info in (*graph.input, *graph.output):
+        place, dims = rewrite.places.get(info.name), info.type.tensor_type.shape.dim
+        if place is not None and place.axis < len(dims):
+            _set_batch(dims[place.axis], rewrite.batch, batch)
+
+
+def _set_batch(dim: TensorShapeProto.Dimension, old: int, new: int | None) -> None:
+    times = max(1, dim.dim_value // old)  # more than one where the batch is folded into another dimension
+    if new is not None:
+        dim.dim_value = times * new
+    elif times > 1:
+        dim.dim_param = f"{times}*batch"
+    else:
+        dim.dim_param = dim.dim_param or "batch"
+
+
+@dataclass
+class _Walk:
+    """The walk over the graph at two batches."""
+
+    name: str
+    opset: int
+    batch: int
+    one: Shapes
+    many: Shapes
+    inputs: tuple[str, ...]
+    places: dict[str, Place]
+    nodes: dict[str, tuple[NodeProto, ...]] = field(default_factory=dict)
+    initializers: list[TensorProto] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, file: OnnxFile) -> _Walk:
+        """Return a walk over ``file``, standing before the first node."""
+        graph, name = file.model.graph, file.path.name
+        infos = [info for info in graph.input if info.name not in file.weights]
+        declared = {info.name: declared_dims(info) or () for info in infos}
+        free = batch_axes(declared)
+        batch = fixed_batch(infos) or 1
+        axes = free or {name: 0 for name, dims in declared.items() if dims and dims[0] == batch}
+        opsets = {o.domain: o.version for o in file.model.opset_import}
+        tensors, _ = bind_inputs(infos, batch, {}, name)
+        many = {
+            tensor.name: Tensor(tensor.name, tensor.dtype, _scaled(tensor.shape, axes.get(tensor.name)))
+            for tensor in tensors.values()
+        }
+
+        def shapes(inputs: dict[str, Tensor]) -> Shapes:
+            found = Shapes(inputs | file.weights, file.weights, {}, opsets, used_names(graph), name)
+            for tensor in graph.initializer:
+                found.add_value(tensor)
+            return found
+
+        places = {name: Place(axis, 1) for name, axis in axes.items()}
+        return cls(name, opsets.get("", 1), batch, shapes(tensors), shapes(many), tuple(tensors), places)
+
+    def take(self, node: NodeProto) -> None:
+        """Add a node to both walks, changed where it must be."""
+        self.one.add(node)
+        changed = self._changed(node)
+        try:
+            for new in changed:
+                self.many.add(new)
+        except InputError as error:
+            raise self._refusal(node, f"at another batch it {_reason(error)}") from error
+        self._locate(node)
+        if len(changed) > 1 or changed[0] is not node:
+            self.nodes[node.output[0]] = tuple(changed)
+
+    def _refusal(self, node: NodeProto, why: str) -> InputError:
+        return InputError(
+            f"{self.name}: the batch cannot be changed, node {label(node)} stands in the way: {why}",
+            "export the model with a dynamic batch",
+        )
+
+    def _locate(self, node: NodeProto) -> None:
+        """Note where the batch is in the node's outputs, or refuse the node."""
+        batched = [name for name in node.input if name in self.places]
+        for name in node.output:
+            if name not in self.one.tensors:  # absent, or used by nothing
+                continue
+            old, new = self.one.tensors[name].shape, self.many.tensors[name].shape
+            axes = [axis for axis, (a, b) in enumerate(zip(old, new, strict=False)) if a != b]
+            if len(old) != len(new) or len(axes) > 1 or any(new[axis] != old[axis] * _RATIO for axis in axes):
+                raise self._refusal(node, f"it mixes samples: {list(old)} becomes {list(new)}")
+            if axes:
+                self.places[name] = self._place(node, batched, axes[0], old)
+            elif batched and node.op_type not in _SUMMARIES:
+                raise self._refusal(node, f"it gives {list(old)} whatever the batch")
+
+    def _place(self, node: NodeProto, batched: list[str], axis: int, shape: tuple[int, ...]) -> Place:
+        if batched and node.op_type == "Reshape":
+            before = self.places[batched[0]].before(self.one.tensors[batched[0]].shape)
+            return Place(axis, max(1, before // max(1, prod(shape[:axis]))))
+        outers = [
+            self.places[name].outer
+            for name in batched
+            if self.one.tensors[name].shape[self.places[name].axis] == shape[axis]
+        ]
+        return Place(axis, outers[0] if outers else 1)
+
+    def _changed(self, node: NodeProto) -> list[NodeProto]:
+        rule = {
+            "Reshape": self._reshape,
+            "Expand": self._expand,
+            "Slice": self._slice,
+            "Resize": self._resize,
+            "Concat": self._concat,
+        }.get(node.op_type, self._recurrent if node.op_type in _STATES else None)
+        changed = rule(node) if rule and node.domain == "" else None
+        return [node] if changed is None else changed
+
+    def _reshape(self, node: NodeProto) -> list[NodeProto] | None:
+        """Let the axis that holds the batch follow the data."""
+        place = self.places.get(node.input[0])
+        target = self._list(node, 1, "shape")
+        if place is None or target is None or self._varies(node, 1):
+            return None
+        source, result = self.one.tensors[node.input[0]].shape, self.one.tensors[node.output[0]].shape
+        axis = _axis_at(place.before(source), result)
+        wanted = _scaled(result, axis)
+        if _reshaped(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
+            return None
+        copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
+        if -1 in target and copies:
+            target[axis] = 0
+        else:
+            target = [size if old == -1 else old for old, size in zip(target, result, strict=True)]
+            target[axis] = -1
+        return [self._with_list(node, 1, "shape", target)]
+
+    def _expand(self, node: NodeProto) -> list[NodeProto] | None:
+        place, target = self.places.get(node.input[0]), self._list(node, 1, "")
+        if place is None or target is None or self._varies(node, 1):
+            return None
+        rank = len(self.one.tensors[node.input[0]].shape)
+        axis = place.axis + len(target) - rank
+        if axis < 0 or target[axis] == 1:
+            return None
+        target[axis] = 1  # which means: as the data has it
+        return [self._with_list(node, 1, "", target)]
+
+    def _slice(self, node: NodeProto) -> list[NodeProto] | None:
+        """Turn "up to the old batch" into "up to the end"."""
+        place = self.places.get(node.input[0])
+        starts, ends = self._list(node, 1, "starts"), self._list(node, 2, "ends")
+        if place is None or starts is None or ends is None:
+            return None
+        axes = self._list(node, 3, "axes") or list(range(len(starts)))
+        shape = self.one.tensors[node.input[0]].shape
+        whole = [
+            i for i, axis in enumerate(axes) if axis % len(shape) == place.axis and starts[i] == 0
+            and shape[place.axis] <= ends[i] < _END
+        ]  # fmt: skip
+        for i in whole:
+            ends[i] = _END
+        return [self._with_list(node, 2, "ends", ends)] if whole else None
+
+    def _resize(self, node: NodeProto) -> list[NodeProto] | None:
+        place, sizes = self.places.get(node.input[0]), self._list(node, 3, "")
+        if place is None or not sizes or len(sizes) < len(self.one.tensors[node.input[0]].shape):
+            return None
+        if self._varies(node, 3):
+            return None
+        made, name = self._shape_like(node, sizes[: place.axis], node.input[0], place.axis, sizes[place.axis + 1 :])
+        changed = _copy(node)
+        changed.input[3] = name
+        return [*made, changed]
+
+    def _concat(self, node: NodeProto) -> list[NodeProto] | None:
+        """Repeat what is joined to each sample, such as a class token."""
+        batched = [name for name in node.input if name in self.places]
+        alone = [name for name in node.input if name not in self.places]
+        if not batched or not alone:
+            return None
+        axis = self.places[batched[0]].axis
+        if self.batch != 1 or axis == _attribute(node, "axis", 0) % len(self.one.tensors[batched[0]].shape):
+            return None
+        return self._repeated(node, alone, batched[0], axis, axis)
+
+    def _recurrent(self, node: NodeProto) -> list[NodeProto] | None:
+        """Repeat the initial states for each sample."""
+        place = self.places.get(node.input[0])
+        states = [node.input[i] for i in _STATES[node.op_type] if len(node.input) > i and node.input[i]]
+        alone = [name for name in states if name not in self.places]
+        if place is None or not alone or self.batch != 1:
+            return None
+        axis = 0 if _attribute(node, "layout", 0) else 1
+        return self._repeated(node, alone, node.input[0], place.axis, axis)
+
+    def _repeated(
+        self, node: NodeProto, names: Iterable[str], source: str, source_axis: int, axis: int
+    ) -> list[NodeProto]:
+        changed, made = _copy(node), []
+        for name in dict.fromkeys(names):
+            rank = len(self.one.tensors[name].shape)
+            helpers, shape = self._shape_like(node, [1] * axis, source, source_axis, [1] * (rank - axis - 1), name)
+            repeated = self._fresh(name, "repeated", node)
+            made += [*helpers, helper.make_node("Expand", [name, shape], [repeated], name=repeated)]
+            for i, used in enumerate(changed.input):
+                if used == name:
+                    changed.input[i] = repeated
+        return [*made, changed]
+
+    def _shape_like(
+        self, node: NodeProto, before: list[int], source: str, axis: int, after: list[int], what: str = ""
+    ) -> tuple[list[NodeProto], str]:
+        """Return nodes that compute ``[*before, source.shape[axis], *after]``, and the name of the result."""
+        stem = f"{node.output[0]}{'_' if what else ''}{what}"
+        shape, size, result = (self._fresh(stem, part, node) for part in ("shape", "batch", "target"))
+        made = [
+            helper.make_node("Shape", [source], [shape], name=shape),
+            helper.make_node("Gather", [shape, self._constant([axis], stem, node)], [size], name=size),
+        ]
+        parts = [self._constant(part, f"{stem}_{i}", node) if part else "" for i, part in enumerate((before, after))]
+        joined = [name for name in (parts[0], size, parts[1]) if name]
+        made.append(helper.make_node("Concat", joined, [result], name=result, axis=0))
+        return made, result
+
+    def _list(self, node: NodeProto, position: int, attribute: str) -> list[int] | None:
+        """Return a constant list that is an input, or was an attribute in old opsets."""
+        if len(node.input) > position and node.input[position]:
+            value = self.one.values.get(node.input[position])
+            return None if value is None else [int(item) for item in np.atleast_1d(value)]
+        return next((list(a.ints) for a in node.attribute if a.name == attribute), None)
+
+    def _varies(self, node: NodeProto, position: int) -> bool:
+        """Tell whether an input is computed from the batch already."""
+        if len(node.input) <= position:
+            return False
+        name = node.input[position]
+        new = self.many.values.get(name)
+        return new is None or not np.array_equal(self.one.values[name], new)
+
+    def _with_list(self, node: NodeProto, position: int, attribute: str, values: list[int]) -> NodeProto:
+        changed = _copy(node)
+        if len(node.input) > position and node.input[position]:
+            changed.input[position] = self._constant(values, node.output[0], node)
+        else:
+            for item in changed.attribute:
+                if item.name == attribute:
+                    item.ints[:] = values
+        return changed
+
+    def _constant(self, values: list[int], stem: str, node: NodeProto) -> str:
+        name = self._fresh(stem, f"constant_{len(self.initializers)}", node)
+        tensor = numpy_helper.from_array(np.array(values, np.int64), name)
+        self.initializers.append(tensor)
+        self.many.tensors[name] = Tensor(name, "int64", (len(values),))
+        self.many.constants.add(name)
+        self.many.add_value(tensor)
+        return name
+
+    def _fresh(self, stem: str, what: str, node: NodeProto) -> str:
+        name = f"{stem}_{what}"
+        while name in self.one.tensors or name in self.many.tensors:
+            name += "_"
+        return name
+
+
+def _scaled(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+    return tuple(size * _RATIO if i == axis else size for i, size in enumerate(shape))
+
+
+def _axis_at(before: int, shape: Sequence[int]) -> int:
+    """Return the axis in which memory order puts a factor that ``before`` elements lie outside of."""
+    reached = 1
+    for axis, size in enumerate(shape):
+        if reached == before or reached * size > before:
+            return axis
+        reached *= size
+    return max(0, len(shape) - 1)
+
+
+def _reshaped(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...] | None:
+    sizes = [shape[i] if dim == 0 and i < len(shape) else dim for i, dim in enumerate(target)]
+    known = prod(size for size in sizes if size != -1)
+    if -1 in sizes and known:
+        sizes[sizes.index(-1)] = prod(shape) // known
+    return tuple(sizes) if prod(sizes) == prod(shape) else None
+
+
+def _copy(node: NodeProto) -> NodeProto:
+    copy: NodeProto = NodeProto.FromString(node.SerializeToString())
+    return copy
+
+
+def _attribute(node: NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
+def _reason(error: InputError) -> str:
+    return error.message.split(") ", 1)[-1]

@@ -1,0 +1,211 @@
+"""Gives every free dimension of a model's inputs a number: the batch, then sequence lengths, image sizes and so on."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from onnx import ValueInfoProto
+
+from gpuprof.domain.model import Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.batch_axes import Dim, batch_axes
+from gpuprof.graph.file import MOST_ELEMENTS, dtype_name
+
+#: What a free dimension that nobody binds becomes: tokens of a sequence, pixels of a side, colours.
+DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
+#: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens.
+SHORTER_DIMS = (64, 32)
+
+_TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
+_TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
+
+
+def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
+    """Return the dimensions that a file declares for a value, or None when it does not even declare their number.
+
+    A negative size, which some exporters write for a free dimension, is free.
+    """
+    kind = info.type.tensor_type
+    if not kind.HasField("shape"):
+        return None
+    return tuple(
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
+        for dim in kind.shape.dim
+    )
+
+
+def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
+    """Return the batch that a model's inputs fix, None where it is free; 1 where no input has a dimension.
+
+    An input of one dimension, such as a step of time, tells less than one of more.
+    """
+    declared = {info.name: declared_dims(info) or () for info in infos}
+    if batch_axes(declared):
+        return None
+    return _first_fixed(declared) or 1
+
+
+def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
+    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int)]
+    dims = next((dims for dims in found if len(dims) > 1), next(iter(found), ()))
+    return next((dim for dim in dims[:1] if isinstance(dim, int)), None)
+
+
+def bind_inputs(
+    infos: Iterable[ValueInfoProto], batch: int, dims: Mapping[str, int], model: str
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return the inputs with every dimension known, and what each named dimension became.
+
+    Parameters
+    ----------
+    infos : iterable of ValueInfoProto
+        The model's inputs, without its weights.
+    batch : int
+    dims : mapping of str to int
+        Sizes by the dimension's name, or by ``"input:axis"`` where it has none.
+    model : str
+        What errors call the model.
+
+    Raises
+    ------
+    InputError
+        If an input is no tensor or has no shape, the batch is fixed at another size, or ``dims`` names nothing.
+    """
+    infos = list(infos)
+    declared = {info.name: _dims_of(info, model) for info in infos}
+    axes = batch_axes(declared)
+    _check_batch(declared, axes, batch, model)
+    names = {str(declared[name][axis]): batch for name, axis in axes.items() if isinstance(declared[name][axis], str)}
+    _check_known(dims, declared, names, model)
+    names |= dims
+    _bind_names(declared, names)
+    tensors = {}
+    for info in infos:
+        name = info.name
+        sizes = [
+            batch if axes.get(name) == axis else _size(dim, axis, declared[name], name, names)
+            for axis, dim in enumerate(declared[name])
+        ]
+        names |= {dim: size for dim, size in zip(declared[name], sizes, strict=True) if isinstance(dim, str)}
+        tensors[name] = Tensor(name, dtype_name(info.type.tensor_type.elem_type), tuple(sizes))
+        if tensors[name].elements > MOST_ELEMENTS:
+            raise InputError(f"{model}: input {name} of shape {sizes} has more than {MOST_ELEMENTS} elements")
+    return tensors, names
+
+
+def sequence_dims(infos: Iterable[ValueInfoProto]) -> tuple[str, ...]:
+    """Return the names of the free dimensions of a model's inputs that are lengths of sequences, but not their sums."""
+    dims = (dim for info in infos for dim in declared_dims(info) or () if isinstance(dim, str) and dim.isidentifier())
+    return tuple(dim for dim in dict.fromkeys(dims) if _TOKENS.search(dim) and not _TOTAL.search(dim))
+
+
+def _bind_names(declared: Mapping[str, tuple[Dim, ...]], names: dict[str, int]) -> None:
+    """Size the dimensions that are plain names, which arithmetic elsewhere needs, whichever input comes first.
+
+    A total length beside a past one, as in a decoder with a cache of keys, is that and the new tokens.
+    """
+    free = {
+        dim: (axis, dims)
+        for dims in reversed(list(declared.values()))
+        for axis, dim in enumerate(dims)
+        if isinstance(dim, str) and dim.isidentifier() and dim not in names
+    }
+    totals = [dim for dim in free if _TOTAL.search(dim) and not _PAST.search(dim)]
+    for dim, (axis, dims) in free.items():
+        names[dim] = _default(dim, axis, dims)
+    past = next((dim for dim in names if dim.isidentifier() and _PAST.search(dim)), None)
+    if past is not None:
+        new = (dim for dim in reversed(free) if _TOKENS.search(dim) and dim != past and dim not in totals)
+        names |= dict.fromkeys(totals, names[past] + names.get(next(new, ""), 1))
+
+
+def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int | None, ...]:
+    """Return ``declared`` with its names replaced by what they were bound to; None where that is not known."""
+    return tuple(_evaluate(dim, names) if isinstance(dim, str) else dim for dim in declared)
+
+
+def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
+    if not info.type.HasField("tensor_type"):
+        kind = info.type.WhichOneof("value") or "value without a type"
+        raise InputError(f"{model}: input {info.name} is of kind {kind.removesuffix('_type')}, not a tensor")
+    dims = declared_dims(info)
+    if dims is None:
+        raise InputError(f"{model}: input {info.name} declares no shape", "export the model with its inputs' shapes")
+    return dims
+
+
+def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int], batch: int, model: str) -> None:
+    if batch < 1:
+        raise InputError(f"the batch must be at least 1 but is {batch}")
+    if axes:
+        return
+    fixed = _first_fixed(declared)
+    if fixed is None and batch != 1:
+        raise InputError(f"{model}: no input has a batch dimension, but batch {batch} is asked", "ask for batch 1")
+    if fixed is not None and fixed != batch:
+        name = next(name for name, dims in declared.items() if dims and dims[0] == fixed)
+        raise InputError(
+            f"{model}: input {name} fixes the batch at {fixed}, but {batch} is asked",
+            "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
+        )
+
+
+def _check_known(
+    dims: Mapping[str, int], declared: Mapping[str, tuple[Dim, ...]], batch: Mapping[str, int], model: str
+) -> None:
+    free = {dim for shape in declared.values() for dim in shape if isinstance(dim, str)} - set(batch)
+    free |= {f"{name}:{axis}" for name, shape in declared.items() for axis, dim in enumerate(shape) if dim is None}
+    for name, size in dims.items():
+        if name not in free:
+            raise InputError(f"{model} has no free dimension {name!r}", f"it has: {', '.join(sorted(free)) or 'none'}")
+        if size < 1:
+            raise InputError(f"dimension {name} must be at least 1 but is {size}")
+
+
+def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping[str, int]) -> int:
+    if isinstance(dim, int):
+        return dim
+    bound = names.get(f"{name}:{axis}") if dim is None else _evaluate(dim, names)
+    return _default(dim, axis, shape) if bound is None else bound
+
+
+def _default(dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
+    if len(shape) < 4 or (dim is not None and _TOKENS.search(dim)):
+        return DEFAULT_DIM
+    # An image has its colours last when the last dimension alone is fixed to a small number, else second.
+    colours_last = isinstance(shape[-1], int) and shape[-1] <= 4
+    if isinstance(shape[1], int) and shape[1] > 4 and not colours_last:
+        return DEFAULT_DIM  # neither: a tensor of heads or features, such as a key cache
+    return DEFAULT_CHANNELS if axis == 1 and not colours_last else DEFAULT_SIDE
+
+
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+}
+
+
+def _evaluate(text: str, names: Mapping[str, int]) -> int | None:
+    """Return the value of a dimension such as ``past + sequence``, or None when a part of it is unknown."""
+    if text in names:
+        return names[text]
+    try:
+        return _value(ast.parse(text, mode="eval").body, names)
+    except (SyntaxError, ValueError, KeyError, RecursionError, ZeroDivisionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr, names: Mapping[str, int]) -> int:
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_value(node.left, names), _value(node.right, names))
+    raise ValueError("not arithmetic of names and numbers")

@@ -1,0 +1,158 @@
+"""Ties what a runtime executed to the ops of the model: runtimes fuse, rename, drop and add nodes.
+
+Tensors are what survives. An executed node whose output is a tensor of the model computes everything between that
+tensor and the nearest other tensors that some executed node makes. So ops fall into groups, each computed by one
+or more executed nodes, and a group's time belongs to its ops together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuprof.domain.model import ModelGraph, Op
+
+# The blocked-layout rewrite names a convolution after the tensor that it makes, and the tensor anew.
+_BLOCKED = re.compile(r"(?P<tensor>.+)_nchwc(?:_\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutedNode:
+    """A node of the graph that the runtime made of the model."""
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """Ops that were executed together.
+
+    Attributes
+    ----------
+    ops : list of int
+        Positions in ``ModelGraph.ops``, ascending.
+    executed : list of int
+        Positions in the executed graph.
+    """
+
+    ops: list[int] = field(default_factory=list)
+    executed: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """How the executed graph and the model belong together.
+
+    Attributes
+    ----------
+    groups : tuple of Group
+    untied : tuple of int
+        Executed nodes that belong to no op: layout changes between several, for example.
+    unexecuted : tuple of int
+        Ops that no executed node computes: views, or what the runtime computed once when it loaded the model.
+    """
+
+    groups: tuple[Group, ...]
+    untied: tuple[int, ...]
+    unexecuted: tuple[int, ...]
+
+
+def read_executed(path: Path) -> tuple[ExecutedNode, ...]:
+    """Return the nodes of the graph that the runtime wrote to ``path``, in topological order."""
+    import onnx
+
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return tuple(ExecutedNode(node.name, node.op_type, tuple(node.input), tuple(node.output)) for node in graph.node)
+
+
+def tie(graph: ModelGraph, executed: Sequence[ExecutedNode]) -> Tie:
+    """Tie the nodes that the runtime executed to the ops of ``graph``."""
+    producer = {tensor.name: position for position, op in enumerate(graph.ops) for tensor in op.outputs}
+    targets = _targets(graph, executed, producer)
+    made = {tensor for names in targets for tensor in names}
+    owner: dict[int, int] = {}
+    groups: dict[int, Group] = {}
+    for index, names in enumerate(targets):
+        claimed = _claim(graph, names, producer, made, owner)
+        if claimed:
+            owner.update(dict.fromkeys(claimed, index))
+            groups[index] = Group(claimed, [index])
+    homeless = _house(executed, targets, producer, owner, groups)
+    return Tie(
+        groups=tuple(groups.values()),
+        untied=tuple(homeless),
+        unexecuted=tuple(position for position in range(len(graph.ops)) if position not in owner),
+    )
+
+
+def dearest(positions: Iterable[int], ops: Sequence[Op]) -> int:
+    """Return the op that the time of a group is said to be of: most FLOPs, of equals the first."""
+    return max(positions, key=lambda position: (ops[position].flops or 0, -position))
+
+
+def _targets(graph: ModelGraph, executed: Sequence[ExecutedNode], producer: dict[str, int]) -> list[tuple[str, ...]]:
+    """Return for each executed node the tensors of the model that it makes."""
+    by_name = {op.name: op for op in graph.ops}
+    found: list[tuple[str, ...]] = []
+    for node in executed:
+        names = tuple(name for name in node.outputs if name in producer)
+        blocked = _BLOCKED.fullmatch(node.name)
+        if not names and blocked and blocked["tensor"] in producer:
+            names = (blocked["tensor"],)
+        elif not names and node.name in by_name:
+            names = tuple(tensor.name for tensor in by_name[node.name].outputs)
+        found.append(names)
+    return found
+
+
+def _claim(
+    graph: ModelGraph, names: Iterable[str], producer: dict[str, int], made: set[str], owner: dict[int, int]
+) -> list[int]:
+    """Return the ops between ``names`` and the nearest tensors that other executed nodes make."""
+    waiting = [producer[name] for name in names]
+    claimed: set[int] = set()
+    while waiting:
+        position = waiting.pop()
+        if position in claimed or position in owner:
+            continue
+        claimed.add(position)
+        inputs = [tensor.name for tensor in graph.ops[position].inputs]
+        waiting += [producer[name] for name in inputs if name in producer and name not in made]
+    return sorted(claimed)
+
+
+def _house(
+    executed: Sequence[ExecutedNode],
+    targets: Sequence[tuple[str, ...]],
+    producer: dict[str, int],
+    owner: dict[int, int],
+    groups: dict[int, Group],
+) -> list[int]:
+    """Put executed nodes that claimed no op into the group that they work for; return those that work for none.
+
+    One that makes a tensor which another has computed already (a change back from a blocked layout) works for that
+    one; otherwise, whoever alone takes its output.
+    """
+    consumers: dict[str, set[int]] = defaultdict(set)
+    for index, node in enumerate(executed):
+        for name in node.inputs:
+            consumers[name].add(index)
+    home = {index: index for index in groups}
+    homeless = []
+    for index in range(len(executed) - 1, -1, -1):
+        if index in home:
+            continue
+        served = {owner[producer[name]] for name in targets[index]}
+        served = served or {home.get(user, -1) for name in executed[index].outputs for user in consumers[name]}
+        if len(served) == 1 and (group := served.pop()) in groups:
+            home[index] = group
+            groups[group].executed.append(index)
+        else:
+            homeless.append(index)
+    return homeless[::-1]

@@ -1,0 +1,368 @@
+"""Reads an ONNX file that nobody vouches for: bounded, checked, and without its heavy data.
+
+What comes back is a model whose large weights have become declarations (name, type, shape), so that
+everything after it costs as much for a network of two gigabytes as for one of two kilobytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import onnx
+import onnx.checker
+import onnx.inliner
+from onnx import ModelProto, NodeProto, TensorProto, helper
+from onnx.external_data_helper import load_external_data_for_tensor
+
+from gpuprof.domain.model import Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.nodes import graphs_of, sort_nodes
+
+#: Protocol Buffers cannot hold more in one message; a larger model keeps its weights in external data.
+LARGEST_FILE_BYTES = 2**31 - 1
+#: Larger tensors than any device holds are a mistake or an attack, and their products overflow.
+MOST_ELEMENTS = 2**42
+#: Constants up to this many elements keep their values: shapes, axes, slices and scales are among them.
+_MOST_KEPT_ELEMENTS = 1024
+_RUNTIMES_OWN, _RUNTIMES_DOMAIN = {"SimplifiedLayerNormalization"}, "com.microsoft"
+#: From this version of ONNX's format on weights need not be inputs, too.
+_WEIGHTS_APART = 4
+_HASH_CHUNK = 2**22
+_MOST_FILES = 64
+_RENAMED = {"FLOAT": "float32", "DOUBLE": "float64"}
+_ELEMENT_TYPES: dict[int, str] = {
+    int(number): _RENAMED.get(name, name.lower()) for name, number in TensorProto.DataType.items() if number
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxFile:
+    """A model read from a file.
+
+    Attributes
+    ----------
+    model : ModelProto
+        Without the data of large weights, which stand in ``weights`` instead; do not change it.
+    weights : dict of str to Tensor
+        Weights of the main graph by name.
+    path : Path
+    sha256 : str
+        Of the file, continued over its external data files in the order of their names.
+    external : tuple of str
+        Names of the external data files, relative to the model's directory.
+    stamp : tuple
+        Size and time of change of the file and of each external one when they were read.
+    """
+
+    model: ModelProto
+    weights: dict[str, Tensor]
+    path: Path
+    sha256: str
+    external: tuple[str, ...]
+    stamp: tuple[tuple[int, int], ...]
+
+
+def read_onnx(path: Path) -> OnnxFile:
+    """Return the model in ``path``; the same file is parsed and hashed once.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, not ONNX, truncated, or its weights contradict their declarations or
+        lie outside its directory.
+    """
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise InputError(f"cannot read model {path}: {error.strerror}", "give the path of an ONNX file") from error
+    if not path.is_file():
+        raise InputError(f"cannot read model {path}: not a file", "give the path of an ONNX file")
+    if status.st_size == 0:
+        raise InputError(f"{path} is not an ONNX model: the file is empty")
+    if status.st_size > LARGEST_FILE_BYTES:
+        raise InputError(
+            f"{path} has {status.st_size} bytes, an ONNX file at most {LARGEST_FILE_BYTES}",
+            "save it with its weights as external data",
+        )
+    resolved = path.resolve()
+    known = _files.get(resolved)
+    if known is None or _stamp(resolved, known.external) != known.stamp:
+        while len(_files) >= _MOST_FILES:
+            _files.pop(next(iter(_files)))
+        known = _files[resolved] = _read(resolved)
+    return known
+
+
+def dtype_name(elem_type: int) -> str:
+    """Return the name that `Tensor` gives to an ONNX element type: ``1`` is ``"float32"``.
+
+    Raises
+    ------
+    InputError
+        If ONNX has no such type.
+    """
+    name = _ELEMENT_TYPES.get(elem_type)
+    if name is None:
+        raise InputError(f"ONNX has no element type {elem_type}", "the model is damaged: export it again")
+    return name
+
+
+def elem_type(dtype: str) -> int:
+    """Return the ONNX element type of a `Tensor`'s dtype, the inverse of `dtype_name`."""
+    return next(number for number, name in _ELEMENT_TYPES.items() if name == dtype)
+
+
+_files: dict[Path, OnnxFile] = {}
+
+
+def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    """Return size and time of change of the file and its external data, which say whether to read again."""
+    stamps = []
+    for file in (path, *(path.parent / name for name in external)):
+        try:
+            status = file.stat()
+        except OSError:
+            stamps.append((-1, -1))
+        else:
+            stamps.append((status.st_size, status.st_mtime_ns))
+    return tuple(stamps)
+
+
+def _read(path: Path) -> OnnxFile:
+    stamp = _stamp(path, ())
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read model {path}: {error.strerror}") from error
+    digest = hashlib.sha256(content)
+    model = _parse(content, path)
+    del content
+    tensors = list(_tensors(model))
+    for tensor in tensors:
+        _check_size(tensor, path)
+    names = tuple(sorted({_check_external(tensor, path) for tensor in tensors if _is_external(tensor)}))
+    stamp += _stamp(path, names)[1:]
+    for name in names:
+        _hash_file(path.parent / name, digest)
+    weights = _take_weights(model, path)
+    # The parsed message owns its memory as a whole: only a copy lets go of what was dropped.
+    light = _tidy(ModelProto.FromString(model.SerializeToString()), path.name)
+    return OnnxFile(light, weights, path, digest.hexdigest(), names, stamp)
+
+
+def _tidy(model: ModelProto, name: str) -> ModelProto:
+    """Return the model with its functions inlined and its nodes sorted, found valid by ONNX's own checker."""
+    try:
+        if model.functions:
+            model = onnx.inliner.inline_local_functions(model)
+        for nested in graphs_of(model.graph):
+            for node in nested.node:
+                node.domain = "" if node.domain == "ai.onnx" else node.domain
+        graph = model.graph
+        given = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in sort_nodes(graph.node, given, name)]
+        del graph.node[:]
+        graph.node.extend(nodes)
+        _check(model)
+    except (onnx.checker.ValidationError, ValueError, RuntimeError) as error:
+        said = " ".join(str(error).split("==>")[0].split())
+        raise InputError(f"{name} is not a valid model: {said}", "export it again") from error
+    return model
+
+
+def _check(model: ModelProto) -> None:
+    """Have ONNX's checker look at the model, but not insist on what runtimes can do without.
+
+    That is shapes of outputs, weights listed as inputs before IR version 4 (tools that rewrite old models leave them
+    out), and the runtime's own ops in ONNX's domain.
+    """
+    own = [node for nested in graphs_of(model.graph) for node in nested.node if node.op_type in _RUNTIMES_OWN]
+    version, domains = model.ir_version, [node.domain for node in own]
+    model.ir_version = max(version, _WEIGHTS_APART)
+    if own and all(opset.domain != _RUNTIMES_DOMAIN for opset in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(_RUNTIMES_DOMAIN, 1))
+    for node in own:
+        node.domain = _RUNTIMES_DOMAIN
+    _check_shapeless(model)
+    model.ir_version = version
+    for node, domain in zip(own, domains, strict=True):
+        node.domain = domain
+
+
+def _check_shapeless(model: ModelProto) -> None:
+    outputs = [info.type.tensor_type for nested in graphs_of(model.graph) for info in nested.output]
+    shapeless = [kind for kind in outputs if kind.elem_type and not kind.HasField("shape")]
+    for kind in shapeless:
+        kind.shape.SetInParent()
+    onnx.checker.check_model(model)
+    for kind in shapeless:
+        kind.ClearField("shape")
+
+
+def _parse(content: bytes, path: Path) -> ModelProto:
+    try:
+        model: ModelProto = ModelProto.FromString(content)
+    except Exception as error:  # protobuf's DecodeError lies in different places in its implementations
+        what = "truncated or damaged" if content[:1] == b"\x08" else "not Protocol Buffers"
+        raise InputError(f"{path} is not an ONNX model: {what}", "export it again, or fetch it again whole") from error
+    if not model.ir_version or not model.graph.node:
+        what = "it has no graph" if model.ir_version else "it declares no IR version"
+        raise InputError(f"{path} is not an ONNX model: {what}", "export it again, or fetch it again whole")
+    return model
+
+
+def _tensors(model: ModelProto) -> Iterator[TensorProto]:
+    for graph in graphs_of(model.graph):
+        yield from graph.initializer
+        yield from _tensors_of(graph.node)
+        for sparse in graph.sparse_initializer:
+            yield from (sparse.values, sparse.indices)
+    for function in model.functions:
+        yield from _tensors_of(function.node)
+
+
+def _tensors_of(nodes: Iterable[NodeProto]) -> Iterator[TensorProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _check_size(tensor: TensorProto, path: Path) -> None:
+    """Refuse a tensor whose data is not as large as its shape says."""
+    name = tensor.name or "of a node"
+    if any(dim < 0 for dim in tensor.dims):
+        raise InputError(f"{path}: weight {name} has a negative dimension: {list(tensor.dims)}")
+    try:
+        declared = Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
+        nbytes = declared.bytes
+    except InputError as error:
+        raise InputError(f"{path}: weight {name}: {error.message}", error.fix) from error
+    if declared.elements > MOST_ELEMENTS:
+        raise InputError(f"{path}: weight {name} declares {declared.elements} elements, at most {MOST_ELEMENTS}")
+    if tensor.HasField("raw_data") and not _is_external(tensor) and len(tensor.raw_data) != nbytes:
+        raise InputError(
+            f"{path}: weight {name} of shape {list(tensor.dims)} needs {nbytes} bytes but has {len(tensor.raw_data)}",
+            "the file is damaged: export it again",
+        )
+
+
+def _is_external(tensor: TensorProto) -> bool:
+    return tensor.data_location == TensorProto.EXTERNAL
+
+
+def _check_external(tensor: TensorProto, path: Path) -> str:
+    """Return the name of the external file, once it is known to be inside the directory and long enough."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = str(entries.get("location", ""))
+    target = path.parent / location
+    inside = target.resolve().is_relative_to(path.parent.resolve())
+    if not location or Path(location).is_absolute() or ".." in Path(location).parts or not inside:
+        raise InputError(
+            f"{path}: weight {tensor.name} keeps its data outside the model's directory: {location!r}",
+            "put the data file beside the model",
+        )
+    if not target.is_file():
+        raise InputError(f"{path}: external data file {location!r} is missing", "put the data file beside the model")
+    size = target.stat().st_size
+    needed = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims)).bytes
+    try:
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", size - offset))
+    except ValueError as error:
+        raise InputError(f"{path}: weight {tensor.name} has an external offset or length that is no number") from error
+    if offset < 0 or length != needed or offset + length > size:
+        raise InputError(
+            f"{path}: weight {tensor.name} needs {needed} bytes at {offset} of {location!r}, which has {size}",
+            "the data file is damaged: export the model again",
+        )
+    return location
+
+
+def _hash_file(path: Path, digest: hashlib._Hash) -> None:
+    with path.open("rb") as stream:
+        while chunk := stream.read(_HASH_CHUNK):
+            digest.update(chunk)
+
+
+def _take_weights(model: ModelProto, path: Path) -> dict[str, Tensor]:
+    """Move the large weights of the main graph out of it, and name all of them."""
+    graph = model.graph
+    # Before IR version 4 every weight is also listed as an input; from then on one that is may be overridden by
+    # the caller, so it counts as an input with a default, which nobody gives here.
+    weights: dict[str, Tensor] = {}
+    for tensor in graph.initializer:
+        if not tensor.name or tensor.name in weights:
+            raise InputError(
+                f"{path}: two weights are named {tensor.name!r}" if tensor.name else f"{path}: a weight has no name"
+            )
+        weights[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
+    for sparse in graph.sparse_initializer:
+        name = sparse.values.name
+        weights[name] = Tensor(name, dtype_name(sparse.values.data_type), tuple(sparse.dims))
+    for node in graph.node:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1:
+            weights[node.output[0]] = _constant(node, path)
+    _check_declared(graph, weights, path)
+    _drop_data(graph, weights, path.parent)
+    return weights
+
+
+def _constant(node: onnx.NodeProto, path: Path) -> Tensor:
+    values = {attribute.name: attribute for attribute in node.attribute}
+    name = node.output[0]
+    if "value" in values:
+        tensor = values["value"].t
+        return Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims))
+    if "sparse_value" in values:
+        sparse = values["sparse_value"].sparse_tensor
+        return Tensor(name, dtype_name(sparse.values.data_type), tuple(sparse.dims))
+    for key, dtype in (("float", "float32"), ("int", "int64"), ("string", "string")):
+        if f"value_{key}" in values:
+            return Tensor(name, dtype, ())
+        if f"value_{key}s" in values:
+            return Tensor(name, dtype, (len(getattr(values[f"value_{key}s"], f"{key}s")),))
+    raise InputError(f"{path}: the Constant {name!r} has no value")
+
+
+def _check_declared(graph: onnx.GraphProto, weights: dict[str, Tensor], path: Path) -> None:
+    for info in graph.input:
+        weight = weights.get(info.name)
+        declared = info.type.tensor_type
+        if weight is None or not declared.HasField("shape"):
+            continue
+        shape = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in declared.shape.dim)
+        same = len(shape) == len(weight.shape) and all(a in (None, b) for a, b in zip(shape, weight.shape, strict=True))
+        if not same or dtype_name(declared.elem_type) != weight.dtype:
+            raise InputError(f"{path}: weight {info.name} has shape {list(weight.shape)} but is declared {list(shape)}")
+
+
+def _drop_data(graph: onnx.GraphProto, weights: dict[str, Tensor], directory: Path) -> None:
+    """Take out the data of large weights, and fetch that of small ones, which may be shapes."""
+    declared = {info.name for info in graph.input}
+    for i in reversed(range(len(graph.initializer))):
+        if not _is_small(graph.initializer[i]):
+            del graph.initializer[i]
+        elif _is_external(graph.initializer[i]):
+            load_external_data_for_tensor(graph.initializer[i], str(directory))
+            graph.initializer[i].ClearField("data_location")
+            del graph.initializer[i].external_data[:]
+    del graph.sparse_initializer[:]
+    for i in reversed(range(len(graph.node))):
+        tensors = [attribute.t for attribute in graph.node[i].attribute if attribute.HasField("t")]
+        if graph.node[i].op_type == "Constant" and not all(_is_small(tensor) for tensor in tensors):
+            del graph.node[i]
+    # What lost its data is declared as an input, which keeps the graph whole.
+    left = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    for name, weight in weights.items():
+        if name not in left and name not in declared:
+            graph.input.append(helper.make_tensor_value_info(name, elem_type(weight.dtype), weight.shape))
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return bool(prod(tensor.dims) <= _MOST_KEPT_ELEMENTS)

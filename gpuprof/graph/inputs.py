@@ -1,0 +1,110 @@
+"""Makes inputs that a model accepts: of the right shape and type, and with indices that its tables hold."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.graph.file import elem_type
+
+Array = npt.NDArray[np.generic]
+
+#: Ops whose outputs hold values of their first inputs, only elsewhere or as another type.
+_CARRIERS = {
+    "Cast", "CastLike", "Clip", "Concat", "Expand", "Flatten", "Identity", "Max", "Min", "Pad", "Reshape", "Slice",
+    "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
+}  # fmt: skip
+_SHIFTERS = {"Add", "Sub"}
+_LOOKUPS = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
+_RECURRENT = {"LSTM", "GRU", "RNN"}
+#: Without a table to look up, indices and flags are 0 or 1, which nothing can be too small for.
+_UNBOUNDED = 2
+
+
+def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
+    """Return an array for each input of ``graph``, the same for the same seed.
+
+    Floats are standard normal; integers are below the sizes of the tables that they index; masks are all ones (every
+    token counts); positions count up; lengths of sequences are full.
+
+    Parameters
+    ----------
+    graph : ModelGraph
+    seed : int
+
+    Returns
+    -------
+    dict of str to ndarray
+        With the inputs' shapes and types.
+    """
+    limits = _index_limits(graph)
+    return {tensor.name: _array(tensor, limits.get(tensor.name), seed) for tensor in graph.inputs}
+
+
+def _array(tensor: Tensor, limit: int | None, seed: int) -> Array:
+    name = tensor.name.lower()
+    random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
+    if tensor.dtype == "string":
+        return np.full(tensor.shape, "a", dtype=object)
+    dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
+    if "mask" in name or tensor.dtype == "bool":
+        return np.ones(tensor.shape, dtype)
+    if not tensor.dtype.startswith(("int", "uint")):
+        return random.standard_normal(tensor.shape, dtype=np.float32).astype(dtype)
+    if "position" in name and tensor.shape:
+        counting = np.arange(tensor.shape[-1]) % (limit or tensor.shape[-1] or 1)
+        return np.broadcast_to(counting, tensor.shape).astype(dtype)
+    if limit is None and tensor.dtype == "uint8" and len(tensor.shape) >= 3:
+        limit = 256  # an image
+    if limit is not None and limit < 0:  # a length, not an index
+        return np.full(tensor.shape, -limit, dtype)
+    return random.integers(0, limit or _UNBOUNDED, tensor.shape).astype(dtype)
+
+
+def _index_limits(graph: ModelGraph) -> dict[str, int]:
+    """Return by input the size of the smallest table that it indexes; minus the length where it gives lengths."""
+    limits: dict[str, int] = {}
+    for op in reversed(graph.ops):  # a value's limit is known once all that use it have been seen
+        for name, limit in _limits_of(op, limits, graph):
+            limits[name] = min(limit, limits.get(name, limit))
+    return limits
+
+
+def _limits_of(op: Op, limits: dict[str, int], graph: ModelGraph) -> list[tuple[str, int]]:
+    if op.op_type in _LOOKUPS and len(op.inputs) > 1:
+        position = _LOOKUPS[op.op_type]
+        table = op.inputs[2] if op.op_type == "EmbedLayerNormalization" else op.inputs[0]
+        axis = op.attributes.get("axis", 0)
+        size = table.shape[axis if isinstance(axis, int) else 0] if table.shape else 0
+        found = [(op.inputs[position].name, size)] if size else []
+        taken = [(op.inputs[0].name, limits[op.outputs[0].name])] if op.outputs[0].name in limits else []
+        return found + taken
+    if op.op_type in _RECURRENT:
+        steps = op.inputs[0].shape[0]
+        lengths = [tensor for tensor in op.inputs[3:] if tensor.dtype == "int32" and len(tensor.shape) == 1]
+        return [(tensor.name, -steps) for tensor in lengths]
+    below = [limits[tensor.name] for tensor in op.outputs if tensor.name in limits]
+    if not below or op.op_type not in _CARRIERS | _SHIFTERS:
+        return []
+    limit = min(below)
+    if op.op_type in _SHIFTERS:
+        # What is added before the look-up may be known, such as where each feature's part of a table begins;
+        # where it is not, half the table is left for it.
+        shift = _largest(op.weights, graph) if op.op_type == "Add" else None
+        limit = max(1, limit // 2 if shift is None else limit - shift)
+    return [(tensor.name, limit) for tensor in op.inputs if tensor not in op.weights]
+
+
+def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
+    """Return the largest value of a small weight of whole numbers, None where there is none or it is not known."""
+    from gpuprof.graph.load import load_nodes
+
+    if not weights or not Path(graph.path).is_file():
+        return None
+    value = load_nodes(Path(graph.path), graph.batch)[1].get(weights[0].name)
+    return max(0, int(value.max())) if value is not None and value.size and value.dtype.kind in "iu" else None

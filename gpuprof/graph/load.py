@@ -1,0 +1,251 @@
+"""Reads an ONNX file as a `ModelGraph`: every shape known at one batch, every op with its FLOPs and bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.batch_axes import is_batch
+from gpuprof.graph.dims import SHORTER_DIMS, bind_inputs, bound_dims, declared_dims, fixed_batch, sequence_dims
+from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
+from gpuprof.graph.nodes import captured, used_names
+from gpuprof.graph.op_costs import OpCost, cost_of
+from gpuprof.graph.shapes import Body, Shapes
+from gpuprof.graph.values import Array
+
+_MOST_GRAPHS = 256
+
+
+def load_graph(
+    path: Path, batch: int = 1, name: str | None = None, dims: Mapping[str, int] | None = None
+) -> ModelGraph:
+    """Return the model in ``path`` at ``batch``; the same question is answered once.
+
+    Constant nodes, and ops on weights alone, which runtimes compute when they load a model, are weights and not ops.
+    Subgraphs of If, Loop and Scan count as part of their node: the dearer branch, each turn like the first.
+
+    Parameters
+    ----------
+    path : Path
+        An ONNX file; its external data, if any, is looked for in the same directory.
+    batch : int
+        Bound to the batch dimension of every input.
+    name : str, optional
+        What to call the model; the file's stem by default.
+    dims : mapping of str to int, optional
+        Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
+        a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or the half
+        or a quarter of that where the model takes no longer ones.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
+        declared version does not have, or leaves a shape unknown; the message names the node.
+    """
+    file = read_onnx(Path(path))
+    key = tuple(sorted((dims or {}).items()))
+    return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
+
+
+def only_batch(path: Path) -> int | None:
+    """Return the batch that the model in ``path`` fixes, 1 where no input has one, None where it takes any.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    file = read_onnx(Path(path))
+    return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
+
+
+def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
+    """Return the nodes behind the ops of `load_graph`, in their order, and the small values known before it runs.
+
+    Raises
+    ------
+    InputError
+        As `load_graph`.
+    """
+    file = read_onnx(Path(path))
+    _, _, shapes, nodes = _walk(file, batch, {})
+    return tuple(nodes), shapes.values
+
+
+_Walked = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
+
+
+def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
+    """Walk the graph, with shorter sequences where those that nobody gave a length are too long for it."""
+    try:
+        return _walk_at(file, batch, dims)
+    except InputError:
+        free = [info for info in file.model.graph.input if info.name not in file.weights]
+        lengths = set(sequence_dims(free)) - set(dims)
+        for shorter in SHORTER_DIMS if lengths else ():
+            with suppress(InputError):
+                return _walk_at(file, batch, dims | dict.fromkeys(lengths, shorter))
+        raise
+
+
+def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
+    """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
+    graph, model = file.model.graph, file.path.name
+    free = [info for info in graph.input if info.name not in file.weights]
+    inputs, names = bind_inputs(free, batch, dims, model)
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
+    shapes = Shapes(inputs | file.weights, file.weights, _declared(graph, names), opsets, used_names(graph), model)
+    for tensor in graph.initializer:
+        shapes.add_value(tensor)
+    try:
+        return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
+    except InputError as error:
+        raise _blamed(error, names, free, batch) from error
+
+
+def _blamed(error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int) -> InputError:
+    """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
+    dims = [dim for info in inputs for dim in declared_dims(info) or () if isinstance(dim, str)]
+    sizes = {dim: names[dim] for dim in dims if dim.isidentifier() and not is_batch(dim) and dim in names}
+    if error.fix or not sizes:
+        return error
+    taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
+    return InputError(
+        error.message,
+        f"it was read with {taken}; another size is fixed by: python -m onnxruntime.tools.make_dynamic_shape_fixed "
+        f"--dim_param {next(iter(sizes))} --dim_value SIZE MODEL FILE",
+    )
+
+
+@lru_cache(maxsize=_MOST_GRAPHS)
+def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str, int], ...]) -> ModelGraph:
+    file = read_onnx(path)
+    graph, model = file.model.graph, path.name
+    inputs, names, shapes, ops = _walk(file, batch, dict(dims))
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
+    return ModelGraph(
+        name=name,
+        batch=batch,
+        ops=_ops(ops, shapes),
+        inputs=tuple(inputs.values()),
+        outputs=_outputs(graph, shapes, names, batch, model),
+        weights=_used_weights(ops, graph, shapes),
+        opset=opsets.get("", 1),
+        path=str(path),
+        sha256=sha256,
+    )
+
+
+def _declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
+    """Return the values between ops whose whole shape the file declares, for ops that only their authors know."""
+    found = {}
+    for info in (*graph.value_info, *graph.output):
+        dims = declared_dims(info) if info.type.HasField("tensor_type") else None
+        bound = bound_dims(dims, names) if dims is not None else (None,)
+        if None not in bound:
+            shape = tuple(dim for dim in bound if dim is not None)
+            found[info.name] = Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), shape)
+    return found
+
+
+def _outputs(graph: GraphProto, shapes: Shapes, names: Mapping[str, int], batch: int, model: str) -> tuple[Tensor, ...]:
+    found = []
+    for info in graph.output:
+        if info.name not in shapes.tensors:
+            raise InputError(f"{model}: nothing gives the output {info.name!r}")
+        tensor = shapes.tensors[info.name]
+        dims = declared_dims(info) if info.type.HasField("tensor_type") else None
+        if dims is not None and not _agrees(tensor.shape, bound_dims(dims, names), batch):
+            raise InputError(f"{model}: output {info.name} is declared {list(dims)} but has shape {list(tensor.shape)}")
+        found.append(tensor)
+    return tuple(found)
+
+
+def _agrees(shape: tuple[int, ...], declared: tuple[int | None, ...], batch: int) -> bool:
+    """Tell whether a declared shape can be meant: exporters leave the batch of a dynamic model's output at 1."""
+    return len(shape) == len(declared) and all(
+        want is None or want == size or want * batch == size for size, want in zip(shape, declared, strict=True)
+    )
+
+
+def _ops(nodes: Sequence[NodeProto], shapes: Shapes) -> tuple[Op, ...]:
+    taken: set[str] = set()
+    return tuple(_op(node, _unique(node, i, taken), shapes) for i, node in enumerate(nodes))
+
+
+def _unique(node: NodeProto, position: int, taken: set[str]) -> str:
+    name = node.name or f"{node.op_type}_{position}"
+    while name in taken:
+        name = f"{name}_{position}"
+    taken.add(name)
+    return name
+
+
+def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
+    given = [shapes.tensors[value] if value else None for value in node.input]
+    outputs = [shapes.tensors.get(value) for value in node.output]
+    outer = [shapes.tensors[value] for value in captured(node) if value not in node.input]
+    inputs = (*(tensor for tensor in given if tensor is not None), *outer)
+    attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
+    cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
+    cost = max((_body_cost(body) for body in shapes.body_of(node)), key=_work, default=cost)
+    return Op(
+        name=name,
+        op_type=node.op_type,
+        domain=node.domain,
+        inputs=inputs,
+        outputs=tuple(tensor for tensor in outputs if tensor is not None),
+        weights=tuple(tensor for tensor in inputs if tensor.name in shapes.constants),
+        attributes=attributes,
+        flops=cost.flops,
+        bytes_read=cost.bytes_read,
+        bytes_written=cost.bytes_written,
+    )
+
+
+def _body_cost(body: Body) -> OpCost:
+    """Return what all turns of a nested graph cost together; FLOPs are None where one of its ops has no formula."""
+    ops = _ops(body.nodes, body.shapes)
+    flops = [op.flops for op in ops]
+    return OpCost(
+        None if None in flops else body.times * sum(count or 0 for count in flops),
+        body.times * sum(op.bytes_read for op in ops),
+        body.times * sum(op.bytes_written for op in ops),
+    )
+
+
+def _work(cost: OpCost) -> tuple[bool, int, int]:
+    return cost.flops is None, cost.flops or 0, cost.bytes_read + cost.bytes_written
+
+
+def _plain(attribute: AttributeProto) -> object:
+    """Return an attribute as a Python value; tensors and graphs by the hash of their bytes."""
+    value = helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    if isinstance(value, float | int | str):
+        return value
+    if isinstance(value, TensorProto | GraphProto) or hasattr(value, "SerializeToString"):
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+    return tuple(
+        item.decode(errors="replace")
+        if isinstance(item, bytes)
+        else item
+        if isinstance(item, float | int)
+        else hashlib.sha256(item.SerializeToString(deterministic=True)).hexdigest()
+        for item in value
+    )
+
+
+def _used_weights(nodes: Sequence[NodeProto], graph: GraphProto, shapes: Shapes) -> tuple[Tensor, ...]:
+    used = [name for node in nodes for name in (*node.input, *captured(node))]
+    used += [info.name for info in graph.output]
+    return tuple(shapes.tensors[name] for name in dict.fromkeys(used) if name in shapes.constants)

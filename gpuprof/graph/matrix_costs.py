@@ -1,0 +1,152 @@
+"""FLOPs of ops that multiply and add: convolutions, matrix products, Einsum, recurrent cells, attention.
+
+A multiply-add counts two, whatever the width of its numbers; adding a bias counts one for each output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from gpuprof.graph.op_call import OpCall
+
+
+def convolution(call: OpCall, weight: int = 1, bias: int = 2) -> int:
+    """Return 2·taps·(channels / groups) + bias for each output element; padding counts as data."""
+    kernel = call.input(weight).shape
+    return call.y.elements * (2 * prod(kernel[1:]) + call.has(bias))
+
+
+def transposed_convolution(call: OpCall) -> int:
+    """Return 2·taps·(output channels / groups) for each input element, and the bias."""
+    return 2 * call.x.elements * prod(call.input(1).shape[1:]) + call.y.elements * call.has(2)
+
+
+def deformable_convolution(call: OpCall) -> int:
+    """Return the convolution's FLOPs and those of fetching each tap between four pixels (four multiply-adds)."""
+    x, kernel, y = call.x.shape, call.input(1).shape, call.y.shape
+    taps = y[0] * x[1] * prod(kernel[2:]) * prod(y[2:])
+    return call.y.elements * (2 * prod(kernel[1:]) + call.has(3)) + taps * (8 + call.has(4))
+
+
+def gemm(call: OpCall) -> int:
+    """Return 2·M·N·K, M·N for C, and M·N for each of α and β that is not one."""
+    a = call.x.shape
+    depth = a[0] if call.whole("transA", 0) else a[1]
+    scaled = (call.number("alpha", 1.0) != 1.0) + (call.has(2) and call.number("beta", 1.0) != 1.0)
+    return call.y.elements * (2 * depth + call.has(2) + scaled)
+
+
+def matmul(call: OpCall) -> int:
+    """Return 2·K for each output element, whatever is broadcast."""
+    transposed = call.whole("transA", 0) and len(call.x.shape) > 1
+    return 2 * call.y.elements * call.x.shape[-2 if transposed else -1]
+
+
+def matmul_nbits(call: OpCall) -> int:
+    """Return 2·K for each output element; the quantised matrix hides its own shape."""
+    return 2 * call.y.elements * call.whole("K", call.x.shape[-1])
+
+
+def einsum(call: OpCall) -> int:
+    """Return, for each point of the labels' grid, a multiplication an operand and an addition.
+
+    That is 2 for two operands; one operand is only summed, or moved where nothing is summed.
+    """
+    given, _, result = call.text("equation", "").replace(" ", "").partition("->")
+    sizes: dict[str, int] = {}
+    for term, operand in zip(given.split(","), call.inputs, strict=False):
+        if operand is not None:
+            _label(term, operand.shape, sizes)
+    points = prod(sizes.values())
+    if "->" not in call.text("equation", ""):
+        letters = given.replace(",", "").replace("...", "")
+        result = "".join(letter for letter in letters if letters.count(letter) == 1)
+    summed = any(label not in result for label in sizes if len(label) == 1)
+    return points * (len(call.inputs) - 1 + summed)
+
+
+def _label(term: str, shape: tuple[int, ...], sizes: dict[str, int]) -> None:
+    """Note the size of each label of a term; the axes of an ellipsis are labelled from the right."""
+    before, dots, after = term.partition("...")
+    hidden = len(shape) - len(before) - len(after)
+    labels = list(before) + ([f"...{i - hidden}" for i in range(hidden)] if dots else []) + list(after)
+    for label, size in zip(labels, shape, strict=False):
+        sizes[label] = max(size, sizes.get(label, 1))
+
+
+def _recurrent(gates: int, pointwise: int, transposed: bool = False) -> Callable[[OpCall], int]:
+    """Return the count of a cell; ``transposed``: its weights are [directions, features, gates]."""
+    across, along = (2, 1) if transposed else (1, 2)
+
+    def count(call: OpCall) -> int:
+        steps = call.x.shape[0] * call.x.shape[1]
+        directions, features = call.input(1).shape[0], call.input(1).shape[along]
+        hidden = call.input(2).shape[along]
+        if call.input(2).shape[across] != gates * hidden:
+            raise ValueError(f"{call.op_type} has weights of another layout")
+        products = 2 * gates * hidden * (features + hidden)
+        sums = gates * hidden * (1 + call.has(3))  # input's and state's parts, and the bias
+        return steps * directions * (products + sums + pointwise * hidden)
+
+    return count
+
+
+#: Three sigmoids of four, two tanh, three products and a sum.
+lstm = _recurrent(4, 18)
+#: The runtime's, whose 8-bit weights are transposed.
+dynamic_lstm = _recurrent(4, 18, transposed=True)
+#: Two sigmoids of four, a tanh, the reset product, and (1 - z)·h' + z·h.
+gru = _recurrent(3, 14)
+rnn = _recurrent(1, 1)
+
+
+def attention(call: OpCall) -> int:
+    """Return QKᵀ, its scaling, mask and softmax, and the product with V, of ONNX's Attention."""
+    q, k, v = (call.input(i).shape for i in range(3))
+    if len(q) == 4:
+        batch, heads, queries, width = q
+        keys, value_width = k[2], v[3]
+    else:
+        batch, queries, _ = q
+        heads = call.whole("q_num_heads", 1)
+        shared = call.whole("kv_num_heads", heads)
+        width, keys, value_width = q[2] // heads, k[1], v[2] // shared
+    past = call.optional(4)
+    keys += past.shape[2] if past is not None else 0
+    return _scores(batch, heads, queries, keys, width, value_width, masked=call.has(3))
+
+
+def multi_head_attention(call: OpCall) -> int:
+    """Return the same for the runtime's MultiHeadAttention and GroupQueryAttention, whose inputs are projected."""
+    batch, queries, wide = call.x.shape[:3]
+    heads = call.whole("num_heads", 1)
+    shared = call.whole("kv_num_heads", heads)
+    key, value = call.optional(1), call.optional(2)
+    if key is None or value is None:  # Q, K and V packed into one
+        width = wide // (heads + 2 * shared) if len(call.x.shape) == 3 else call.x.shape[-1]
+        return _scores(batch, heads, queries, queries, width, width)
+    keys = key.shape[1] if len(key.shape) == 3 else key.shape[2]
+    width, value_width = wide // heads, value.shape[-1] // (shared if len(value.shape) == 3 else 1)
+    return _scores(batch, heads, queries, keys, width, value_width)
+
+
+def projected_attention(call: OpCall) -> int:
+    """Return the same for the runtime's Attention, which projects its input to Q, K and V first."""
+    batch, length, features = call.x.shape
+    wide = call.input(1).shape[1]
+    heads = call.whole("num_heads", 1)
+    projection = batch * length * wide * (2 * features + call.has(2))
+    width = wide // 3 // heads
+    return projection + _scores(batch, heads, length, length, width, width, masked=call.has(3))
+
+
+def _scores(batch: int, heads: int, queries: int, keys: int, width: int, value_width: int, masked: bool = False) -> int:
+    rows = batch * heads * queries
+    cells = rows * keys
+    return 2 * cells * (width + value_width) + cells * (1 + masked) + softmax_flops(cells, rows)
+
+
+def softmax_flops(elements: int, rows: int) -> int:
+    """Return FLOPs of a stable softmax: maximum, difference, exponential, sum, quotient."""
+    return 5 * elements - 2 * rows

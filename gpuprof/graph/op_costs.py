@@ -1,0 +1,356 @@
+"""What an op costs: floating-point operations and compulsory memory traffic, by op type.
+
+Convention: an addition, a multiplication, a division, a comparison or selection, and a call of exp, log, sqrt, tanh,
+erf and the like count one each; a multiply-add counts two; integer arithmetic counts as floating-point does, since
+quantised networks live by it. Traffic is compulsory: each input read once, each output written once, views nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+
+from gpuprof.domain.model import Tensor
+from gpuprof.graph import matrix_costs as matrix
+from gpuprof.graph.op_call import OpCall, rows
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """What one op costs at its shapes.
+
+    Attributes
+    ----------
+    flops : int or None
+        None where no formula is known.
+    bytes_read, bytes_written : int
+    """
+
+    flops: int | None
+    bytes_read: int
+    bytes_written: int
+
+
+def cost_of(
+    op_type: str,
+    domain: str,
+    inputs: Sequence[Tensor | None],
+    outputs: Sequence[Tensor | None],
+    attributes: Mapping[str, object],
+) -> OpCost:
+    """Return FLOPs and bytes of a node; None FLOPs for an op type that has no formula here.
+
+    Parameters
+    ----------
+    op_type, domain : str
+    inputs, outputs : sequence of Tensor or None
+        By position, None where an optional one is absent.
+    attributes : mapping of str to object
+    """
+    call = OpCall(op_type, domain, inputs, outputs, attributes)
+    read, written = _traffic(call)
+    return OpCost(_flops(call), read, written)
+
+
+def known_op_types() -> frozenset[str]:
+    """Return the op types of ONNX's own domain that have a FLOP formula."""
+    return frozenset(_FORMULAS)
+
+
+def _flops(call: OpCall) -> int | None:
+    formula = _TABLES.get(call.domain, {}).get(call.op_type)
+    if formula is None:
+        return None
+    try:
+        return formula(call)
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None  # operands that the formula does not foresee: better unknown than wrong
+
+
+_VIEWS = {"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape", "Size", "Dropout"}
+#: Ops that read of their first input only as much as they give.
+_TAKING = {"Gather", "GatherElements", "GatherND", "Slice", "Compress"}
+
+
+def _traffic(call: OpCall) -> tuple[int, int]:
+    if call.op_type in _VIEWS and call.domain == "":
+        return 0, 0
+    inputs = {tensor.name: tensor.bytes for tensor in call.inputs if tensor is not None}
+    written = sum(tensor.bytes for tensor in call.outputs if tensor is not None)
+    if call.op_type in _TAKING and call.inputs and call.inputs[0] is not None:
+        source = call.inputs[0].name
+        inputs[source] = min(inputs[source], written)
+    return sum(inputs.values()), written
+
+
+_Formula = Callable[[OpCall], int]
+
+
+def _each(count: int) -> _Formula:
+    """Return a formula of ``count`` FLOPs for each output element."""
+    return lambda call: count * call.y.elements
+
+
+def _nothing(call: OpCall) -> int:
+    return 0
+
+
+def _variadic(extra: int) -> _Formula:
+    return lambda call: (sum(tensor is not None for tensor in call.inputs) - 1 + extra) * call.y.elements
+
+
+def _reduction(before: int, after: int) -> _Formula:
+    """Return a formula for a reduction with ``before`` FLOPs an input element and ``after`` an output element."""
+    return lambda call: (before + 1) * call.x.elements - call.y.elements + after * call.y.elements
+
+
+def _clip(call: OpCall) -> int:
+    bounds = sum(call.has(i) or name in call.attributes for i, name in ((1, "min"), (2, "max")))
+    return bounds * call.y.elements
+
+
+def _gelu(call: OpCall) -> int:
+    return (9 if call.text("approximate", "none") == "tanh" else 5) * call.y.elements
+
+
+def _softmax(call: OpCall) -> int:
+    axis = call.whole("axis", -1)
+    shape = call.x.shape
+    # Before opset 13 everything from the axis on is one row; the count differs by the rows only.
+    groups = call.x.elements // shape[axis] if shape and shape[axis] else 0
+    return matrix.softmax_flops(call.x.elements, groups)
+
+
+def _pool(each_tap: int, after: int) -> _Formula:
+    """Return a formula for windows of which only what lies on the data counts."""
+
+    def count(call: OpCall) -> int:
+        outside = prod(call.y.shape[:2])
+        taps = outside * prod(_taps(call, axis) for axis in range(len(call.y.shape) - 2))
+        return each_tap * taps + (after - 1) * call.y.elements
+
+    return count
+
+
+def _taps(call: OpCall, axis: int) -> int:
+    """Return how many elements all windows along one spatial axis touch."""
+    size, outputs = call.x.shape[axis + 2], call.y.shape[axis + 2]
+    kernel = call.wholes("kernel_shape")[axis]
+    stride = (call.wholes("strides") or (1,) * (axis + 1))[axis]
+    dilation = (call.wholes("dilations") or (1,) * (axis + 1))[axis]
+    before = (call.wholes("pads") or (0,) * (axis + 1))[axis]
+    if call.text("auto_pad", "NOTSET").startswith("SAME"):
+        missing = max(0, (outputs - 1) * stride + (kernel - 1) * dilation + 1 - size)
+        before = (missing + call.text("auto_pad", "").endswith("LOWER")) // 2
+    total = 0
+    for i in range(outputs):
+        start = i * stride - before
+        first = max(0, -(start // dilation)) if start < 0 else 0
+        last = min(kernel - 1, (size - 1 - start) // dilation)
+        total += max(0, last - first + 1)
+    return total
+
+
+def _batch_norm(call: OpCall) -> int:
+    return 2 * call.y.elements  # scale and shift: the rest hangs on weights alone
+
+
+def _layer_norm(call: OpCall) -> int:
+    """Mean, difference, variance (square, mean), scaling by its root, weight; bias; ε, root, reciprocal a row."""
+    return (6 + call.has(2)) * call.x.elements + 3 * rows(call.x, call.whole("axis", -1))
+
+
+def _rms_norm(call: OpCall) -> int:
+    return 4 * call.x.elements + 3 * rows(call.x, call.whole("axis", -1))
+
+
+def _channel_norm(call: OpCall) -> int:
+    groups = call.whole("num_groups", call.x.shape[1])
+    return 7 * call.x.elements + 3 * call.x.shape[0] * groups
+
+
+def _lrn(call: OpCall) -> int:
+    """Squares, their sum over the window, its scaling, bias and power, and the division."""
+    return call.x.elements * (call.whole("size", 1) + 4)
+
+
+def _resize(call: OpCall) -> int:
+    """An interpolation multiplies and adds 2 (linear) or 4 (cubic) taps for each axis that is resized."""
+    taps = {"linear": 2, "bilinear": 2, "cubic": 4}.get(call.text("mode", "nearest"), 0)
+    axes = sum(a != b for a, b in zip(call.x.shape, call.y.shape, strict=True))
+    return call.y.elements * (2 * taps**axes - 1) if taps and axes else 0
+
+
+def _grid_sample(call: OpCall) -> int:
+    mode = call.text("mode", "linear")
+    taps = {"bilinear": 2, "linear": 2, "bicubic": 4, "cubic": 4}.get(mode, 0)
+    return call.y.elements * 2 * taps ** (len(call.x.shape) - 2) if taps else 0
+
+
+def _scatter(call: OpCall) -> int:
+    return call.input(2).elements if call.text("reduction", "none") != "none" else 0
+
+
+def _dft(call: OpCall) -> int:
+    """The customary 5·n·log2(n) of a fast Fourier transform of n complex numbers."""
+    points = call.y.elements // 2
+    length = call.x.shape[call.whole("axis", -2)]
+    return round(5 * points * log2(length)) if length > 1 else 0
+
+
+_ONE = (
+    "Add Sub Mul Div Neg Abs Sqrt Reciprocal Exp Log Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh Acosh Atanh Erf "
+    "Floor Ceil Round Sign Relu Mod Pow Equal Less LessOrEqual Greater GreaterOrEqual And Or Not Xor Where BitShift "
+    "BitwiseAnd BitwiseOr BitwiseNot BitwiseXor IsNaN IsInf ThresholdedRelu CumSum CumProd Shrink"
+)
+_MOVES = (
+    "Reshape Squeeze Unsqueeze Identity Flatten Shape Size Dropout Transpose Concat Split Slice Gather GatherElements "
+    "GatherND Pad Tile Expand DepthToSpace SpaceToDepth Cast CastLike OneHot ConstantOfShape EyeLike Trilu Compress "
+    "NonZero ReverseSequence Range CenterCropPad MaxUnpool Col2Im BitCast TensorScatter"
+)
+_FORMULAS: dict[str, _Formula] = {
+    **dict.fromkeys(_ONE.split(), _each(1)),
+    **dict.fromkeys(_MOVES.split(), _nothing),
+    "Sum": _variadic(0),
+    "Max": _variadic(0),
+    "Min": _variadic(0),
+    "Mean": _variadic(1),
+    "Clip": _clip,
+    "LeakyRelu": _each(2),
+    "PRelu": _each(2),
+    "Elu": _each(4),
+    "Selu": _each(5),
+    "Celu": _each(5),
+    "Sigmoid": _each(4),
+    "HardSigmoid": _each(4),
+    "HardSwish": _each(5),
+    "Swish": _each(5),
+    "Mish": _each(5),
+    "Softplus": _each(3),
+    "Softsign": _each(3),
+    "Gelu": _gelu,
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "Hardmax": _reduction(0, 1),
+    "ArgMax": _reduction(0, 0),
+    "ArgMin": _reduction(0, 0),
+    "TopK": lambda call: call.x.elements,
+    "ReduceSum": _reduction(0, 0),
+    "ReduceMax": _reduction(0, 0),
+    "ReduceMin": _reduction(0, 0),
+    "ReduceProd": _reduction(0, 0),
+    "ReduceMean": _reduction(0, 1),
+    "ReduceL1": _reduction(1, 0),
+    "ReduceL2": _reduction(1, 1),
+    "ReduceSumSquare": _reduction(1, 0),
+    "ReduceLogSum": _reduction(0, 1),
+    "ReduceLogSumExp": _reduction(1, 1),
+    "MaxPool": _pool(1, 0),
+    "AveragePool": _pool(1, 1),
+    "LpPool": _pool(2, 1),
+    "GlobalAveragePool": _reduction(0, 1),
+    "GlobalMaxPool": _reduction(0, 0),
+    "GlobalLpPool": _reduction(1, 1),
+    "BatchNormalization": _batch_norm,
+    "LayerNormalization": _layer_norm,
+    "RMSNormalization": _rms_norm,
+    "InstanceNormalization": _channel_norm,
+    "GroupNormalization": _channel_norm,
+    "MeanVarianceNormalization": lambda call: 5 * call.x.elements,
+    "LpNormalization": lambda call: 3 * call.x.elements,
+    "LRN": _lrn,
+    "Conv": matrix.convolution,
+    "ConvInteger": lambda call: matrix.convolution(call, bias=99),
+    "QLinearConv": lambda call: matrix.convolution(call, weight=3, bias=8) + 5 * call.y.elements,
+    "ConvTranspose": matrix.transposed_convolution,
+    "DeformConv": matrix.deformable_convolution,
+    "Gemm": matrix.gemm,
+    "MatMul": matrix.matmul,
+    "MatMulInteger": matrix.matmul,
+    "QLinearMatMul": lambda call: matrix.matmul(call) + 5 * call.y.elements,
+    "Einsum": matrix.einsum,
+    "LSTM": matrix.lstm,
+    "GRU": matrix.gru,
+    "RNN": matrix.rnn,
+    "Attention": matrix.attention,
+    "RotaryEmbedding": _each(3),
+    "QuantizeLinear": _each(5),
+    "DequantizeLinear": _each(2),
+    "DynamicQuantizeLinear": _each(7),
+    "Resize": _resize,
+    "Upsample": _resize,
+    "GridSample": _grid_sample,
+    "Scatter": _scatter,
+    "ScatterElements": _scatter,
+    "ScatterND": _scatter,
+    "DFT": _dft,
+    "SimplifiedLayerNormalization": _rms_norm,  # the runtime's own, which it keeps in ONNX's domain
+}
+
+
+def _skip_norm(call: OpCall) -> int:
+    """Return the sum of two inputs (and a bias), then the normalisation of the last axis."""
+    simplified = "Simplified" in call.op_type
+    sums = 1 + call.has(3 if simplified else 4)
+    each = 4 if simplified else 6 + call.has(3)
+    return (sums + each) * call.x.elements + 3 * rows(call.x, -1)
+
+
+def _quantised(formula: _Formula) -> _Formula:
+    """Return a formula of an op between 8-bit tensors: two to read each element, five to write one."""
+    return lambda call: formula(call) + 2 * call.x.elements + 5 * call.y.elements
+
+
+def _quantised_gemm(call: OpCall) -> int:
+    depth = call.x.shape[0 if call.whole("transA", 0) else 1]
+    return call.y.elements * (2 * depth + call.has(6) + 5)
+
+
+#: ONNX Runtime's own ops, which its optimised and quantised models hold.
+_RUNTIME_FORMULAS: dict[str, _Formula] = {
+    "Gelu": _each(5),
+    "QuickGelu": _each(6),
+    "BiasGelu": _each(6),
+    "FastGelu": lambda call: (9 + call.has(1)) * call.y.elements,
+    "BiasAdd": _each(2),
+    "FusedConv": matrix.convolution,
+    "FusedGemm": matrix.gemm,
+    "FusedMatMul": matrix.matmul,
+    "GemmFastGelu": lambda call: matrix.matmul(call) + (9 + call.has(2)) * call.y.elements,
+    "MatMulNBits": matrix.matmul_nbits,
+    "MatMulIntegerToFloat": lambda call: matrix.matmul(call) + 2 * call.y.elements,
+    "DynamicQuantizeMatMul": lambda call: matrix.matmul(call) + 7 * call.x.elements + 2 * call.y.elements,
+    "QLinearAdd": _each(10),
+    "QLinearMul": _each(10),
+    "QLinearConcat": _each(7),
+    "QLinearSigmoid": _quantised(_each(4)),
+    "QLinearLeakyRelu": _quantised(_each(2)),
+    "QLinearSoftmax": _quantised(_softmax),
+    "QLinearGlobalAveragePool": _quantised(_reduction(0, 1)),
+    "QLinearReduceMean": _quantised(_reduction(0, 1)),
+    "QLinearAveragePool": _quantised(_pool(1, 1)),
+    "QGemm": _quantised_gemm,
+    "DynamicQuantizeLSTM": _quantised(matrix.dynamic_lstm),
+    "RotaryEmbedding": _each(3),
+    "Attention": matrix.projected_attention,
+    "MultiHeadAttention": matrix.multi_head_attention,
+    "GroupQueryAttention": matrix.multi_head_attention,
+    "SkipLayerNormalization": _skip_norm,
+    "SkipSimplifiedLayerNormalization": _skip_norm,
+    "GroupNorm": _channel_norm,
+    "SimplifiedLayerNormalization": _rms_norm,
+}
+
+#: What it makes of convolutional networks: channels in blocks.
+_BLOCKED_FORMULAS: dict[str, _Formula] = {
+    **{name: _FORMULAS[name] for name in ("Conv", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")},
+    "ReorderInput": _nothing,
+    "ReorderOutput": _nothing,
+}
+_TABLES = {
+    "": _FORMULAS,
+    "ai.onnx": _FORMULAS,
+    "com.microsoft": _RUNTIME_FORMULAS,
+    "com.microsoft.nchwc": _BLOCKED_FORMULAS,
+}

@@ -1,0 +1,87 @@
+"""Asks ONNX Runtime what types an op of its own gives: quantised models and those that it optimised hold many.
+
+ONNX has no rule for such ops. The runtime has one, and applies it when it loads a model: here, of the node alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from onnx import NodeProto, OperatorSetIdProto, TensorProto, TypeProto, ValueInfoProto, helper
+
+from gpuprof.errors import runtime_errors
+
+_ELEMENTS = {
+    "float": TensorProto.FLOAT,
+    "double": TensorProto.DOUBLE,
+    **{
+        name.lower(): number
+        for name, number in TensorProto.DataType.items()
+        if name not in ("UNDEFINED", "FLOAT", "DOUBLE")
+    },
+}
+_FATAL_ONLY = 4
+_MOST_NODES = 4096
+
+
+def runtime_types(
+    node: NodeProto,
+    types: Mapping[str, TypeProto],
+    known: Mapping[str, TensorProto],
+    opsets: Iterable[OperatorSetIdProto],
+) -> dict[str, TypeProto]:
+    """Return the types of a node's outputs as ONNX Runtime finds them; none where it is missing or lacks the op.
+
+    Parameters
+    ----------
+    node : NodeProto
+    types : mapping of str to TypeProto
+        Of its inputs.
+    known : mapping of str to TensorProto
+        Values of inputs that are known.
+    opsets : iterable of OperatorSetIdProto
+    """
+    alone = NodeProto.FromString(node.SerializeToString())
+    alone.name = ""
+    inputs = {name: f"i{i}" for i, name in enumerate(dict.fromkeys(name for name in node.input if name))}
+    outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
+    alone.input[:] = [inputs.get(name, "") for name in node.input]
+    alone.output[:] = [outputs.get(name, "") for name in node.output]
+    weights = [_named(value, inputs[name]) for name, value in known.items()]
+    given = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in known]
+    graph = helper.make_graph([alone], "op", given, [ValueInfoProto(name=name) for name in outputs.values()], weights)
+    model = helper.make_model(graph, opset_imports=list(opsets), ir_version=8)
+    found = _ask(model.SerializeToString(deterministic=True))
+    return {name: found[alias] for name, alias in outputs.items() if alias in found}
+
+
+def _named(value: TensorProto, name: str) -> TensorProto:
+    copy: TensorProto = TensorProto.FromString(value.SerializeToString())
+    copy.name = name
+    return copy
+
+
+@lru_cache(maxsize=_MOST_NODES)
+def _ask(model: bytes) -> dict[str, TypeProto]:
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return {}
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = _FATAL_ONLY
+    options.intra_op_num_threads = 1
+    try:
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except runtime_errors():
+        return {}
+    types = ((value.name, _type(value.type, value.shape)) for value in session.get_outputs())
+    return {name: kind for name, kind in types if kind is not None}
+
+
+def _type(kind: str, shape: Iterable[int | str | None] | None) -> TypeProto | None:
+    elements = _ELEMENTS.get(kind.removeprefix("tensor(").removesuffix(")"))
+    if elements is None or shape is None:
+        return None
+    return helper.make_tensor_type_proto(elements, [dim if isinstance(dim, int) else None for dim in shape])

@@ -1,0 +1,361 @@
+"""Finds type and shape of every value of a graph whose inputs are bound, node by node.
+
+ONNX's own inference is asked for each node, with the values that `gpuprof.graph.values` knows by then; so a shape
+that an exporter computes with a dozen ops becomes a number, and whatever stays unknown is known by the node's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+import onnx
+from onnx import GraphProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx.shape_inference import InferenceError, infer_node_outputs
+
+from gpuprof.domain.model import Tensor
+from gpuprof.errors import InputError
+from gpuprof.graph.file import MOST_ELEMENTS, dtype_name, elem_type
+from gpuprof.graph.nodes import captured, constant_tensor, label, used_names
+from gpuprof.graph.runtime_types import runtime_types
+from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
+from gpuprof.graph.values import Array, known_value
+
+#: Ops whose outputs are as large as the data says: their largest possible size stands for it.
+_AT_MOST = {"NonZero", "Compress", "Unique", "NonMaxSuppression"}
+#: Ops that keep the shape and type of their first input, for which ONNX has no rule.
+_LIKE_FIRST = {
+    "BiasAdd", "BiasDropout", "BiasGelu", "BiasSplitGelu", "BiasSoftmax", "DynamicQuantizeLinear", "FastGelu",
+    "Gelu", "GroupNorm", "GroupNormalization", "Inverse", "LayerNormalization", "QuickGelu", "RotaryEmbedding",
+    "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+}  # fmt: skip
+_SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+_NEVER_FOLDED = {
+    "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+    "Bernoulli", "If", "Loop", "Scan",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What was found inside a node that holds a graph.
+
+    Attributes
+    ----------
+    shapes : Shapes
+    nodes : tuple of NodeProto
+        Its ops.
+    outputs : tuple of Tensor
+    times : int
+        How often it runs.
+    """
+
+    shapes: Shapes
+    nodes: tuple[NodeProto, ...]
+    outputs: tuple[Tensor, ...]
+    times: int
+
+
+class Shapes:
+    """Types, shapes and known values of a graph's tensors, filled by `add`.
+
+    Parameters
+    ----------
+    tensors : mapping of str to Tensor
+        Inputs and weights.
+    constants : iterable of str
+        Which of them are weights.
+    declared : mapping of str to Tensor
+        What the file says of values between ops, for ops that ONNX has no rule for.
+    opsets : mapping of str to int
+        Opset by domain.
+    used : set of str
+        The values that something uses; of others nobody needs to know the shape.
+    model : str
+        What errors call the model.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        constants: Iterable[str],
+        declared: Mapping[str, Tensor],
+        opsets: Mapping[str, int],
+        used: set[str],
+        model: str,
+    ) -> None:
+        self.tensors = dict(tensors)
+        self.constants = set(constants)
+        self.values: dict[str, Array] = {}
+        self._declared = declared
+        self._opsets = dict(opsets)
+        self._imports = [helper.make_opsetid(domain, version) for domain, version in opsets.items()]
+        self._used = used
+        self._model = model
+        self._protos: dict[str, TensorProto] = {}
+        self._types: dict[str, TypeProto] = {}
+        self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
+
+    def add_value(self, tensor: TensorProto) -> None:
+        """Note the value of a small weight."""
+        if prod(tensor.dims) <= MOST_VALUES and tensor.data_type != TensorProto.STRING:
+            self.values[tensor.name] = numpy_helper.to_array(tensor)
+            self._protos[tensor.name] = tensor
+
+    def add(self, node: NodeProto) -> bool:
+        """Find what ``node`` gives; return whether the runtime computes it once, when it loads the model.
+
+        Raises
+        ------
+        InputError
+            Naming the node, if it contradicts its inputs or the shape of an output stays unknown.
+        """
+        if node.op_type == "Constant" and not node.domain:
+            self.add_constant(node)
+            return True
+        for name in (*node.input, *captured(node)):
+            if name and name not in self.tensors:
+                raise InputError(f"{self._model}: node {label(node)} uses {name!r}, which nothing gives")
+        if not self._evaluate(node):
+            for name, tensor in zip(node.output, self._infer(node), strict=False):
+                if name and tensor is not None:
+                    self._keep(node, tensor)
+        folded = self._is_folded(node)
+        if folded:
+            self.constants.update(name for name in node.output if name)
+        return folded
+
+    def _is_folded(self, node: NodeProto) -> bool:
+        inputs = [name for name in node.input if name]
+        return node.op_type not in _NEVER_FOLDED and all(name in self.constants for name in inputs)
+
+    def _keep(self, node: NodeProto, tensor: Tensor) -> None:
+        if tensor.elements > MOST_ELEMENTS:
+            raise InputError(
+                f"{self._model}: node {label(node)} gives {list(tensor.shape)}, more than {MOST_ELEMENTS} elements"
+            )
+        self.tensors[tensor.name] = tensor
+
+    def _evaluate(self, node: NodeProto) -> bool:
+        """Compute the node's value if it is a small one that is already known."""
+        if len(node.output) != 1 or node.domain not in ("", "ai.onnx"):
+            return False
+        value: Array | None
+        if node.op_type == "Shape":
+            attributes = {attribute.name: attribute.i for attribute in node.attribute}
+            shape = self.tensors[node.input[0]].shape
+            value = np.array(shape[attributes.get("start", 0) : attributes.get("end", len(shape))], np.int64)
+        elif node.op_type == "Size":
+            value = np.array(self.tensors[node.input[0]].elements, np.int64)
+        else:
+            inputs = [self.values.get(name) if name else None for name in node.input]
+            if any(value is None for value, name in zip(inputs, node.input, strict=True) if name):
+                return False
+            value = known_value(node.op_type, inputs, _plain(node))
+        if value is None:
+            return False
+        name = node.output[0]
+        self.values[name] = value
+        self.tensors[name] = Tensor(name, dtype_name(helper.np_dtype_to_tensor_dtype(value.dtype)), value.shape)
+        return True
+
+    def _infer(self, node: NodeProto) -> list[Tensor | None]:
+        if node.op_type == "If" and node.domain == "":
+            return self._infer_if(node)
+        if node.op_type == "Loop" and node.domain == "" and (given := self._infer_loop(node)) is not None:
+            return given
+        if node.op_type == "Scan" and node.domain == "":
+            self._enter_scan(node)
+        found = self._ask_onnx(node)
+        result: list[Tensor | None] = []
+        for name in node.output:
+            result.append(self._settle(node, name, found.get(name)) if name else None)
+        if node.op_type in _SAME_ELEMENTS and result[0] is not None:
+            source = self.tensors[node.input[0]]
+            if result[0].elements != source.elements:
+                raise InputError(
+                    f"{self._model}: node {label(node)} cannot turn {list(source.shape)} into {list(result[0].shape)}",
+                    "its target fits another batch: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
+                )
+        return result
+
+    def _ask_onnx(self, node: NodeProto) -> dict[str, TypeProto]:
+        schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
+        if schema is None:
+            return self._ask_runtime(node)
+        names = [name for name in (*node.input, *captured(node)) if name]
+        known = {name: self._proto(name) for name in node.input if name in self.values}
+        try:
+            return infer_node_outputs(
+                schema, node, {name: self._type(name) for name in names}, known, opset_imports=self._imports
+            )
+        except (InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+            said = (
+                str(error).split("): ", 1)[-1].replace("[ShapeInferenceError]", "").replace("[TypeInferenceError]", "")
+            )
+            shapes = ", ".join(str(list(self.tensors[name].shape)) for name in node.input if name)
+            raise InputError(
+                f"{self._model}: node {label(node)} contradicts its inputs {shapes}: {' '.join(said.split())}"
+            ) from error
+
+    def _ask_runtime(self, node: NodeProto) -> dict[str, TypeProto]:
+        """Return what ONNX Runtime says of an op that it has and ONNX has not."""
+        if all(name in self._declared for name in node.output if name in self._used):
+            return {}
+        types = {name: self._type(name) for name in node.input if name}
+        known = {name: self._proto(name) for name in node.input if name in self.values}
+        return runtime_types(node, types, known, self._imports)
+
+    def _infer_if(self, node: NodeProto) -> list[Tensor | None]:
+        """Return the larger outputs of the branches that can be taken."""
+        condition = self.values.get(node.input[0])
+        branches = {attribute.name: attribute.g for attribute in node.attribute}
+        if condition is not None:
+            branches = {
+                k: g for k, g in branches.items() if k == ("then_branch" if condition.item() else "else_branch")
+            }
+        bodies = [self._enter(branch) for branch in branches.values()]
+        self._bodies[_key(node)] = tuple(bodies)
+        results = [body.outputs for body in bodies]
+        largest = max(results, key=lambda tensors: sum(tensor.elements for tensor in tensors), default=())
+        return [Tensor(name, tensor.dtype, tensor.shape) for name, tensor in zip(node.output, largest, strict=False)]
+
+    def _infer_loop(self, node: NodeProto) -> list[Tensor | None] | None:
+        """Return what a Loop gives, its first turn standing for all; None where it does not show that."""
+        trips = self.values.get(node.input[0])
+        states = [self.tensors[name] for name in node.input[2:]]
+        graph = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        first = [np.array(0, np.int64), np.array(True), *(self.values.get(name) for name in node.input[2:])]
+        given = [Tensor("", "int64", ()), Tensor("", "bool", ()), *states]
+        if trips is None or len(graph.input) != len(given):
+            return None
+        try:
+            body = self._enter(graph, list(zip(given, first, strict=True)), int(trips.item()))
+        except InputError:
+            return None
+        results = body.outputs[1:]
+        kept, gathered = results[: len(states)], results[len(states) :]
+        if [tensor.shape for tensor in kept] != [tensor.shape for tensor in states]:
+            return None
+        self._bodies[_key(node)] = (body,)
+        shapes = [tensor.shape for tensor in kept] + [(body.times, *tensor.shape) for tensor in gathered]
+        return [
+            Tensor(name, tensor.dtype, shape) if name else None
+            for name, tensor, shape in zip(node.output, results, shapes, strict=False)
+        ]
+
+    def _enter_scan(self, node: NodeProto) -> None:
+        """Note what a turn of a Scan over the first axes of its inputs does; others remain unknown."""
+        attributes = {attribute.name: attribute for attribute in node.attribute}
+        scanned = attributes["num_scan_inputs"].i
+        given = [self.tensors[name] for name in node.input if name]
+        graph = attributes["body"].g
+        axes = list(attributes["scan_input_axes"].ints) if "scan_input_axes" in attributes else []
+        if any(axes) or len(given) != len(graph.input) or not all(tensor.shape for tensor in given[-scanned:]):
+            return
+        slices = [Tensor(tensor.name, tensor.dtype, tensor.shape[1:]) for tensor in given[-scanned:]]
+        turns = given[-1].shape[0]
+        try:
+            body = self._enter(graph, [(tensor, None) for tensor in (*given[:-scanned], *slices)], turns)
+        except InputError:
+            return
+        self._bodies[_key(node)] = (body,)
+
+    def body_of(self, node: NodeProto) -> tuple[Body, ...]:
+        """Return what was found inside a node: one body, or one for each branch that can be taken."""
+        return self._bodies.get(_key(node), ())
+
+    def _enter(self, graph: GraphProto, given: Sequence[tuple[Tensor, Array | None]] = (), times: int = 1) -> Body:
+        """Walk a nested graph whose inputs are ``given``."""
+        own = {t.name: Tensor(t.name, dtype_name(t.data_type), tuple(t.dims)) for t in graph.initializer}
+        names = [info.name for info in graph.input]
+        own |= {name: Tensor(name, tensor.dtype, tensor.shape) for name, (tensor, _) in zip(names, given, strict=True)}
+        fixed = {tensor.name for tensor in graph.initializer}
+        inner = Shapes(
+            self.tensors | own, self.constants | fixed, self._declared, self._opsets, used_names(graph), self._model
+        )
+        inner.values, inner._protos = dict(self.values), dict(self._protos)
+        for tensor in graph.initializer:
+            inner.add_value(tensor)
+        for name, (_, value) in zip(names, given, strict=True):
+            if value is not None:
+                inner.values[name] = value
+        nodes = tuple(node for node in graph.node if not inner.add(node))
+        return Body(inner, nodes, tuple(inner.tensors[info.name] for info in graph.output), times)
+
+    def add_constant(self, node: NodeProto) -> None:
+        """Note a Constant node, which is a weight."""
+        tensor = constant_tensor(node)
+        self.tensors[tensor.name] = Tensor(tensor.name, dtype_name(tensor.data_type), tuple(tensor.dims))
+        self.constants.add(tensor.name)
+        self.add_value(tensor)
+
+    def _settle(self, node: NodeProto, name: str, found: TypeProto | None) -> Tensor | None:
+        """Return the tensor ``name`` from what ONNX found, what the file declares, or the largest it can be."""
+        source = self.tensors[node.input[0]] if node.input and node.input[0] else None
+        if found is not None and found.WhichOneof("value") not in (None, "tensor_type"):
+            kind = str(found.WhichOneof("value")).removesuffix("_type")
+            raise InputError(f"{self._model}: node {label(node)} gives a {kind}; only tensors can be profiled")
+        if found is not None and found.tensor_type.HasField("shape"):
+            dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
+            if node.op_type in _AT_MOST and None in dims and name not in self._declared:
+                dims = [self._most(node) if dim is None else dim for dim in dims]
+            elif None not in dims:
+                self._types[name] = found
+            if all(dim is not None and dim >= 0 for dim in dims):
+                return Tensor(name, dtype_name(found.tensor_type.elem_type), tuple(dim or 0 for dim in dims))
+        if name in self._declared:
+            return self._declared[name]
+        if node.op_type in _LIKE_FIRST and source is not None and name == node.output[0]:
+            return Tensor(name, source.dtype, source.shape)
+        if name not in self._used:
+            return None
+        domain = f" of domain {node.domain}" if node.domain else ""
+        raise InputError(
+            f"{self._model}: the shape of {name!r}, which node {label(node)}{domain} gives, cannot be inferred",
+            "export the model with the shapes of its intermediate values (value_info)",
+        )
+
+    def _most(self, node: NodeProto) -> int:
+        """Return how many elements an op that selects can select at most."""
+        source = self.tensors[node.input[0]]
+        if node.op_type == "NonMaxSuppression":  # each box of each class and image, or as many as are asked for
+            batch, classes, boxes = self.tensors[node.input[1]].shape
+            asked = self.values.get(node.input[2]) if len(node.input) > 2 else None
+            return batch * classes * (boxes if asked is None else min(boxes, int(asked.ravel()[0])))
+        axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), None)
+        return source.elements if axis is None else source.shape[axis]
+
+    def _proto(self, name: str) -> TensorProto:
+        if name not in self._protos:
+            self._protos[name] = numpy_helper.from_array(self.values[name], name)
+        return self._protos[name]
+
+    def _type(self, name: str) -> TypeProto:
+        if name not in self._types:
+            tensor = self.tensors[name]
+            self._types[name] = helper.make_tensor_type_proto(elem_type(tensor.dtype), tensor.shape)
+        return self._types[name]
+
+
+def _key(node: NodeProto) -> tuple[str, ...]:
+    return tuple(node.output)
+
+
+def _plain(node: NodeProto) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        found[attribute.name] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else value
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _schema(op_type: str, opset: int, domain: str) -> onnx.defs.OpSchema | None:
+    try:
+        return onnx.defs.get_schema(op_type, opset, domain)
+    except (onnx.defs.SchemaError, ValueError):
+        return None

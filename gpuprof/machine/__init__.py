@@ -1,0 +1,1 @@
+"""This machine: its CPU and GPUs, shares of them, MPS, MIG, cgroups, Ray, the doctor."""

@@ -1,0 +1,51 @@
+"""Holds processes to their share of a CPU: whole cores by affinity, fractions of one by a cgroup's quota."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpuprof.errors import UnavailableError
+from gpuprof.machine.cgroup import CpuQuota
+from gpuprof.machine.cgroup_limits import cpu_quota_cores, usable_cores
+from gpuprof.rules.cpu_slices import CpuSlice
+
+
+def own_cores() -> tuple[int, ...]:
+    """Return the cores that this process can keep busy, sorted: of those it may run on, as many as its quota feeds."""
+    allowed = sorted(os.sched_getaffinity(0))
+    return tuple(allowed[: usable_cores(len(allowed), cpu_quota_cores())])
+
+
+@contextmanager
+def confine(part: CpuSlice, name: str) -> Iterator[None]:
+    """Hold this process, and the threads that it starts inside, to ``part``.
+
+    Parameters
+    ----------
+    part : CpuSlice
+    name : str
+        Names the cgroup of a quota: processes that give the same name share the quota.
+
+    Raises
+    ------
+    UnavailableError
+        When a core is not this process's to use, or no cgroup can hold a quota here.
+    """
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, part.cores)
+    except OSError as error:
+        raise UnavailableError(
+            f"cannot run on cores {','.join(map(str, part.cores))}: {error.strerror}",
+            f"this process may use {','.join(map(str, sorted(before)))}",
+        ) from error
+    try:
+        if part.quota_cores is None:
+            yield
+        else:
+            with CpuQuota.enter(name, part.quota_cores):
+                yield
+    finally:
+        os.sched_setaffinity(0, before)

@@ -1,0 +1,177 @@
+"""Describes the GPUs of this machine as devices, from the catalogue and from what NVML reports.
+
+A board that the catalogue knows takes its numbers from there, with memory, power limit and MIG profiles as the
+driver reports them. Another board of a known compute capability is described from NVML, with rates in
+proportion to the catalogue's GPU of that capability that is nearest in size.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from ctypes import byref, c_uint
+from dataclasses import replace
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from gpuprof.domain.catalogue import device_of_driver, devices
+from gpuprof.domain.device import Device, MigProfile
+
+_MIB = 2**20
+_POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
+
+
+def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
+    """Return a device for each NVIDIA GPU of this machine, in the driver's order; empty without a driver.
+
+    Parameters
+    ----------
+    nvml : module, optional
+        In place of ``pynvml``.
+
+    Notes
+    -----
+    A GPU whose compute capability the catalogue has no GPU of is left out: its limits are not known.
+    """
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return ()
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return tuple(found for handle in handles if (found := _device(nvml, handle)) is not None)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _device(nvml: Any, handle: Any) -> Device | None:
+    driver_name = _text(nvml.nvmlDeviceGetName(handle))
+    known = device_of_driver(driver_name)
+    base = known or _scaled(nvml, handle, driver_name)
+    if base is None:
+        return None
+    profiles = _mig_profiles(nvml, handle)
+    power_mw = _ask(nvml, "nvmlDeviceGetPowerManagementLimit", handle)
+    sources = {**base.sources, "memory": f"{base.sources['memory']}; size as NVML reports it"}
+    if power_mw is not None:
+        sources["power"] = "NVML: the limit in force"
+    if profiles:
+        sources["mig"] = "NVML"
+    return replace(
+        base,
+        dram_bytes=int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+        max_power_w=base.max_power_w if power_mw is None else power_mw / 1000.0,
+        mig_profiles=profiles or base.mig_profiles,
+        mig_slices=max((p.start_slots[-1] + p.memory_slices for p in profiles), default=base.mig_slices),
+        sources=MappingProxyType(sources),
+    )
+
+
+def _scaled(nvml: Any, handle: Any, driver_name: str) -> Device | None:
+    """Describe a board that the catalogue does not have, from one of the same compute capability."""
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
+    cores = _ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
+    bus_bits = _ask(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
+    like = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
+    if not like or cores is None or bus_bits is None:
+        return None
+    base = min(like, key=lambda gpu: abs(gpu.compute_units * _cores_per_sm(gpu) - cores))
+    sms = round(cores / _cores_per_sm(base))
+    ratio = sms * clock / (base.compute_units * base.clock_mhz)
+    memory_clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
+    return replace(
+        base,
+        name=_slug(driver_name),
+        compute_units=sms,
+        clock_mhz=clock,
+        flops_per_s=MappingProxyType({dtype: rate * ratio for dtype, rate in base.flops_per_s.items()}),
+        dram_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
+        max_power_w=None,
+        price_per_hour=None,
+        mig_slices=0,
+        mig_profiles=(),
+        sources=MappingProxyType(
+            {
+                "name": driver_name,
+                "compute": f"in proportion to {base.name}, by SMs and clock that NVML reports",
+                "memory": f"bandwidth = bus width x memory clock x 2 as NVML reports them; L2 as of {base.name}",
+                "limits": base.sources["limits"],
+                "power": "unknown",
+                "price": "none: this machine",
+            }
+        ),
+    )
+
+
+def _cores_per_sm(gpu: Device) -> int:
+    """Return the CUDA cores of one SM: half its float32 operations in a cycle."""
+    return round(gpu.flops_per_s["float32"] / (2 * gpu.compute_units * gpu.clock_mhz * 1e6) / 64) * 64
+
+
+def _mig_profiles(nvml: Any, handle: Any) -> tuple[MigProfile, ...]:
+    """Return the plain profiles that the driver lists with where they may start; empty when it will not say."""
+    found = {}
+    for info in _profile_infos(nvml, handle):
+        name = _text(info.name).removeprefix("MIG ").strip()
+        if "+" in name or not re.fullmatch(r"\d+g\.\d+gb", name):
+            continue
+        places = _placements(nvml, handle, info.id)
+        if not places:
+            return ()
+        found[name] = MigProfile(
+            name=name,
+            sms=int(info.multiprocessorCount),
+            memory_bytes=int(info.memorySizeMB) * _MIB,
+            memory_slices=places[0][1],
+            compute_slices=int(info.sliceCount),
+            start_slots=tuple(sorted(start for start, _ in places)),
+            max_count=int(info.instanceCount),
+        )
+    return tuple(sorted(found.values(), key=lambda p: (p.compute_slices, p.memory_slices)))
+
+
+def _profile_infos(nvml: Any, handle: Any) -> Iterator[Any]:
+    for profile in range(getattr(nvml, "NVML_GPU_INSTANCE_PROFILE_COUNT", 0)):
+        info = _ask(nvml, "nvmlDeviceGetGpuInstanceProfileInfo", handle, profile)
+        if info is not None:
+            yield info
+
+
+def _placements(nvml: Any, handle: Any, profile_id: int) -> list[tuple[int, int]]:
+    """Return (start, size) of every place of the profile; empty where the driver will not say (it wants root)."""
+    count = c_uint(0)
+    if _ask(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, None, byref(count)) is None or not count.value:
+        return []
+    places = (nvml.c_nvmlGpuInstancePlacement_t * count.value)()
+    if _ask(nvml, _POSSIBLE_PLACEMENTS, handle, profile_id, places, byref(count)) is None:
+        return []
+    return [(int(place.start), int(place.size)) for place in places[: count.value]]
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """Return NVML's answer, or None where the GPU, the driver or the binding does not have the question."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def device_name(driver_name: str) -> str:
+    """Return the name under which gpuprof knows a board: the catalogue's, else one made of the driver's."""
+    known = device_of_driver(driver_name)
+    return _slug(driver_name) if known is None else known.name
+
+
+def _slug(driver_name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

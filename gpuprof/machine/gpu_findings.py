@@ -1,0 +1,180 @@
+"""Looks at a machine's GPUs, at MPS, and at NVIDIA's profilers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from gpuprof.domain.catalogue import device_of_driver
+from gpuprof.machine.finding import Finding, Machine, Status
+
+_COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_VERSION = re.compile(r"(?:^|version:?\s+)(\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE | re.MULTILINE)
+_NO_GPU_FIX = "nothing to do for work on the CPU; for a GPU install NVIDIA's driver"
+_COUNTERS_FIX = (
+    "on the host: options nvidia NVreg_RestrictProfilingToAdminUsers=0 in /etc/modprobe.d and reboot; "
+    "in a container: start it with --cap-add=SYS_ADMIN; until then only timing is profiled"
+)
+
+
+def gpu_findings(machine: Machine) -> Iterator[Finding]:
+    """Yield a finding for each GPU, or why there is none, and for MPS."""
+    yield from _gpus(machine)
+    yield _mps(machine)
+
+
+def profiler_findings(machine: Machine) -> Iterator[Finding]:
+    """Yield findings for nsys, ncu and the permission to read performance counters."""
+    yield _nsys(machine)
+    yield _ncu(machine)
+    yield _counters(machine)
+
+
+def _gpus(machine: Machine) -> Iterator[Finding]:
+    nvml = machine.load("pynvml")
+    if nvml is None:
+        yield Finding("gpu", "NVML", Status.MISSING, "nvidia-ml-py is not installed", "pip install 'gpuprof[gpu]'")
+        return
+    try:
+        nvml.nvmlInit()
+        count = int(nvml.nvmlDeviceGetCount())
+    except Exception as error:  # NVML's errors, and a driver that does not fit its library
+        yield Finding("gpu", "GPUs", Status.MISSING, f"none: {error}", _NO_GPU_FIX)
+        return
+    driver = _text(_ask(nvml, "nvmlSystemGetDriverVersion"))
+    if count == 0:
+        yield Finding("gpu", "GPUs", Status.MISSING, f"none; driver {driver}", _NO_GPU_FIX)
+    for index in range(count):
+        handle = _ask(nvml, "nvmlDeviceGetHandleByIndex", index)
+        if handle is None:
+            yield Finding("gpu", f"GPU {index}", Status.LIMITED, "the driver does not hand it out", "see nvidia-smi")
+        else:
+            yield _gpu(nvml, handle, index, driver)
+    _ask(nvml, "nvmlShutdown")
+
+
+def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
+    mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
+    persistent = _ask(nvml, "nvmlDeviceGetPersistenceMode", handle)
+    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+    memory = _ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    name = _text(_ask(nvml, "nvmlDeviceGetName", handle))
+    known = device_of_driver(name)
+    detail = ", ".join(
+        (
+            name if known is None else f"{name} ({known.name})",
+            f"driver {driver}",
+            "memory unknown" if memory is None else f"{memory.total / 2**30:.1f} GiB, {memory.free / 2**30:.1f} free",
+            f"compute mode {_COMPUTE_MODES.get(mode, 'unknown')}",
+            f"MIG {'not supported' if mig is None else 'on' if mig[0] else 'off'}",
+            f"persistence {'unknown' if persistent is None else 'on' if persistent else 'off'}",
+        )
+    )
+    if mode == 2:
+        fix = f"nvidia-smi -i {index} -c DEFAULT"
+        return Finding("gpu", f"GPU {index}", Status.LIMITED, detail, fix)
+    if persistent == 0:
+        fix = f"nvidia-smi -i {index} -pm 1, so that the driver stays loaded between runs"
+        return Finding("gpu", f"GPU {index}", Status.OK, detail, fix)
+    return Finding("gpu", f"GPU {index}", Status.OK, detail)
+
+
+def _mps(machine: Machine) -> Finding:
+    binary = machine.which("nvidia-cuda-mps-control")
+    if binary is None:
+        fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
+        return Finding("gpu", "MPS", Status.MISSING, "nvidia-cuda-mps-control is not on the PATH", fix)
+    running = any(name.startswith("nvidia-cuda-mps") for name in _process_names(machine.root))
+    pipe = machine.environment.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    state = f"daemon running, pipe {pipe}" if running else "daemon not running; gpuprof starts its own when needed"
+    return Finding("gpu", "MPS", Status.OK, f"{binary}, {state}")
+
+
+def _process_names(root: Path) -> Iterator[str]:
+    for path in (root / "proc").glob("[0-9]*/comm"):
+        try:
+            yield path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            continue  # it ended meanwhile
+
+
+def _nsys(machine: Machine) -> Finding:
+    binary = machine.which("nsys")
+    if binary is None:
+        fix = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-cli (NVIDIA's repository)"
+        return Finding("profilers", "nsys", Status.MISSING, "not on the PATH", fix)
+    version = _version_of(machine, binary)
+    if version is None:
+        return Finding("profilers", "nsys", Status.LIMITED, f"{binary} does not run", "reinstall Nsight Systems")
+    importer = _importer(machine.root, binary)
+    if importer is None:
+        fix = "install the package with the host part (nsight-systems-host); recorded runs cannot be read without it"
+        return Finding("profilers", "nsys", Status.LIMITED, f"{version}, {binary}, without QdstrmImporter", fix)
+    return Finding("profilers", "nsys", Status.OK, f"{version}, {binary}, importer {importer}")
+
+
+def _importer(root: Path, binary: str) -> Path | None:
+    """Return the program that turns a recording into a report: beside nsys, or where the packages put it."""
+    try:
+        near = Path(binary).resolve().parent.parent
+    except OSError:
+        near = Path(binary).parent.parent
+    places = [near.glob("host-linux-*/QdstrmImporter")]
+    for pattern in ("usr/lib/nsight-systems/host-linux-*", "opt/nvidia/nsight-systems*/*/host-linux-*"):
+        places.append(root.glob(f"{pattern}/QdstrmImporter"))
+    return next((path for found in places for path in sorted(found)), None)
+
+
+def _ncu(machine: Machine) -> Finding:
+    binary = machine.which("ncu") or _first(machine.root, "usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
+    if binary is None:
+        fix = "install Nsight Compute (CUDA toolkit, or nsight-compute of NVIDIA's repository) for counters of kernels"
+        return Finding("profilers", "ncu", Status.MISSING, "not on the PATH", fix)
+    version = _version_of(machine, binary)
+    if version is None:
+        return Finding("profilers", "ncu", Status.LIMITED, f"{binary} does not run", "reinstall Nsight Compute")
+    return Finding("profilers", "ncu", Status.OK, f"{version}, {binary}")
+
+
+def _first(root: Path, *patterns: str) -> str | None:
+    return next((str(path) for pattern in patterns for path in sorted(root.glob(pattern), reverse=True)), None)
+
+
+def _version_of(machine: Machine, binary: str) -> str | None:
+    printed = machine.execute([binary, "--version"])
+    if printed is None:
+        return None
+    match = _VERSION.search(printed)
+    return match[1] if match else "unknown version"
+
+
+def _counters(machine: Machine) -> Finding:
+    parameters = machine.read("proc/driver/nvidia/params")
+    if not parameters:
+        return Finding("profilers", "counters", Status.MISSING, "no NVIDIA driver is loaded", _NO_GPU_FIX)
+    match = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", parameters, re.MULTILINE)
+    if match is None:
+        return Finding("profilers", "counters", Status.OK, "the driver does not restrict them")
+    if match[1] == "0":
+        return Finding("profilers", "counters", Status.OK, "open to all users")
+    if machine.is_root and _has_sys_admin(machine):
+        return Finding("profilers", "counters", Status.OK, "for administrators only, which this user is")
+    return Finding("profilers", "counters", Status.LIMITED, "for administrators only", _COUNTERS_FIX)
+
+
+def _has_sys_admin(machine: Machine) -> bool:
+    match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read("proc/self/status"), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> 21 & 1)
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    try:
+        return getattr(nvml, function)(*arguments)
+    except Exception:  # not supported by this GPU, driver or binding
+        return None
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else "unknown" if value is None else str(value)

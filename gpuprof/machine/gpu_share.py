@@ -1,0 +1,131 @@
+"""Binds a process to its share of a GPU: by MPS percentage, by MIG instance, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.machine.mps import mps_daemon
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """A MIG instance that exists.
+
+    Attributes
+    ----------
+    uuid : str
+        ``"MIG-…"``, by which a process is bound to it.
+    profile : str
+        ``"3g.40gb"``.
+    """
+
+    uuid: str
+    profile: str
+
+
+def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstance, ...]:
+    """Return the MIG instances of one GPU; empty where MIG is off or there is no driver. Creates none.
+
+    Parameters
+    ----------
+    nvml : module, optional
+        In place of ``pynvml``.
+    """
+    if nvml is None:
+        try:
+            nvml = import_module("pynvml")
+        except ImportError:
+            return ()
+    try:
+        nvml.nvmlInit()
+        handle = nvml.nvmlDeviceGetHandleByIndex(gpu)
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except nvml.NVMLError:
+        return ()
+    found = []
+    for index in range(count):
+        try:
+            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            uuid, name = nvml.nvmlDeviceGetUUID(instance), nvml.nvmlDeviceGetName(instance)
+        except nvml.NVMLError:  # a slot that holds none
+            continue
+        found.append(MigInstance(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
+    return tuple(found)
+
+
+@contextmanager
+def bound_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
+    """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
+
+    Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their
+    own when they are whole. MPS runs where anything is a part or several share the whole GPU.
+
+    Raises
+    ------
+    InputError
+        When the shares are more than the GPU, or the device has no such profile.
+    UnavailableError
+        When MPS is missing, or no such instance exists: none is made here.
+    """
+    plain = [share for share in shares if share.mig is None]
+    total = sum(share.sm_pct for share in plain)
+    if total > 100.0 + 1e-6 and len(plain) > 1:
+        raise InputError(f"shares of {total:g}% together do not fit a GPU", "give smaller shares")
+    for share in shares:
+        if share.mig is not None:
+            device.mig_profile(share.mig)
+    if any(share.mig for share in shares):
+        if plain:
+            raise InputError("a GPU is either cut into MIG instances or shared whole, not both")
+        with _in_instances(shares, mig_instances(nvml=nvml)) as environments:
+            yield environments
+    elif len(shares) == 1 and shares[0].is_whole:
+        yield ({},)
+    else:
+        with mps_daemon() as daemon:
+            yield tuple(daemon.environment(share.sm_pct) for share in shares)
+
+
+@contextmanager
+def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstance]) -> Iterator[tuple[dict[str, str], ...]]:
+    free = list(instances)
+    uuids: list[str] = []
+    open_parts: dict[str, tuple[str, float]] = {}  # profile → instance that is shared, and what is left of it
+    for share in shares:
+        assert share.mig is not None
+        uuid, left = open_parts.get(share.mig, ("", 0.0))
+        if left < share.sm_pct - 1e-6:
+            uuid, left = _taken(free, share.mig), 100.0
+        open_parts[share.mig] = (uuid, left - share.sm_pct)
+        uuids.append(uuid)
+    if all(share.sm_pct == 100.0 for share in shares):
+        yield tuple({VISIBLE: uuid} for uuid in uuids)
+        return
+    if len(set(uuids)) > 1:
+        raise UnavailableError("parts of several MIG instances at once need a daemon each", "measure them one by one")
+    with mps_daemon(uuids[0]) as daemon:
+        yield tuple({VISIBLE: uuids[0], **daemon.environment(share.sm_pct)} for share in shares)
+
+
+def _taken(free: list[MigInstance], profile: str) -> str:
+    for instance in free:
+        if instance.profile == profile:
+            free.remove(instance)
+            return instance.uuid
+    there = ", ".join(instance.profile for instance in free) or "none"
+    raise UnavailableError(
+        f"no free MIG instance {profile}: there are {there}", f"nvidia-smi mig -cgi {profile} -C makes one"
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -1,0 +1,146 @@
+"""Looks at a machine's runtime, cores, control groups, memory and disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from gpuprof.errors import GpuprofError
+from gpuprof.machine.cgroup import CpuQuota
+from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
+from gpuprof.machine.cpu import local_cpu
+from gpuprof.machine.finding import Finding, Machine, Status
+
+_ENOUGH_DISK_BYTES = 2**30
+_EXTRA = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
+_EXTRAS = {
+    "cpu": "profiling and serving on the CPU",
+    "gpu": "profiling and serving on GPUs",
+    "serve": "gpuprof serve",
+    "learn": "learned estimators",
+    "export": "exporting models from PyTorch",
+}
+
+
+def runtime_findings(machine: Machine) -> Iterator[Finding]:
+    """Yield findings for Python, ONNX Runtime, gpuprof's extras and Ray."""
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    yield Finding("runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version('gpuprof') or 'not installed'}")
+    yield _onnxruntime(machine)
+    yield from _extras(machine)
+    ray = machine.version("ray")
+    if ray is None:
+        yield Finding("runtime", "Ray", Status.MISSING, "not installed", "pip install ray, for several machines only")
+    else:
+        yield Finding("runtime", "Ray", Status.OK, ray)
+
+
+def host_findings(machine: Machine) -> Iterator[Finding]:
+    """Yield findings for cores, clock policy, control groups and memory."""
+    cpu = local_cpu(machine.root, machine.affinity())
+    quota = cpu_quota_cores(machine.root)
+    capped = "" if quota is None else f", capped at {quota:g} cores' time"
+    yield Finding("cpu", "cores", Status.OK, f"{cpu.compute_units} of {cpu.sources['name']}{capped}")
+    yield _clock_policy(machine)
+    yield _quotas(machine)
+    yield _memory(machine, cpu.dram_bytes)
+
+
+def storage_findings(database: Path) -> Iterator[Finding]:
+    """Yield a finding for the place of the kernel database."""
+    place = database.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        yield Finding(
+            "storage", "database", Status.MISSING, f"{database}: {error.strerror}", "choose another with --db"
+        )
+        return
+    detail = f"{database}{'' if database.exists() else ' (not there yet)'}, {free / 2**30:.1f} GiB free"
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        yield Finding("storage", "database", Status.LIMITED, f"{detail}, not writable", "choose another with --db")
+    elif free < _ENOUGH_DISK_BYTES:
+        yield Finding("storage", "database", Status.LIMITED, detail, "free some space or choose another with --db")
+    else:
+        yield Finding("storage", "database", Status.OK, detail)
+
+
+def _onnxruntime(machine: Machine) -> Finding:
+    installed = [name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)]
+    if not installed:
+        fix = "pip install 'gpuprof[cpu]', on a machine with GPUs 'gpuprof[gpu]'"
+        return Finding("runtime", "ONNX Runtime", Status.MISSING, "not installed", fix)
+    if len(installed) > 1:
+        fix = f"pip uninstall {' '.join(installed)}, then install one of them"
+        detail = f"{' and '.join(installed)} are both installed and overwrite each other"
+        return Finding("runtime", "ONNX Runtime", Status.LIMITED, detail, fix)
+    distribution = installed[0]
+    runtime = machine.load("onnxruntime")
+    if runtime is None:
+        fix = f"pip install --force-reinstall {distribution}"
+        return Finding("runtime", "ONNX Runtime", Status.LIMITED, f"{distribution} cannot be imported", fix)
+    providers = [name.removesuffix("ExecutionProvider") for name in runtime.get_available_providers()]
+    detail = f"{machine.version(distribution)}, providers {', '.join(providers)}"
+    return Finding("runtime", "ONNX Runtime", Status.OK, detail)
+
+
+def _extras(machine: Machine) -> Iterator[Finding]:
+    requirements = machine.requirements("gpuprof")
+    if not requirements:
+        fix = "pip install -e '.[cpu,serve]' in the checkout"
+        yield Finding("runtime", "extras", Status.LIMITED, "cannot be told: gpuprof is not installed", fix)
+    wanted: dict[str, list[str]] = {extra: [] for extra in _EXTRAS}
+    for requirement in requirements:
+        if (match := _EXTRA.match(requirement)) and match["extra"] in wanted:
+            wanted[match["extra"]].append(match["name"])
+    for extra, packages in wanted.items():
+        missing = [name for name in packages if machine.version(name) is None]
+        purpose = _EXTRAS[extra]
+        if missing:
+            # The two builds of ONNX Runtime share their files, so that one has to go before the other comes.
+            swap = "onnxruntime-gpu" in missing and machine.version("onnxruntime") is not None
+            first = "pip uninstall onnxruntime, then " if swap else ""
+            detail = f"{purpose}: without {', '.join(missing)}"
+            yield Finding("runtime", f"extra {extra}", Status.MISSING, detail, f"{first}pip install 'gpuprof[{extra}]'")
+        elif packages:
+            yield Finding("runtime", f"extra {extra}", Status.OK, f"{purpose}: complete")
+
+
+def _clock_policy(machine: Machine) -> Finding:
+    governor = machine.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+    if governor in {"powersave", "ondemand", "conservative", "schedutil"}:
+        fix = "cpupower frequency-set -g performance, for steadier measurements"
+        return Finding("cpu", "clock policy", Status.LIMITED, governor, fix)
+    return Finding("cpu", "clock policy", Status.OK, governor or "not in this system's hands")
+
+
+def _quotas(machine: Machine) -> Finding:
+    version = cgroup_version(machine.root)
+    fix = "shares that are whole cores still work; for fractions run as root, or in a container with writable cgroups"
+    if version is None:
+        return Finding("cpu", "CPU quotas", Status.MISSING, "no control groups for CPU time are mounted", fix)
+    try:
+        with CpuQuota.enter(f"doctor-{os.getpid()}", float(len(machine.affinity()))):
+            pass
+    except (GpuprofError, OSError) as error:
+        reason = error.message if isinstance(error, GpuprofError) else error.strerror
+        return Finding("cpu", "CPU quotas", Status.LIMITED, f"cgroup v{version}, {reason}", fix)
+    return Finding("cpu", "CPU quotas", Status.OK, f"cgroup v{version}, a quota could be set and was removed again")
+
+
+def _memory(machine: Machine, usable_bytes: int) -> Finding:
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read("proc/meminfo"), re.MULTILINE)
+    available = f", {int(match[1]) / 2**20:.1f} GiB available" if match else ""
+    limited = memory_limit_bytes(machine.root) == usable_bytes
+    detail = f"{usable_bytes / 2**30:.1f} GiB{available}{', the limit of a control group' if limited else ''}"
+    with suppress(ValueError):
+        if match and int(match[1]) < 2**20:
+            return Finding("cpu", "memory", Status.LIMITED, detail, "end other programs: under 1 GiB is available")
+    return Finding("cpu", "memory", Status.OK, detail)

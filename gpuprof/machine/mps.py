@@ -1,0 +1,194 @@
+"""Shares of a GPU by NVIDIA's Multi-Process Service: its daemon, and what a client's environment must say.
+
+A client reads its share when it makes its CUDA context, so that it stands in the environment before the process
+starts. A percentage is a cap and no reservation. Source: NVIDIA, Multi-Process Service (manual).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.runtime.providers import MPS_PIPE
+
+CONTROL = "nvidia-cuda-mps-control"
+LOG = "CUDA_MPS_LOG_DIRECTORY"
+PERCENTAGE, MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_DEFAULT_PIPE = "/tmp/nvidia-mps"
+_ANSWER_S = 30.0
+_START_S, _PAUSE_S = 5.0, 0.1
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class MpsDaemon:
+    """A control daemon that clients can be sent to.
+
+    Attributes
+    ----------
+    pipe_directory : str
+        How clients find it.
+    log_directory : str or None
+    ours : bool
+        Whether it was started here, and will be stopped here.
+    """
+
+    pipe_directory: str
+    log_directory: str | None = None
+    ours: bool = False
+
+    def environment(self, percentage: float, memory_limit_bytes: int | None = None) -> dict[str, str]:
+        """Return what a client's environment must have, before it makes its CUDA context.
+
+        Parameters
+        ----------
+        percentage : float
+            Of the GPU's (or its MIG instance's) SMs, above 0 to 100.
+        memory_limit_bytes : int, optional
+            Device memory that it may allocate, of the one GPU that it sees.
+
+        Raises
+        ------
+        InputError
+            When the percentage or the limit cannot be given.
+        """
+        if not 0.0 < percentage <= 100.0:
+            raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")
+        found = {MPS_PIPE: self.pipe_directory, PERCENTAGE: f"{percentage:g}"}
+        if self.log_directory is not None:
+            found[LOG] = self.log_directory
+        if memory_limit_bytes is not None:
+            if memory_limit_bytes < _MIB:
+                raise InputError(f"an MPS memory limit must be at least 1 MiB but got {memory_limit_bytes} bytes")
+            found[MEMORY] = f"0={memory_limit_bytes // _MIB}M"
+        return found
+
+
+@contextmanager
+def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[MpsDaemon]:
+    """Give a daemon: the user's, where one answers, else one of our own, which is stopped in the end.
+
+    Parameters
+    ----------
+    visible : str, optional
+        UUID of the GPU or MIG instance that a daemon of our own serves: each needs one of its own.
+    control : str
+        The control program.
+
+    Raises
+    ------
+    UnavailableError
+        When there is no such program, or the daemon does not start, with its last words.
+    """
+    if shutil.which(control) is None:
+        raise UnavailableError(
+            f"{control} is not installed, so that shares of a GPU cannot be enforced",
+            "it comes with NVIDIA's driver; MIG instances need none",
+        )
+    users = os.environ.get(MPS_PIPE, _DEFAULT_PIPE)
+    if visible is None and _answers(control, {MPS_PIPE: users}):
+        yield MpsDaemon(users, os.environ.get(LOG))
+        return
+    directory = Path(tempfile.mkdtemp(prefix="gpuprof-mps-"))  # short: a socket's path has 107 characters at most
+    try:
+        yield from _own(control, directory, visible)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def adopted_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
+    """Give the daemon that a process which has gone started for ``visible``, and stop it in the end; None: it is gone.
+
+    Parameters
+    ----------
+    visible : str
+        UUID of the GPU or MIG instance.
+    pipe, log : str
+        Its directories, as `MpsDaemon` has them.
+    """
+    environment = {MPS_PIPE: pipe, "CUDA_VISIBLE_DEVICES": visible} | ({} if log is None else {LOG: log})
+    lives = shutil.which(control) is not None and _answers(control, environment)
+    try:
+        yield MpsDaemon(pipe, log, ours=True) if lives else None
+    finally:
+        if lives:
+            _told(control, environment, "quit")
+        shutil.rmtree(Path(pipe).parent, ignore_errors=True)
+
+
+def _own(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaemon]:
+    pipe, log = directory / "pipe", directory / "log"
+    pipe.mkdir()
+    log.mkdir()
+    environment = {MPS_PIPE: str(pipe), LOG: str(log)}
+    if visible is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    try:
+        _start(control, environment, log)
+        yield MpsDaemon(str(pipe), str(log), ours=True)
+    finally:
+        _told(control, environment, "quit")
+
+
+def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
+    try:
+        # Into a file: a daemon that keeps what it was given to print on would keep a pipe open, and its reader waiting.
+        with (log / "start.log").open("wb") as printed:
+            done = subprocess.run(
+                [control, "-d"],
+                env=_whole(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                timeout=_ANSWER_S,
+                check=False,
+            )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UnavailableError(f"the MPS daemon does not start: {error}") from error
+    if done.returncode or not _answers_soon(control, environment):
+        said = [path.read_text(errors="replace") for path in sorted(log.glob("*.log"))]
+        words = " ".join("".join(said).split())[-300:] or f"exit code {done.returncode}"
+        raise UnavailableError(f"the MPS daemon does not start: {words}", "does nvidia-smi work here?")
+
+
+def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:
+    """Return whether a daemon that was just started answers, or does within some seconds."""
+    end = time.monotonic() + _START_S
+    while not (answers := _answers(control, environment)) and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+    return answers
+
+
+def _answers(control: str, environment: Mapping[str, str]) -> bool:
+    return _told(control, environment, "get_server_list") == 0
+
+
+def _told(control: str, environment: Mapping[str, str], command: str) -> int:
+    """Return the exit code with which the control program took ``command``; that of a daemon that is gone is not 0."""
+    try:
+        return subprocess.run(
+            [control],
+            input=f"{command}\n".encode(),
+            env=_whole(environment),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_ANSWER_S,
+            check=False,
+        ).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return 1
+
+
+def _whole(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return this process's environment with ``environment``; a share of our own must not reach the daemon."""
+    own = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
+    return {**own, **environment}

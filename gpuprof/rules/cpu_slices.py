@@ -1,0 +1,122 @@
+"""Which cores each replica of a CPU gets: whole cores of its own, fractions of one under a quota."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.errors import InputError
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSlice:
+    """Part of a CPU that a group of processes may use.
+
+    Attributes
+    ----------
+    cores : tuple of int
+        Cores on which they may run.
+    quota_cores : float or None
+        CPU seconds a second that they may take together; None: as much as the cores give.
+    """
+
+    cores: tuple[int, ...]
+    quota_cores: float | None = None
+
+    @property
+    def amount_cores(self) -> float:
+        """Cores' worth of time that the slice is."""
+        return float(len(self.cores)) if self.quota_cores is None else self.quota_cores
+
+    @property
+    def threads(self) -> int:
+        """Threads that keep the slice busy: ONNX Runtime's intra-op threads in each of its processes."""
+        return max(1, math.ceil(self.amount_cores - _EPSILON))
+
+
+def plan_slices(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[CpuSlice, ...]:
+    """Cut ``cores`` into a slice for each share: whole cores are nobody else's, fractions get a quota.
+
+    A share of X% of N cores is X·N/100 cores. Its whole part takes cores of its own; fractions are fitted into
+    what is left, largest first, each into the fullest core that still holds it; one that fits nowhere whole is
+    spread over several cores, with its quota.
+
+    Parameters
+    ----------
+    shares_pct : sequence of float
+        Each in (0, 100], adding up to at most 100.
+    cores : sequence of int
+
+    Returns
+    -------
+    tuple of CpuSlice
+        In the order of ``shares_pct``.
+
+    Raises
+    ------
+    InputError
+        When a share is out of range or all together are more than the CPU.
+    """
+    return _cut(shares_pct, cores)[0]
+
+
+def spare_cores(shares_pct: Sequence[float], cores: Sequence[int]) -> dict[int, float]:
+    """Return what `plan_slices` leaves over: core → the part of it, in (0, 1], that no slice has.
+
+    Raises
+    ------
+    InputError
+        As `plan_slices`.
+    """
+    return {core: part for core, part in _cut(shares_pct, cores)[1].items() if part > _EPSILON}
+
+
+def _cut(shares_pct: Sequence[float], cores: Sequence[int]) -> tuple[tuple[CpuSlice, ...], dict[int, float]]:
+    _check(shares_pct)
+    amounts = [pct * len(cores) / 100.0 for pct in shares_pct]
+    whole = [math.floor(amount + _EPSILON) for amount in amounts]
+    free = list(cores)
+    taken: list[list[int]] = []
+    for count in whole:
+        taken.append(free[:count])
+        del free[:count]
+    left = dict.fromkeys(free, 1.0)
+    parts = [max(0.0, amount - count) for amount, count in zip(amounts, whole, strict=True)]
+    for index in sorted(range(len(parts)), key=lambda i: -parts[i]):
+        if parts[index] > _EPSILON:
+            taken[index] += _fit(parts[index], left)
+    slices = tuple(
+        CpuSlice(tuple(sorted(own)), None if part <= _EPSILON else round(amount, 6))
+        for own, part, amount in zip(taken, parts, amounts, strict=True)
+    )
+    return slices, left
+
+
+def _check(shares_pct: Sequence[float]) -> None:
+    for share in shares_pct:
+        if not 0.0 < share <= 100.0 + _EPSILON:
+            raise InputError(f"a share must be above 0 and at most 100 percent but got {share:g}")
+    if sum(shares_pct) > 100.0 + 1e-4:
+        raise InputError(f"shares of one CPU must add up to at most 100 percent but got {sum(shares_pct):g}")
+
+
+def _fit(part: float, left: dict[int, float]) -> list[int]:
+    """Take ``part`` of a core from the fullest core that holds it, or from several; return which."""
+    holding = [core for core, room in left.items() if room >= part - _EPSILON]
+    if holding:
+        core = min(holding, key=lambda c: left[c])
+        left[core] -= part
+        return [core]
+    used = []
+    for core in sorted(left, key=lambda c: -left[c]):
+        if part <= _EPSILON:
+            break
+        if left[core] > _EPSILON:
+            taken = min(part, left[core])
+            left[core] -= taken
+            part -= taken
+            used.append(core)
+    return used

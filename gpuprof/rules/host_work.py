@@ -1,0 +1,252 @@
+"""What serving from a CPU costs the machine beside the batches, and how far that stretches the batches.
+
+Router, machine process and clients compute, too. Where a core is idle they run there and disturb nobody. Where every
+core runs a batch, they mostly go on where they were last, on the core that was idle last, and whatever runs there ends
+so much later: the short batches of a busy model bear it more than the long ones beside them. The simulator plays that
+event by event (`gpuprof.simulator.host`); here stands what it comes to on average, for placing, checking and
+predicting: replica i, running, is disturbed when all other cores run batches too, and as often as its cores, of all,
+are the last that begin to run, or just as any other. Disturbances of ``event_ms`` come at random, so they lengthen a
+time ``S`` to ``S / (1 - x)`` and add a variance of ``x S event_ms`` (a compound Poisson sum), ``x`` being the part of
+its time that a replica loses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
+from gpuprof.errors import InputError
+from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
+
+#: Requests a second at which the cost is measured: hardly any work meets other work, and much of it does.
+CALM_RPS, BUSY_RPS = 60.0, 600.0
+#: A request is worked for twice: as it comes, and as its answer goes.
+EVENTS_PER_REQUEST = 2
+#: How often the host goes on where it was last though every core runs a batch; else it goes to any core. It is nearest
+#: to where perf saw it on two cores under Linux 6.18: of what the host does then, batches of 1 ms bear 83% and 90%
+#: beside those of 33 ms (80% and 50% load; by this 85% and 86%), those of 7 ms beside 47 ms 70% (77%), those of 5 ms
+#: beside 7 ms 65% (57%).
+STAYS = 0.75
+#: Part of a core's time that disturbances are taken to leave at least; beyond it nothing is served in time anyway.
+_LEAST_LEFT = 0.01
+_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostWork:
+    """The cost of serving, measured by ``gpuprof profile``.
+
+    Attributes
+    ----------
+    handover_ms : float
+        For so long each batch keeps its worker beyond the model's own time: taking it in, handing the answer out.
+    host_ms : float
+        CPU time that router, machine process and clients of the same machine take for a request, at few of them.
+    host_cores : int
+        Cores of the machine; 0: the workers' device is not the CPU that those processes run on, or nothing is known.
+    host_ms_busy : float
+        The same at `BUSY_RPS`: less, since whoever is awake already takes what has come meanwhile, too. 0: not known.
+    """
+
+    handover_ms: float = 0.0
+    host_ms: float = 0.0
+    host_cores: int = 0
+    host_ms_busy: float = 0.0
+
+    def __post_init__(self) -> None:
+        times = {"handover": self.handover_ms, "host time": self.host_ms, "busy host time": self.host_ms_busy}
+        for name, value in times.items():
+            if not 0.0 <= value < 1e9:
+                raise InputError(f"{name} must be at least 0 ms but got {value:g}")
+
+    def at(self, rate_rps: float) -> HostWork:
+        """Return the cost where so many requests come a second: between the two measured, a line in the logarithm."""
+        if not 0.0 < self.host_ms_busy < self.host_ms:
+            return replace(self, host_ms_busy=0.0)
+        part = math.log(min(max(rate_rps, CALM_RPS), BUSY_RPS) / CALM_RPS) / math.log(BUSY_RPS / CALM_RPS)
+        return replace(self, host_ms=(1.0 - part) * self.host_ms + part * self.host_ms_busy, host_ms_busy=0.0)
+
+    @property
+    def event_ms(self) -> float:
+        """CPU time at the arrival, and at the answer, of one request."""
+        return self.host_ms / EVENTS_PER_REQUEST
+
+    @property
+    def disturbs(self) -> bool:
+        """Whether batches may be disturbed at all."""
+        return self.host_cores > 0 and self.host_ms > 0.0
+
+
+#: Nothing was measured, or a GPU computes.
+NO_HOST_WORK = HostWork()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A replica at its rate: ``server`` as it is undisturbed, ``share_pct`` of the CPU."""
+
+    server: BatchServer
+    rate_rps: float
+    share_pct: float
+
+
+def recorded_overhead_ms(inputs: Mapping[str, str]) -> float:
+    """Return what a map was planned with for every request outside its replica, in ms.
+
+    Raises
+    ------
+    InputError
+        When what stands there is no number in range.
+    """
+    text = inputs.get("overhead_ms", "0")
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value < 1e9:
+        raise InputError(f"the map's overhead_ms must be a number of milliseconds but is {text!r}")
+    return value
+
+
+def recorded_work(inputs: Mapping[str, str]) -> HostWork:
+    """Return what a map was planned with, from its ``inputs``.
+
+    Raises
+    ------
+    InputError
+        When what stands there is no number in range.
+    """
+    found = {}
+    for name in ("handover_ms", "host_ms", "host_cores", "host_ms_busy"):
+        try:
+            found[name] = float(inputs.get(name, "0"))
+        except ValueError:
+            raise InputError(f"the map's {name} must be a number but is {inputs[name]!r}") from None
+    if not 0.0 <= found["host_cores"] <= 1e6:
+        raise InputError(f"the map's host_cores must be a number of cores but is {inputs['host_cores']!r}")
+    return HostWork(found["handover_ms"], found["host_ms"], int(found["host_cores"]), found["host_ms_busy"])
+
+
+def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
+    """Return the cores of each replica, numbered from 0, as the workers will hold them.
+
+    Raises
+    ------
+    InputError
+        When the shares are more than the machine.
+    """
+    return plan_slices(shares_pct, tuple(range(cores)))
+
+
+def disturbed(work: HostWork, replicas: Sequence[Running], queueing: QueueModel) -> tuple[BatchServer, ...]:
+    """Return the replicas of one machine as they are when requests at these rates are served.
+
+    Parameters
+    ----------
+    work : HostWork
+    replicas : sequence of Running
+        All of the machine's.
+    queueing : QueueModel
+        Tells for which part of the time each is busy.
+
+    Raises
+    ------
+    InputError
+        When the shares are more than the machine.
+    """
+    if not work.disturbs or not replicas:
+        return tuple(one.server for one in replicas)
+    work = work.at(math.fsum(one.rate_rps for one in replicas))
+    slices = cores_of([one.share_pct for one in replicas], work.host_cores)
+    alone = [min(1.0, queueing.sojourn(Arrivals(one.rate_rps), one.server).utilization) for one in replicas]
+    offered = work.host_ms / 1000.0 * math.fsum(one.rate_rps for one in replicas)
+    lost = [0.0] * len(replicas)
+    for _ in range(_ROUNDS):  # what is disturbed is busy for longer, and so are all cores at a time
+        busy = [min(1.0, part / (1.0 - gone)) for part, gone in zip(alone, lost, strict=True)]
+        borne = _borne(replicas, slices, busy, work.host_cores)
+        lost = [
+            _lost(offered * part * _all_others_busy(index, slices, busy, work.host_cores))
+            for index, part in enumerate(borne)
+        ]
+    return tuple(lengthened(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
+
+
+def at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
+    """Return a replica as it is when all other cores always run batches, so that it alone bears the host's work.
+
+    ``rate_rps`` is that of all requests to the machine. No placement of them disturbs the replica more.
+    """
+    if not work.disturbs:
+        return server
+    work = work.at(rate_rps)
+    return lengthened(server, _lost(work.host_ms / 1000.0 * rate_rps), work.event_ms)
+
+
+def lengthened(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
+    """Return a replica that loses a part of its time in pieces of ``event_ms`` on average."""
+    if lost <= 0.0:
+        return server
+    times = tuple(ms / (1.0 - lost) for ms in server.latency_ms)
+    extra = lost * event_ms / times[-1]
+    return replace(
+        server,
+        latency_ms=times,
+        latency_cv=math.sqrt(server.latency_cv**2 + extra),
+        pause_cv=None if server.pause_cv is None else math.sqrt(server.pause_cv**2 + extra),
+    )
+
+
+def _lost(part: float) -> float:
+    return min(part, 1.0 - _LEAST_LEFT)
+
+
+def _borne(replicas: Sequence[Running], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> list[float]:
+    """Return which part of what the host does while every core runs a batch each replica bears."""
+    last = _last_to_begin(replicas, slices, busy, cores)
+    return [STAYS * part + (1.0 - STAYS) * len(own.cores) / cores for part, own in zip(last, slices, strict=True)]
+
+
+def _last_to_begin(
+    replicas: Sequence[Running], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
+) -> list[float]:
+    """Return for each replica how often, of all times at which every core comes to run, its own were the last to begin.
+
+    Cores that run the same replicas begin together. They do so at the rate of their requests while they are idle, and
+    are the last where all others run already: in proportion to ``rate (1 - busy) / busy``, which without requests is
+    one over the time of a batch.
+    """
+    weights = {}
+    for group in {tuple(i for i, own in enumerate(slices) if core in own.cores) for core in range(cores)} - {()}:
+        runs = 1.0 - math.prod(1.0 - busy[i] for i in group)
+        rate_rps = math.fsum(replicas[i].rate_rps for i in group)
+        least_ms = min(replicas[i].server.latency_ms[0] for i in group)
+        weights[group] = (1.0 - runs) * (rate_rps / runs if runs > 0.0 else 1000.0 / least_ms)
+    total = math.fsum(weights.values())
+    if not total:  # none of them ever rests
+        return [1.0 / len(weights)] * len(replicas)
+    return [math.fsum(weight for group, weight in weights.items() if i in group) / total for i in range(len(replicas))]
+
+
+def _all_others_busy(index: int, slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> float:
+    """Return the probability that every core that is not this replica's runs some batch."""
+    mine = set(slices[index].cores)
+    together = 1.0
+    counted: set[int] = set()
+    for core in range(cores):
+        if core in mine or core in counted:
+            continue
+        here = [other for other, part in enumerate(slices) if core in part.cores]
+        counted |= set(_same(here, slices))
+        together *= 1.0 - math.prod(1.0 - busy[other] for other in here)
+    return together
+
+
+def _same(here: Sequence[int], slices: Sequence[CpuSlice]) -> Iterator[int]:
+    """Yield the cores that run just the replicas ``here``: they are busy at the same times."""
+    held = Counter(core for part in slices for core in part.cores)
+    for core in slices[here[0]].cores if here else ():
+        if held[core] == len(here) and all(core in slices[other].cores for other in here):
+            yield core

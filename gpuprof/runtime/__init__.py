@@ -1,0 +1,1 @@
+"""How a model is run: ONNX Runtime, PyTorch, and which inputs may share a batch."""

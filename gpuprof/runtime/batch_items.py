@@ -1,0 +1,174 @@
+"""Whether the items of a batch are computed apart, as whoever puts several requests into one batch relies on.
+
+Shapes do not show it: a softmax over the wrong axis or a normalisation over the batch gives outputs of the right shape,
+in which each request has a part of all others. So a batch of two different items is run, and each of them alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from gpuprof.errors import GpuprofError
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.runtime.providers import ORT_CPU
+
+Array = npt.NDArray[np.generic]
+Arrays = Mapping[str, Array]
+
+#: Difference allowed, relative to an output's largest value: at another batch a runtime takes other kernels, which add
+#: in another order, on GPUs in TF32 to three digits. What mixes items differs by about as much as the values.
+TOLERANCE = {"float16": 5e-2, "bfloat16": 2e-1}
+_TOLERANCE = 1e-2
+#: A model that quantises by the largest value of a batch rounds each item a little by the others.
+_QUANTISED_TOLERANCE = 1e-1
+_QUANTISING = "DynamicQuantize"
+#: Requests in the batch that is tried.
+ITEMS = 2
+#: Inputs of so many seeds must all show it: of indices, one may differ by chance, where two values are nearly equal.
+_SEEDS = (0, 1)
+
+
+def kept_apart(path: Path) -> str | None:
+    """Return what keeps requests out of a common batch; None: nothing does, or nobody can tell.
+
+    That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first
+    dimension is not the batch, so that what belongs to one request alone cannot be told from it.
+
+    Raises
+    ------
+    UnavailableError
+        When ONNX Runtime is not installed.
+    """
+    from gpuprof.graph.dims import declared_dims
+    from gpuprof.graph.file import read_onnx
+
+    file = read_onnx(path)
+    inputs = {info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights}
+    axes = batch_axes(inputs)
+    if not axes:
+        return None
+    outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
+    fixed = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
+    elsewhere = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
+    return elsewhere or mixed_output(path) or next((f"output {name}" for name in fixed), None)
+
+
+def mixed_output(path: Path) -> str | None:
+    """Return the name of an output in which the items of a batch are mixed; None: there is none, or nobody can tell.
+
+    Runs the model on this machine's CPU at batches of one and two. An output that is the same for all inputs mixes
+    nothing; of a model that is random, or runs on no such inputs, nobody can tell.
+
+    Raises
+    ------
+    UnavailableError
+        When ONNX Runtime is not installed.
+    """
+    from gpuprof.errors import runtime_errors
+    from gpuprof.graph.dims import declared_dims
+    from gpuprof.graph.file import read_onnx
+    from gpuprof.graph.inputs import random_inputs
+    from gpuprof.graph.load import load_graph
+    from gpuprof.runtime.session import open_session
+
+    file = read_onnx(path)
+    declared = {
+        info.name: declared_dims(info) or () for info in file.model.graph.input if info.name not in file.weights
+    }
+    axes = batch_axes(declared)
+    if not axes:
+        return None
+    session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Arrays) -> Arrays:
+        return dict(zip(names, session.run(names, dict(inputs)), strict=True))
+
+    refusals: tuple[type[Exception], ...] = (GpuprofError, *runtime_errors())
+    try:
+        graph = load_graph(path, ITEMS)
+        quantised = any(op.op_type.startswith(_QUANTISING) for op in graph.ops)
+        return first_mixed(run, lambda seed: random_inputs(graph, seed), axes, quantised=quantised)
+    except refusals:
+        return None
+
+
+def first_mixed(
+    run: Callable[[Arrays], Arrays],
+    inputs: Callable[[int], Arrays],
+    axes: Mapping[str, int],
+    *,
+    quantised: bool = False,
+) -> str | None:
+    """Return the first output of ``run`` that mixes the two items of a batch, None where none does.
+
+    Parameters
+    ----------
+    run : callable
+        Inputs by name → outputs by name.
+    inputs : callable
+        Seed → inputs of a batch of two.
+    axes : mapping of str to int
+        Which dimension of an input is the batch; others have none.
+    quantised : bool
+        Whether the model quantises by what it is given.
+    """
+    found = None
+    for seed in _SEEDS:
+        whole = inputs(seed)
+        together = run(whole)
+        alone = [run(_item(whole, axes, number)) for number in range(ITEMS)]
+        again = run(_item(whole, axes, 0))
+        names = [name for name in together if _agree(alone[0][name], again[name], quantised)]  # others are random
+        found = next(
+            (name for name in names if _is_mixed(together[name], [one[name] for one in alone], quantised)), None
+        )
+        if found is None:
+            return None
+    return found
+
+
+def _item(whole: Arrays, axes: Mapping[str, int], number: int) -> dict[str, Array]:
+    """Return the inputs of one item alone."""
+    return {name: np.take(value, [number], axis=axes[name]) if name in axes else value for name, value in whole.items()}
+
+
+def _is_mixed(together: Array, alone: list[Array], quantised: bool) -> bool:
+    first, second = (np.asarray(value) for value in alone)
+    together = np.asarray(together)
+    if together.shape == first.shape == second.shape:  # without a batch: a constant, or something of all items
+        return not all(_agree(one, together, quantised) for one in (first, second))
+    axis = _axis(together.shape, first.shape)
+    if axis is None or first.shape != second.shape:
+        return True
+    size = first.shape[axis]
+    return not all(
+        _agree(one, np.take(together, range(number * size, (number + 1) * size), axis=axis), quantised)
+        for number, one in enumerate((first, second))
+    )
+
+
+def _axis(together: tuple[int, ...], alone: tuple[int, ...]) -> int | None:
+    """Return the one dimension that is twice as long for two items; None where the shapes say no such thing."""
+    if len(together) != len(alone):
+        return None
+    longer = [axis for axis, (two, one) in enumerate(zip(together, alone, strict=True)) if two != one]
+    return longer[0] if len(longer) == 1 and together[longer[0]] == ITEMS * alone[longer[0]] else None
+
+
+def _agree(want: Array, got: Array, quantised: bool) -> bool:
+    want, got = np.asarray(want), np.asarray(got)
+    if want.shape != got.shape:
+        return False
+    kind = str(want.dtype)
+    if want.dtype.kind != "f" and kind != "bfloat16":
+        return bool(np.array_equal(want, got))
+    tolerance = max(TOLERANCE.get(kind, _TOLERANCE), _QUANTISED_TOLERANCE if quantised else 0.0)
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
+    return bool(np.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True))

@@ -1,0 +1,80 @@
+"""Remembers of which models the items of a batch are mixed, beside the kernel database: found once, read by all."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from gpuprof.errors import GpuprofError
+
+#: Below the database: a file for each model's content.
+DIRECTORY = ".batched"
+
+
+class BatchVerdicts:
+    """Whether models may be given several requests in one batch, by the hash of their content.
+
+    Parameters
+    ----------
+    database : Path or None
+        The kernel database; None: remembered by this object alone.
+    """
+
+    def __init__(self, database: Path | None) -> None:
+        self._directory = None if database is None else database / DIRECTORY
+        self._known: dict[str, str | None] = {}
+        self._unsaved: set[str] = set()
+
+    def mixed(self, sha256: str | None) -> str | None:
+        """Return what `gpuprof.runtime.batch_items.kept_apart` did; None, too, where it is not known."""
+        return self._known[sha256] if sha256 and self._is_known(sha256) else None
+
+    def judge(self, path: Path, sha256: str) -> str | None:
+        """Return the same, running the model where it is not known; None, too, where it cannot be run here."""
+        from gpuprof.runtime.batch_items import kept_apart
+
+        if not self._is_known(sha256):
+            try:
+                found = kept_apart(path)
+            except GpuprofError:
+                return None
+            self.keep(sha256, found)
+        return self._known[sha256]
+
+    def keep(self, sha256: str, mixed: str | None) -> None:
+        """Remember what was found of a content."""
+        self._known[sha256] = mixed
+        self._unsaved.add(sha256)
+        self.save()
+
+    def save(self) -> None:
+        """Write what is not written yet, once there is a database; where it cannot be written, this object knows."""
+        if self._directory is None or not self._directory.parent.is_dir():
+            return
+        for sha256 in sorted(self._unsaved):
+            with suppress(OSError):
+                self._directory.mkdir(exist_ok=True)
+                handle, name = tempfile.mkstemp(dir=self._directory, prefix=".tmp-")
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump({"mixed": self._known[sha256]}, file)
+                Path(name).replace(self._directory / f"{sha256}.json")
+                self._unsaved.discard(sha256)
+
+    def _is_known(self, sha256: str) -> bool:
+        if sha256 not in self._known and self._directory is not None:
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                found = json.loads((self._directory / f"{sha256}.json").read_text(encoding="utf-8"))["mixed"]
+                self._known[sha256] = None if found is None else str(found)
+        return sha256 in self._known
+
+
+def mixing(model: str, output: str) -> str:
+    """Return in words why requests for a model do not share a batch, as `runtime.batch_items.kept_apart` found."""
+    if output.startswith(("input ", "output ")):
+        return (
+            f"{model} cannot have several requests in one batch: the first dimension of its {output} is not the batch"
+        )
+    return f"{model} mixes the items of a batch: its output {output} for one depends on the others"

@@ -1,0 +1,213 @@
+"""Makes a model of a fixed batch take any batch, and proves by running both that it computes the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from gpuprof.errors import InputError, runtime_errors
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
+from gpuprof.graph.dims import declared_dims
+from gpuprof.graph.file import OnnxFile, read_onnx
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.session import open_session, translated
+
+Array = npt.NDArray[np.generic]
+#: Largest difference allowed, relative to an output's largest value: a runtime adds in another order at another batch.
+TOLERANCE = {"float64": 1e-3, "float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+#: An op in another order can move what a model rounds to eight bits by a step, and the next layers carry it on.
+_QUANTISED_TOLERANCE = 1e-1
+_QUANTISING = "Quantize"
+_PROOF_BATCH = 3
+
+
+def is_dynamic(path: Path) -> bool:
+    """Tell whether a model takes any batch as it is: its inputs leave it free, and its shapes follow.
+
+    Raises
+    ------
+    InputError
+        If the file is no valid ONNX model.
+    """
+    graph = read_onnx(path).model.graph
+    weights = read_onnx(path).weights
+    declared = {info.name: declared_dims(info) or () for info in graph.input if info.name not in weights}
+    if not batch_axes(declared):
+        return False
+    load_graph(path, 1)
+    try:
+        load_graph(path, _PROOF_BATCH)
+    except InputError:
+        return False
+    return True
+
+
+def ensure_dynamic_batch(path: Path, directory: Path) -> Path:
+    """Return ``path`` if its batch is free already, else a rewritten and proven copy of it.
+
+    Parameters
+    ----------
+    path : Path
+    directory : Path
+        Where copies are kept, each in a directory named by the model's hash; made if missing, used again.
+
+    Raises
+    ------
+    InputError
+        If the batch cannot be freed; the message names the node.
+    """
+    if is_dynamic(path):
+        return path
+    output = _copy_of(path, directory)
+    if not output.is_file():
+        output.parent.mkdir(parents=True, exist_ok=True)
+        rebatch(path, output)
+    return output
+
+
+def freed_copy(path: Path, directory: Path) -> Path | None:
+    """Return the copy that `ensure_dynamic_batch` made of ``path`` in ``directory``, None where it made none.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    output = _copy_of(path, directory)
+    return output if output.is_file() else None
+
+
+def _copy_of(path: Path, directory: Path) -> Path:
+    return directory / read_onnx(path).sha256[:16] / path.name
+
+
+def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
+    """Write the model in ``path`` with a free batch, or with ``batch``, to ``output``; return what was changed.
+
+    The rewritten model must give the original's outputs, and a batch of three samples what three runs of the
+    original give, within `TOLERANCE`; otherwise nothing is written. External data goes along.
+
+    Raises
+    ------
+    InputError
+        If the batch cannot be changed, naming the node; if the outputs differ; if ``output`` cannot be written.
+    UnavailableError
+        If ONNX Runtime is not installed.
+    """
+    file = read_onnx(path)
+    rewrite = plan_rewrite(file)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name:
+            free = Path(name) / "free.onnx"
+            for data in file.external:
+                _copy_data(file.path.parent / data, Path(name) / data)
+            model = onnx.load(file.path, load_external_data=False)
+            apply_rewrite(model, rewrite)
+            onnx.save(model, free)
+            if rewrite.nodes or not is_dynamic(path):
+                _prove(file, free, rewrite)
+            if batch is not None:
+                apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
+                onnx.save(model, free)
+            for data in file.external:
+                _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
+            free.replace(output)
+    except OSError as error:
+        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
+    return rewrite
+
+
+def _copy_data(source: Path, target: Path) -> None:
+    # A copy and no link: ONNX takes a data file with several names for an attack.
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+
+
+def _place_data(copy: Path, source: Path, target: Path) -> None:
+    if target.exists():
+        if target.samefile(source):
+            return
+        raise InputError(f"{target} exists and is not this model's data", "write to another directory")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    copy.replace(target)
+
+
+def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
+    """Run the original and the rewritten model on the same samples and compare."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    original = open_session(file.path, threads=cores)
+    rewritten = open_session(free, threads=cores)
+    names = [output.name for output in original.get_outputs()]
+    batched = random_inputs(load_graph(free, _PROOF_BATCH * rewrite.batch))
+    once = random_inputs(load_graph(file.path, rewrite.batch))
+    model, old = file.path.name, rewrite.batch
+    floor = _QUANTISED_TOLERANCE if _rounds(file) else 0.0
+    try:
+        results = original.run(names, once)
+        for name, want, got in zip(names, results, rewritten.run(names, once), strict=True):
+            _compare(model, name, want, got, f"batch {old}", floor)
+        _compare_blocks(model, names, results, lambda x: rewritten.run(names, x), (once, rewrite, old), floor)
+        many = rewritten.run(names, batched)
+        _compare_blocks(model, names, many, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH), floor)
+    except runtime_errors() as error:
+        raise translated(error, file.path) from error
+
+
+def _compare_blocks(
+    model: str,
+    names: list[str],
+    whole: list[Array],
+    run: Callable[[dict[str, Array]], list[Array]],
+    cut: tuple[dict[str, Array], BatchRewrite, int],
+    floor: float,
+) -> None:
+    """Compare what a run gave for a batch with what ``run`` gives for each of its equal blocks alone."""
+    inputs, rewrite, blocks = cut
+
+    def block(name: str, value: Array, i: int) -> Array:
+        place = rewrite.places.get(name)
+        return value if place is None else _block(value, place, i, blocks)
+
+    for i in range(blocks if blocks > 1 else 0):
+        alone = run({name: block(name, value, i) for name, value in inputs.items()})
+        for name, got, want in zip(names, alone, whole, strict=True):
+            _compare(model, name, block(name, want, i), got, f"part {i + 1} of {blocks} of a batch", floor)
+
+
+def _block(value: Array, place: Place, i: int, blocks: int) -> Array:
+    """Return the i-th of ``blocks`` equal parts of the batch, shaped as a run of that part alone gives it."""
+    before, size, after = value.shape[: place.axis], value.shape[place.axis], value.shape[place.axis + 1 :]
+    split = value.reshape(*before, place.outer, blocks, size // place.outer // blocks, *after)
+    taken: Array = np.take(split, i, axis=place.axis + 1)
+    return taken.reshape(*before, size // blocks, *after)
+
+
+def _rounds(file: OnnxFile) -> bool:
+    """Tell whether a model rounds what it computes to eight bits."""
+    return any(_QUANTISING in node.op_type or "QLinear" in node.op_type for node in file.model.graph.node)
+
+
+def _compare(model: str, name: str, want: Array, got: Array, where: str, floor: float) -> None:
+    tolerance = TOLERANCE.get(str(want.dtype))
+    if want.shape != got.shape:
+        same = False
+    elif tolerance is None:
+        same = bool(np.array_equal(want, got))
+    else:
+        a, b = want.astype(np.float64), got.astype(np.float64)
+        scale = float(np.abs(a[np.isfinite(a)]).max(initial=1e-6))
+        same = bool(np.allclose(a, b, rtol=0, atol=max(tolerance, floor) * scale, equal_nan=True))
+    if not same:
+        raise InputError(
+            f"{model}: with its batch freed, output {name} differs from the original's at {where}",
+            "the model mixes samples or is random; export it with a dynamic batch",
+        )

@@ -1,0 +1,91 @@
+"""What ONNX Runtime would execute of a model: its own optimizer's graph, found without the model's weights.
+
+Which ops are fused decides what a model costs, and only the runtime knows. Its decisions rest on the graph and on
+small constants; large weights take part by their shape alone, so zeros from a sparse file stand in for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpuprof.domain.model import Tensor
+from gpuprof.graph.executed_graph import ExecutedNode, read_executed
+
+#: Models with more weights are not asked about: ONNX Runtime holds and writes them all, if only zeros.
+_MOST_WEIGHT_BYTES = 2**31
+_MOST_KNOWN = 256
+_ZEROS = "zeros"
+_known: dict[str, tuple[ExecutedNode, ...] | None] = {}
+
+
+def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
+    """Return the nodes that ONNX Runtime executes of ``path`` on a CPU; None where it cannot be asked or refuses it.
+
+    The same content is asked about once.
+
+    Raises
+    ------
+    InputError
+        When the file is no ONNX model.
+    """
+    from gpuprof.graph.file import read_onnx
+
+    file = read_onnx(path)
+    if file.sha256 not in _known:
+        while len(_known) >= _MOST_KNOWN:
+            _known.pop(next(iter(_known)))
+        small = sum(weight.bytes for weight in file.weights.values()) <= _MOST_WEIGHT_BYTES
+        _known[file.sha256] = _optimized(file.model.SerializeToString(), file.weights.values()) if small else None
+    return _known[file.sha256]
+
+
+def _optimized(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
+    """Return the nodes that the runtime makes of a model whose large weights are only declared."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        return None
+    from gpuprof.errors import runtime_errors
+    from gpuprof.runtime.session import session_options
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(*runtime_errors(), OSError, KeyError):
+        model, optimized = Path(folder, "model.onnx"), Path(folder, "optimized.onnx")
+        _write(model, light, weights)
+        options = session_options(1, optimized)
+        options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is going to run
+        ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+        return read_executed(optimized)
+    return None
+
+
+def _write(path: Path, light: bytes, weights: Iterable[Tensor]) -> None:
+    """Write the model with its declared weights as external data: all the same hole in a file."""
+    from onnx import ModelProto, TensorProto
+
+    from gpuprof.graph.file import elem_type
+
+    model = ModelProto.FromString(light)
+    graph = model.graph
+    present = {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    declared = [weight for weight in weights if weight.name not in present]
+    names = {weight.name for weight in declared}
+    inputs = [info for info in graph.input if info.name not in names]  # what could be given is not constant
+    del graph.input[:]
+    graph.input.extend(inputs)
+    for weight in declared:
+        tensor = TensorProto(
+            name=weight.name,
+            dims=weight.shape,
+            data_type=elem_type(weight.dtype),
+            data_location=TensorProto.EXTERNAL,
+        )
+        for key, value in (("location", _ZEROS), ("offset", "0"), ("length", str(weight.bytes))):
+            tensor.external_data.add(key=key, value=value)
+        graph.initializer.append(tensor)
+    path.write_bytes(model.SerializeToString())
+    with Path(path.parent, _ZEROS).open("wb") as zeros:
+        os.truncate(zeros.fileno(), max((weight.bytes for weight in declared), default=1))

@@ -1,0 +1,180 @@
+"""Opens a model in ONNX Runtime with the one set of options that profiling and serving share.
+
+What was profiled is what is served only if both run the same session; whoever needs one opens it here. Where ONNX
+Runtime has no provider for a GPU, PyTorch stands in (`torch_session`), under a provider's name of its own.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuprof.errors import InputError, UnavailableError, runtime_errors
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+#: Session options beyond the number of threads, as ONNX Runtime names them. Idle threads do not spin: a worker
+#: that spins burns the share of its neighbours, and a quota on its own.
+SESSION_CONFIG = {"session.intra_op.allow_spinning": "0", "session.inter_op.allow_spinning": "0"}
+
+#: Errors are raised; printed as well they would stand in the way of the one line that the user gets.
+_FATAL_ONLY = 4
+
+
+def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
+    """Return everything that decides how a session runs, for the provenance of a measurement."""
+    if provider in TORCH_PROVIDERS:
+        return {"provider": provider, "intra_op_threads": threads, "execution_mode": "eager, fixed values folded"}
+    return {
+        "provider": provider,
+        "intra_op_threads": threads,
+        "inter_op_threads": 1,
+        "execution_mode": "sequential",
+        "graph_optimization_level": "all",
+        "memory_arena": True,
+        **SESSION_CONFIG,
+    }
+
+
+def open_session(
+    path: Path,
+    *,
+    threads: int,
+    provider: str = ORT_CPU,
+    profile_prefix: str | None = None,
+    optimized_path: Path | None = None,
+    ranges: Any = None,
+) -> Any:
+    """Open ``path`` with ``threads`` threads of which the caller's is one.
+
+    Parameters
+    ----------
+    path : Path
+        An ONNX file.
+    threads : int
+        Threads within an operator.
+    provider : str
+        Execution provider; a GPU's falls back to the CPU only for single nodes, never for the whole session. Or one
+        of `gpuprof.runtime.providers.TORCH_PROVIDERS`.
+    profile_prefix : str or None
+        Where ONNX Runtime's own profile of every node goes: a path without its ending. None: no profile.
+    optimized_path : Path or None
+        Where the graph is written that the runtime made of the model and executes.
+    ranges : callable, optional
+        Opens a range of a profiler around each operator; PyTorch only, ONNX Runtime marks its own.
+
+    Returns
+    -------
+    onnxruntime.InferenceSession
+        Or a `gpuprof.runtime.torch_session.TorchSession`, which has the part of it that gpuprof uses.
+
+    Raises
+    ------
+    InputError
+        When the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
+        runtime lacks.
+    UnavailableError
+        When the runtime or the provider is not installed.
+    """
+    if provider in TORCH_PROVIDERS:
+        return _torch_session(path, threads, provider, ranges)
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        raise UnavailableError("onnxruntime is not installed", "pip install 'gpuprof[cpu]' or 'gpuprof[gpu]'") from None
+    if provider not in ort.get_available_providers():
+        raise UnavailableError(
+            f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
+        )
+    options = session_options(threads, optimized_path)
+    if profile_prefix is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = profile_prefix
+    try:
+        return ort.InferenceSession(str(path), options, providers=_providers(provider))
+    except runtime_errors() as error:
+        raise translated(error, path) from error
+
+
+def gpu_provider() -> str | None:
+    """Return what runs models on a GPU here: ONNX Runtime where it can, else PyTorch, else None."""
+    if importlib.util.find_spec("onnxruntime") is not None:
+        import onnxruntime as ort
+
+        if ORT_CUDA in ort.get_available_providers():
+            return ORT_CUDA
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        if torch.cuda.is_available():
+            return TORCH_CUDA
+    return None
+
+
+def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
+    """Return the name and version of the runtime behind a provider."""
+    if provider in TORCH_PROVIDERS:
+        return "torch", importlib.metadata.version("torch")
+    for distribution in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return "onnxruntime", importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "onnxruntime", "unknown"
+
+
+def translated(error: Exception, path: Path) -> InputError:
+    """Return what a runtime says of ``path`` as one line."""
+    if isinstance(error, InputError):
+        return error
+    kind = type(error).__name__
+    detail = " ".join(str(error).split("\n")[0].split())
+    detail = detail.removeprefix("[ONNXRuntimeError] : ").split(" : ", 2)[-1]
+    if kind == "InvalidProtobuf":
+        return InputError(f"{path} is not an ONNX model, or is cut off", "export it again, or copy it whole")
+    if kind == "NoSuchFile":
+        return InputError(f"cannot read {path}: no such file")
+    if kind == "NotImplemented":
+        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clipped(detail)}")
+    return InputError(f"ONNX Runtime refuses {path}: {_clipped(detail)}")
+
+
+def _clipped(text: str, limit: int = 300) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def session_options(threads: int, optimized_path: Path | None = None) -> onnxruntime.SessionOptions:
+    """Return the options that every session has; ``optimized_path`` as for `open_session`."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = _FATAL_ONLY
+    for key, value in SESSION_CONFIG.items():
+        options.add_session_config_entry(key, value)
+    if optimized_path is not None:
+        options.optimized_model_filepath = str(optimized_path)
+        # Weights apart: a graph with them could pass protobuf's limit of 2 GiB.
+        options.add_session_config_entry(
+            "session.optimized_model_external_initializers_file_name", f"{optimized_path.name}.weights"
+        )
+    return options
+
+
+def _providers(provider: str) -> list[str]:
+    return [provider] if provider == ORT_CPU else [provider, ORT_CPU]
+
+
+def _torch_session(path: Path, threads: int, provider: str, ranges: Any) -> Any:
+    try:
+        from gpuprof.runtime.torch_session import TorchSession
+    except ImportError:
+        raise UnavailableError("torch is not installed", "pip install torch") from None
+    return TorchSession(path, threads, provider, ranges)

@@ -1,0 +1,139 @@
+"""The device catalogue agrees with itself: rates follow from SMs and clock, MIG profiles fit their GPU."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from gpuprof.domain.catalogue import device, device_of_driver, devices, v100_profiles
+from gpuprof.domain.device import Device
+from gpuprof.errors import InputError
+
+NAMES = ["k80", "t4", "v100", "v100-32", "a10", "a30", "a100-40", "a100-80", "l4", "h100", "h200", "b200"]
+WITH_MIG = ["a30", "a100-40", "a100-80", "h100", "h200", "b200"]
+
+#: Operations that one SM does in a cycle (a multiply-add is two): CUDA C++ Programming Guide, arithmetic throughput,
+#: and for tensor cores the architecture whitepapers.
+PER_SM_AND_CYCLE = {
+    "3.7": {"float64": 128, "float32": 384},
+    "7.0": {"float64": 64, "float32": 128, "float16": 1024},
+    "7.5": {"float64": 4, "float32": 128, "float16": 1024, "int8": 2048},
+    "8.0": {"float64": 128, "float32": 128, "tfloat32": 1024, "float16": 2048, "bfloat16": 2048, "int8": 4096},
+    "8.6": {"float64": 4, "float32": 256, "tfloat32": 512, "float16": 1024, "bfloat16": 1024, "int8": 2048},
+    "8.9": {"float64": 4, "float32": 256, "tfloat32": 512, "float16": 1024, "bfloat16": 1024, "int8": 2048},
+    "9.0": {"float64": 256, "float32": 256, "tfloat32": 2048, "float16": 4096, "bfloat16": 4096, "int8": 8192},
+    "10.0": {"float64": 128, "float32": 256, "tfloat32": 4096, "float16": 8192, "bfloat16": 8192, "int8": 16384},
+}
+#: Under tensor load these clock lower than their boost: 1830 MHz is in the H100 whitepaper, the B200's is unpublished.
+TENSOR_CLOCK_MHZ = {"9.0": 1830.0, "10.0": 1850.0}
+TENSOR_TYPES = {"tfloat32", "float16", "bfloat16", "int8"}
+
+
+@pytest.fixture(params=NAMES)
+def gpu(request: pytest.FixtureRequest) -> Device:
+    return device(str(request.param))
+
+
+def test_every_promised_gpu_is_there() -> None:
+    assert sorted(devices()) == sorted(NAMES)
+
+
+def test_a_name_is_found_in_any_case() -> None:
+    assert device("A100-80") is device("a100-80")
+
+
+def test_an_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"unknown device 'a100' \(did you mean a100-40 or a100-80\?\)"):
+        device("a100")
+
+
+def test_rates_follow_from_sms_clock_and_what_an_sm_does_in_a_cycle(gpu: Device) -> None:
+    assert gpu.compute_capability is not None
+    per_cycle = PER_SM_AND_CYCLE[gpu.compute_capability]
+    assert set(gpu.flops_per_s) == set(per_cycle)
+    for dtype, rate in gpu.flops_per_s.items():
+        tensor = dtype in TENSOR_TYPES
+        clock = TENSOR_CLOCK_MHZ.get(gpu.compute_capability, gpu.clock_mhz) if tensor else gpu.clock_mhz
+        assert rate == pytest.approx(gpu.compute_units * clock * 1e6 * per_cycle[dtype], rel=0.03), dtype
+
+
+def test_limits_of_an_sm_are_consistent(gpu: Device) -> None:
+    assert gpu.sm is not None
+    assert gpu.sm.threads == 32 * gpu.sm.warps
+    assert gpu.sm.max_shared_memory_per_block_bytes <= gpu.sm.shared_memory_bytes
+    assert gpu.sm.max_registers_per_block <= gpu.sm.registers
+
+
+def test_every_group_of_numbers_says_where_it_was_read(gpu: Device) -> None:
+    groups = {"name", "compute", "memory", "limits", "power", "price"} | ({"mig"} if gpu.mig_profiles else set())
+    assert set(gpu.sources) == groups
+    assert all(gpu.sources.values())
+
+
+def test_a_gpu_without_a_price_says_why(gpu: Device) -> None:
+    assert (gpu.price_per_hour is None) == gpu.sources["price"].startswith("none")
+
+
+def test_mig_is_where_it_should_be(gpu: Device) -> None:
+    assert bool(gpu.mig_profiles) == (gpu.name in WITH_MIG) == bool(gpu.mig_slices)
+
+
+@pytest.mark.parametrize("name", WITH_MIG)
+def test_mig_profiles_lie_inside_their_gpu(name: str) -> None:
+    gpu = device(name)
+    for profile in gpu.mig_profiles:
+        assert profile.compute_slices == int(profile.name.split("g.")[0])
+        assert profile.sms <= gpu.compute_units
+        assert profile.sms * profile.max_count <= gpu.compute_units
+        assert profile.memory_bytes * profile.max_count <= gpu.dram_bytes
+        assert len(profile.start_slots) >= profile.max_count
+        assert all(start + profile.memory_slices <= gpu.mig_slices for start in profile.start_slots)
+        assert list(profile.start_slots) == sorted(set(profile.start_slots))
+
+
+@pytest.mark.parametrize("name", WITH_MIG)
+def test_a_mig_profile_is_called_after_its_memory(name: str) -> None:
+    for profile in device(name).mig_profiles:
+        named = int(profile.name.split(".")[1].removesuffix("gb"))
+        assert 0.85 * named <= profile.memory_bytes / 2**30 <= named, profile.name
+
+
+@pytest.mark.parametrize("name", WITH_MIG)
+def test_a_larger_mig_profile_has_no_less_of_anything(name: str) -> None:
+    profiles = sorted(device(name).mig_profiles, key=lambda profile: (profile.compute_slices, profile.memory_slices))
+    for smaller, larger in pairwise(profiles):
+        assert smaller.sms <= larger.sms
+        assert smaller.memory_bytes <= larger.memory_bytes
+    assert profiles[-1].memory_slices == device(name).mig_slices
+
+
+def test_a_board_is_found_by_its_drivers_name() -> None:
+    found = device_of_driver("NVIDIA H200")
+    assert found is device("h200")
+    assert device_of_driver("NVIDIA H200 NVL") is None
+
+
+def test_the_published_v100_profiles_are_whole() -> None:
+    published = v100_profiles()
+    assert (published.device, len(published.rows), len({row.model for row in published.rows})) == ("v100", 71, 13)
+    assert "Elvinger" in published.source
+    first = published.rows[0]
+    assert (first.model, first.batch, first.latency_ms, first.throughput_rps) == ("alexnet", 4, 1.4, 2801.75)
+    assert (first.memory_pct, first.max_occupancy_pct) == (1.66, 69.17)
+    assert (first.wavg_occupancy_pct, first.wavg_sm_util_pct) == (18.68, 47.07)
+    assert len({(row.model, row.batch) for row in published.rows}) == len(published.rows)
+
+
+def test_what_is_illegible_in_the_published_profiles_is_none() -> None:
+    rows = {(row.model, row.batch): row for row in v100_profiles().rows}
+    assert rows["resnext50_32x4d", 16].latency_ms is None
+    assert rows["inception_v3", 128].max_occupancy_pct is None
+
+
+def test_published_throughput_is_batch_by_latency_and_percentages_are_ordered() -> None:
+    for row in v100_profiles().rows:
+        if row.latency_ms is not None and row.throughput_rps is not None:
+            assert row.batch / row.latency_ms * 1000 == pytest.approx(row.throughput_rps, rel=0.03), row
+        if row.max_occupancy_pct is not None and row.wavg_occupancy_pct is not None:
+            assert 0 < row.wavg_occupancy_pct < row.max_occupancy_pct <= 100, row

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpuprof.domain.deployment import DeploymentMap, json_schema, parse_map, read_map, share_of, write_map
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+
+
+def document() -> dict[str, Any]:
+    predicted = {"latency_ms": 5.0, "throughput_rps": 1600.0, "goodput_rps": 400.0, "p99_ms": 21.0}
+    replica = {"model": "resnet50", "batch": 8, "sm_share_pct": 30.0, "rate_rps": 400.0, "predicted": predicted}
+    partition = {"mig": {"profile": "3g.40gb", "start": 4}, "replicas": [replica]}
+    return {
+        "schema": "gpuprof.deployment/1",
+        "policy": "ffd",
+        "models": {"resnet50": {"path": "resnet50.onnx", "rate_rps": 400, "slo_ms": 40}},
+        "nodes": [{"name": "node0", "gpus": [{"index": 0, "device": "a100-80", "partitions": [partition]}]}],
+        "predicted": {"gpus": 1, "goodput_rps": 400.0},
+    }
+
+
+def test_a_map_survives_being_written_and_read(tmp_path: Path) -> None:
+    deployment = parse_map(document(), "here")
+    write_map(deployment, tmp_path / "map.json")
+    assert read_map(tmp_path / "map.json") == deployment
+    assert [path.name for path in tmp_path.iterdir()] == ["map.json"]
+
+
+def test_what_is_written_obeys_the_published_schema(tmp_path: Path) -> None:
+    write_map(parse_map(document(), "here"), tmp_path / "map.json")
+    jsonschema.validate(json.loads((tmp_path / "map.json").read_text()), json_schema())
+
+
+def test_every_replica_is_found_with_its_place_and_share() -> None:
+    ((node, gpu, partition, replica),) = parse_map(document(), "here").places()
+    assert (node.name, gpu.index, replica.model) == ("node0", 0, "resnet50")
+    assert share_of(partition, replica) == Share(30.0, "3g.40gb")
+
+
+def _broken(path: list[str | int], value: object) -> dict[str, Any]:
+    content = document()
+    place: Any = content
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return content
+
+
+REPLICA: list[str | int] = ["nodes", 0, "gpus", 0, "partitions", 0, "replicas", 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "has no schema"),
+        ({}, "has no schema"),
+        (_broken(["schema"], "gpuprof.deployment/2"), "newer than gpuprof.deployment/1 .update gpuprof"),
+        (_broken(["schema"], "other/1"), "its schema is 'other/1'"),
+        (_broken(["color"], 1), "color: Extra inputs"),
+        (_broken([*REPLICA, "sm_share_pct"], -1), "replicas.0.sm_share_pct"),
+        (_broken([*REPLICA, "sm_share_pct"], 101), "replicas.0.sm_share_pct"),
+        (_broken([*REPLICA, "batch"], 0), "replicas.0.batch"),
+        (_broken([*REPLICA, "processes"], 0), "replicas.0.processes"),
+        (_broken([*REPLICA, "rate_rps"], float("nan")), "replicas.0.rate_rps"),
+        (_broken(["models", "resnet50", "slo_ms"], 0), "models.resnet50.slo_ms"),
+    ],
+)
+def test_a_wrong_map_is_refused_with_the_place_of_the_error(content: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_map(content, "map.json")
+
+
+def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "map.json").write_text('{"schema": ')
+    with pytest.raises(InputError, match="not JSON"):
+        read_map(tmp_path / "map.json")
+
+
+def test_nothing_is_left_behind_when_a_map_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "map.json").mkdir()
+    with pytest.raises(InputError, match="cannot write"):
+        write_map(parse_map(document(), "here"), tmp_path / "map.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["map.json"]
+    with pytest.raises(InputError, match="cannot write"):
+        write_map(parse_map(document(), "here"), tmp_path / "nowhere" / "map.json")
+
+
+def test_a_map_is_frozen() -> None:
+    deployment = parse_map(document(), "here")
+    with pytest.raises(ValueError, match="frozen"):
+        deployment.policy = "mine"  # type: ignore[misc]  # that it is refused is what is tested
+    assert isinstance(deployment, DeploymentMap)

@@ -1,0 +1,246 @@
+"""Theoretical occupancy against NVIDIA's own calculator, compiled from a CUDA toolkit where one is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.domain.catalogue import device, devices
+from gpuprof.domain.device import Device, SmLimits
+from gpuprof.domain.occupancy import FACTORS, Launch, occupancies, occupancy
+from gpuprof.errors import InputError
+
+HEADER = "cuda_occupancy.h"
+LAUNCHES = 1500
+UNKNOWN_DEVICE = 2
+
+#: Compute capabilities beyond the catalogue's: (threads, blocks, registers, shared memory, shared memory of a block).
+OTHERS = {
+    "3.5": (2048, 16, 65536, 48, 48),
+    "5.0": (2048, 32, 65536, 64, 48),
+    "6.0": (2048, 32, 65536, 64, 48),
+    "6.1": (2048, 32, 65536, 96, 48),
+    "7.2": (2048, 32, 65536, 96, 96),
+    "8.7": (1536, 16, 65536, 164, 163),
+    "10.3": (2048, 32, 65536, 228, 227),
+}
+
+# Reads a launch a line and prints what the header says of it: blocks, the four limits, the limiting factors.
+ORACLE = """
+#include <climits>
+#include <cstdio>
+#include "cuda_occupancy.h"
+
+int main() {
+    int major, minor, threads, registers, sms, shared_kib, carveout, block, used, statics, dynamics;
+    int default_bytes, most_bytes;
+    while (std::scanf("%d %d %d %d %d %d %d %d %d %d %d %d %d", &major, &minor, &threads, &registers, &sms, &shared_kib,
+                      &default_bytes, &most_bytes, &carveout, &block, &used, &statics, &dynamics) == 13) {
+        cudaOccDeviceProp gpu;
+        gpu.computeMajor = major;
+        gpu.computeMinor = minor;
+        gpu.maxThreadsPerBlock = 1024;
+        gpu.maxThreadsPerMultiprocessor = threads;
+        gpu.regsPerBlock = 65536;
+        gpu.regsPerMultiprocessor = registers;
+        gpu.warpSize = 32;
+        gpu.sharedMemPerBlock = default_bytes;
+        gpu.sharedMemPerMultiprocessor = shared_kib * 1024;
+        gpu.numSms = sms;
+        gpu.sharedMemPerBlockOptin = most_bytes;
+        gpu.reservedSharedMemPerBlock = major >= 8 ? 1024 : 0;
+        cudaOccFuncAttributes kernel;
+        kernel.maxThreadsPerBlock = INT_MAX;
+        kernel.numRegs = used;
+        kernel.sharedSizeBytes = statics;
+        kernel.shmemLimitConfig = FUNC_SHMEM_LIMIT_OPTIN;
+        kernel.maxDynamicSharedSizeBytes = dynamics;
+        cudaOccDeviceState state;
+        state.carveoutConfig = carveout;
+        cudaOccResult result;
+        int status = cudaOccMaxActiveBlocksPerMultiprocessor(&result, &gpu, &kernel, &state, block, dynamics);
+        std::printf("%d %d %d %d %d %d %u\\n", status, result.activeBlocksPerMultiprocessor, result.blockLimitWarps,
+                    result.blockLimitRegs, result.blockLimitSharedMem, result.blockLimitBlocks, result.limitingFactors);
+    }
+}
+"""
+
+
+def _header_directories() -> Iterator[Path]:
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield Path(os.environ[name]) / "include"
+    yield Path("/usr/local/cuda/include")
+    yield from sorted(Path("/usr/local").glob("cuda-*/include"), reverse=True)
+    yield Path("/usr/include")
+    spec = importlib.util.find_spec("nvidia")
+    for place in (spec.submodule_search_locations or ()) if spec else ():
+        yield from sorted(Path(place).glob("*/include"))
+
+
+@pytest.fixture(scope="module")
+def oracle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the program that asks NVIDIA's header."""
+    include = next((place for place in _header_directories() if (place / HEADER).is_file()), None)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if include is None:
+        pytest.skip(f"no CUDA toolkit with {HEADER} is installed")
+    if compiler is None:
+        pytest.skip(f"no C++ compiler to build {HEADER} with")
+    place = tmp_path_factory.mktemp("occupancy")
+    (place / "oracle.cpp").write_text(ORACLE)
+    subprocess.run([compiler, "-O1", "-I", include, "-o", place / "oracle", place / "oracle.cpp"], check=True)
+    return place / "oracle"
+
+
+def _gpus() -> Mapping[str, Device]:
+    other = {}
+    for capability, (threads, blocks, registers, shared_kib, block_kib) in OTHERS.items():
+        limits = SmLimits(threads, threads // 32, blocks, registers, shared_kib * 1024, 255, 65536, block_kib * 1024)
+        other[f"cc {capability}"] = replace(device("v100"), compute_capability=capability, sm=limits, compute_units=10)
+    return {**devices(), **other}
+
+
+@pytest.mark.parametrize("carveout", [None, 0, 13, 50, 100])
+@pytest.mark.parametrize("name", list(_gpus()))
+def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, carveout: int | None) -> None:
+    gpu = _gpus()[name]
+    assert gpu.sm is not None
+    assert gpu.compute_capability is not None
+    random = np.random.default_rng([len(name), carveout or 101])
+    threads = np.where(random.random(LAUNCHES) < 0.5, random.integers(1, 33, LAUNCHES) * 32, 0)
+    threads = np.where(threads == 0, random.integers(1, 1100, LAUNCHES), threads)
+    used = random.integers(0, 258, LAUNCHES)
+    statics = np.where(random.random(LAUNCHES) < 0.4, 0, random.integers(0, 48 * 1024, LAUNCHES))
+    dynamics = np.where(random.random(LAUNCHES) < 0.4, 0, random.integers(0, gpu.sm.shared_memory_bytes, LAUNCHES))
+    major, minor = gpu.compute_capability.split(".")
+    fixed = (
+        f"{major} {minor} {gpu.sm.threads} {gpu.sm.registers} {gpu.compute_units} {gpu.sm.shared_memory_bytes >> 10}"
+    )
+    fixed += f" 49152 {gpu.sm.max_shared_memory_per_block_bytes} {-1 if carveout is None else carveout}"
+    lines = [f"{fixed} {' '.join(map(str, row))}" for row in zip(threads, used, statics, dynamics, strict=True)]
+    done = subprocess.run([oracle], input="\n".join(lines), capture_output=True, text=True, check=True)
+    said = np.array([line.split() for line in done.stdout.splitlines()], dtype=np.int64)
+    if (said[:, 0] == UNKNOWN_DEVICE).all():
+        pytest.skip(f"the installed {HEADER} is older than compute capability {gpu.compute_capability}")
+    assert (said[:, 0] == 0).all()
+    ours = occupancies(
+        gpu,
+        blocks=1,
+        threads_per_block=threads,
+        registers_per_thread=used,
+        static_shared_bytes=statics,
+        dynamic_shared_bytes=dynamics,
+        carveout_pct=carveout,
+    )
+    np.testing.assert_array_equal(ours.blocks_per_sm, said[:, 1])
+    np.testing.assert_array_equal(ours.limits, said[:, 2:6].T)
+    limiting = ((ours.limits == ours.blocks_per_sm) * np.array([[1], [2], [4], [8]])).sum(axis=0)
+    np.testing.assert_array_equal(limiting, said[:, 6] & 0b1111)
+
+
+def test_a_launch_without_limits_fills_the_gpu_wave_by_wave() -> None:
+    found = occupancy(device("v100"), Launch(blocks=1280, threads_per_block=256, registers_per_thread=32))
+    assert (found.blocks_per_sm, found.occupancy_pct, found.waves) == (8, 100.0, 2.0)
+    assert found.limiting == ("warps", "registers")
+    assert (found.sms_needed, found.sm_utilization_pct) == (160, 100.0)
+
+
+def test_sm_utilization_is_the_sms_that_hold_the_grid_at_once() -> None:
+    found = occupancy(device("v100"), Launch(blocks=200, threads_per_block=256, registers_per_thread=32))
+    assert (found.sms_needed, found.sm_utilization_pct) == (25, 31.25)
+
+
+def test_registers_are_allocated_in_units_of_a_warp() -> None:
+    # 33 registers take 40: 1280 for a warp, 12 warps in a quarter of the register file, 48 in all.
+    found = occupancy(device("v100"), Launch(1, 128, 33))
+    assert (found.limits["registers"], found.limiting, found.occupancy_pct) == (12, ("registers",), 75.0)
+
+
+def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_on() -> None:
+    launch = Launch(1, 32, 32, static_shared_bytes=32 * 1024)
+    assert occupancy(device("v100"), launch).limits["shared_memory"] == 3
+    assert occupancy(device("a100-80"), launch).limits["shared_memory"] == 4  # of 164 KiB, 33 each
+
+
+def test_the_largest_shared_memory_of_a_block_fits_and_one_unit_more_does_not() -> None:
+    most = 227 * 1024
+    assert occupancy(device("h100"), Launch(1, 32, 32, 0, most)).blocks_per_sm == 1
+    found = occupancy(device("h100"), Launch(1, 32, 32, 0, most + 128))
+    assert (found.blocks_per_sm, found.occupancy_pct, found.sms_needed) == (0, 0.0, 0)
+    assert math.isnan(found.waves)
+    assert math.isnan(found.sm_utilization_pct)
+
+
+def test_a_smaller_carveout_leaves_fewer_blocks() -> None:
+    launch = Launch(1, 64, 32, static_shared_bytes=16 * 1024)
+    blocks = [occupancy(device("h100"), launch, carveout).blocks_per_sm for carveout in (0, 25, 50, 100)]
+    assert blocks == [1, 3, 7, 13]
+
+
+@given(
+    st.sampled_from(sorted(devices())),
+    st.builds(
+        Launch,
+        st.integers(1, 10**6),
+        st.integers(1, 1024),
+        st.integers(0, 255),
+        st.integers(0, 49152),
+        st.integers(0, 200_000),
+    ),
+)
+def test_what_runs_stays_within_every_limit_of_the_sm(name: str, launch: Launch) -> None:
+    gpu = device(name)
+    assert gpu.sm is not None
+    found = occupancy(gpu, launch)
+    held = found.blocks_per_sm
+    assert held == min(found.limits.values())
+    assert list(found.limits) == list(FACTORS)
+    assert held * launch.threads_per_block <= gpu.sm.threads
+    assert held * launch.threads_per_block * launch.registers_per_thread <= gpu.sm.registers
+    assert held * (launch.static_shared_bytes + launch.dynamic_shared_bytes) <= gpu.sm.shared_memory_bytes
+    assert 0.0 <= found.occupancy_pct <= 100.0
+    if held:
+        assert found.sms_needed == math.ceil(launch.blocks / held)
+        assert found.limiting
+        assert found.waves * gpu.compute_units * held == pytest.approx(launch.blocks)
+
+
+@pytest.mark.parametrize(
+    ("launch", "message"),
+    [
+        (Launch(0, 32, 32), "blocks must be at least 1 but got 0"),
+        (Launch(1, 0, 32), "threads per block must be at least 1 but got 0"),
+        (Launch(1, 32, -1), "registers per thread must be at least 0 but got -1"),
+        (Launch(1, 32, 32, 0, -5), "dynamic shared bytes must be at least 0 but got -5"),
+    ],
+)
+def test_numbers_that_no_launch_has_are_refused(launch: Launch, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        occupancy(device("v100"), launch)
+
+
+def test_a_cpu_and_an_unknown_capability_are_refused() -> None:
+    launch = Launch(1, 32, 32)
+    with pytest.raises(InputError, match="has no SMs"):
+        occupancy(replace(device("v100"), sm=None, kind="cpu"), launch)
+    with pytest.raises(InputError, match=r"compute capability 99.0 are not known"):
+        occupancy(replace(device("v100"), compute_capability="99.0"), launch)
+    with pytest.raises(InputError, match="carve-out must be 0 to 100 percent but got 101"):
+        occupancy(device("v100"), launch, 101)
+
+
+def test_no_launches_give_no_rows() -> None:
+    found = occupancies(device("l4"), blocks=[], threads_per_block=[], registers_per_thread=[])
+    assert found.blocks_per_sm.shape == (0,)

@@ -1,0 +1,578 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from gpuprof.errors import InputError
+from gpuprof.graph.load import load_graph, only_batch
+from tests.small_models import Dims, floats, integers, write_model
+
+node = helper.make_node
+
+
+@pytest.fixture
+def convolution(tmp_path: Path) -> Path:
+    return write_model(
+        tmp_path / "net.onnx",
+        [
+            node("Conv", ["x", "w", "b"], ["c"], name="conv", kernel_shape=[3, 3]),
+            node("Relu", ["c"], ["r"]),
+            node("Flatten", ["r"], ["f"], name="flat"),
+            node("Gemm", ["f", "m"], ["y"], name="dense"),
+        ],
+        {"x": ["batch", 2, 5, 5]},
+        {"y": ["batch", 3]},
+        {"w": floats(4, 2, 3, 3), "b": floats(4), "m": floats(36, 3)},
+    )
+
+
+def test_ops_have_shapes_flops_and_bytes_at_the_batch(convolution: Path) -> None:
+    graph = load_graph(convolution, batch=7)
+    assert [(op.name, op.op_type) for op in graph.ops] == [
+        ("conv", "Conv"),
+        ("Relu_1", "Relu"),
+        ("flat", "Flatten"),
+        ("dense", "Gemm"),
+    ]
+    conv, relu, flat, dense = graph.ops
+    assert conv.outputs[0].shape == (7, 4, 3, 3)
+    assert conv.flops == 7 * 4 * 3 * 3 * (2 * 2 * 3 * 3 + 1)
+    assert conv.bytes_read == 4 * (7 * 2 * 5 * 5 + 4 * 2 * 3 * 3 + 4)
+    assert conv.bytes_written == 4 * 7 * 4 * 3 * 3
+    assert [weight.name for weight in conv.weights] == ["w", "b"]
+    assert relu.flops == 7 * 36
+    assert (flat.bytes_read, flat.bytes_written, flat.flops) == (0, 0, 0)
+    assert dense.flops == 2 * 7 * 3 * 36
+    assert graph.inputs[0].shape == (7, 2, 5, 5)
+    assert graph.outputs[0].shape == (7, 3)
+    assert graph.weight_bytes == 4 * (72 + 4 + 108)
+    assert graph.opset == 17
+    assert list(graph.edges()) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_the_name_is_the_stem_unless_given(convolution: Path) -> None:
+    assert load_graph(convolution).name == "net"
+    assert load_graph(convolution, name="other").name == "other"
+
+
+def test_the_hash_is_that_of_the_file(convolution: Path) -> None:
+    assert load_graph(convolution).sha256 == hashlib.sha256(convolution.read_bytes()).hexdigest()
+
+
+def test_a_file_that_changes_is_read_again(convolution: Path, tmp_path: Path) -> None:
+    before = load_graph(convolution)
+    write_model(convolution, [node("Relu", ["x"], ["y"], name="only")], {"x": ["n", 9]}, {"y": ["n", 9]})
+    assert [op.name for op in load_graph(convolution).ops] == ["only"]
+    assert before.sha256 != load_graph(convolution).sha256
+
+
+def test_nodes_out_of_order_are_put_in_order(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Neg", ["a"], ["y"], name="second"), node("Relu", ["x"], ["a"], name="first")],
+        {"x": ["n", 3]},
+        {"y": ["n", 3]},
+    )
+    assert [op.name for op in load_graph(path).ops] == ["first", "second"]
+
+
+def test_what_hangs_on_weights_alone_is_a_weight(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("Transpose", ["w"], ["t"], perm=[1, 0]),
+            node("Constant", [], ["k"], value_float=2.0),
+            node("Mul", ["t", "k"], ["s"]),
+            node("MatMul", ["x", "s"], ["y"], name="product"),
+        ],
+        {"x": ["n", 3]},
+        {"y": ["n", 5]},
+        {"w": floats(5, 3)},
+    )
+    graph = load_graph(path, 2)
+    assert [op.name for op in graph.ops] == ["product"]
+    assert [(weight.name, weight.shape) for weight in graph.weights] == [("s", (3, 5))]
+
+
+def test_shapes_that_ops_compute_are_followed(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("Shape", ["x"], ["shape"]),
+            node("Gather", ["shape", "zero"], ["batch"], axis=0),
+            node("Mul", ["batch", "two"], ["twice"]),
+            node("Constant", [], ["rest"], value=onnx.numpy_helper.from_array(integers(-1))),
+            node("Concat", ["twice", "rest"], ["target"], axis=0),
+            node("Reshape", ["x", "target"], ["y"], name="fold"),
+        ],
+        {"x": ["batch", 4, 6]},
+        {"y": None},
+        {"zero": integers(0), "two": integers(2)},
+    )
+    assert load_graph(path, 3).outputs[0].shape == (6, 12)
+
+
+def test_the_other_free_dimensions_take_defaults_or_what_is_said(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Identity", ["tokens"], ["y"]), node("Identity", ["image"], ["z"])],
+        {"tokens": ["batch", "sequence"], "image": ["batch", 3, None, "width"]},
+        {"y": None, "z": None},
+    )
+    tokens, image = load_graph(path, 2).inputs
+    assert (tokens.shape, image.shape) == ((2, 128), (2, 3, 224, 224))
+    tokens, image = load_graph(path, 2, dims={"sequence": 10, "image:2": 32, "width": 48}).inputs
+    assert (tokens.shape, image.shape) == ((2, 10), (2, 3, 32, 48))
+    with pytest.raises(InputError, match=r"no free dimension 'depth'.*sequence, width"):
+        load_graph(path, 2, dims={"depth": 1})
+    with pytest.raises(InputError, match="must be at least 1 but is 0"):
+        load_graph(path, 2, dims={"sequence": 0})
+
+
+def test_a_sequence_is_shorter_where_the_model_takes_none_of_the_default_length(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("Shape", ["x"], ["length"], start=1, end=2),
+            node("Slice", ["places", "zero", "length", "zero"], ["own"]),
+            node("Add", ["x", "own"], ["y"]),
+        ],
+        {"x": ["batch", "sequence_length", 4]},
+        {"y": None},
+        {"places": floats(77, 4), "zero": integers(0)},
+    )
+    assert load_graph(path, 3).inputs[0].shape == (3, 64, 4)
+    with pytest.raises(InputError, match="contradicts its inputs"):
+        load_graph(path, dims={"sequence_length": 128})
+
+
+def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Add", ["x", "places"], ["y"], name="add")],
+        {"x": ["batch", "patches", 4]},
+        {"y": None},
+        {"places": floats(17, 4)},
+    )
+    said = r"add \(Add\) contradicts .*read with patches as 128; .*make_dynamic_shape_fixed --dim_param patches "
+    with pytest.raises(InputError, match=said):
+        load_graph(path)
+    assert load_graph(path, dims={"patches": 17}).outputs[0].shape == (1, 17, 4)
+
+
+def test_a_batch_that_is_not_the_first_dimension_is_found_by_its_name(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["sequence", "batch_size", 8]}, {"y": None}
+    )
+    assert load_graph(path, 5).inputs[0].shape == (128, 5, 8)
+
+
+def test_arithmetic_of_dimensions_is_understood(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Relu", ["p"], ["a"]), node("Relu", ["m"], ["b"])],
+        {"p": ["batch", "past"], "m": ["batch", "past + 1"]},
+        {"a": None, "b": None},
+    )
+    assert load_graph(path, dims={"past": 7}).inputs[1].shape == (1, 8)
+
+
+@pytest.mark.parametrize("mask", ["past_length + sequence_length", "total_sequence_length"])
+def test_a_mask_over_a_cache_of_keys_is_as_long_as_the_past_and_the_new_tokens(tmp_path: Path, mask: str) -> None:
+    names: dict[str, Dims] = {
+        "ids": ["batch", "sequence_length"],
+        "mask": ["batch", mask],
+        "key": ["batch", 2, "past_length", 8],
+    }
+    path = write_model(
+        tmp_path / "m.onnx", [node("Relu", [name], [f"{name}_out"]) for name in names], names, {"mask_out": None}
+    )
+    ids, total, key = load_graph(path).inputs
+    assert key.shape == (1, 2, 128, 8)
+    assert total.shape[1] == ids.shape[1] + key.shape[2]
+    assert load_graph(path, dims={"past_length": 7}).inputs[1].shape == (1, 135)
+
+
+def test_another_batch_than_the_fixed_one_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": [4, 3]}, {"y": [4, 3]})
+    assert load_graph(path, 4).inputs[0].shape == (4, 3)
+    with pytest.raises(InputError, match=r"input x fixes the batch at 4, but 2 is asked \(.*zoo rebatch"):
+        load_graph(path, 2)
+
+
+def test_a_model_without_a_dimension_has_no_batch_but_one(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": []}, {"y": []})
+    assert load_graph(path, 1).inputs[0].shape == ()
+    with pytest.raises(InputError, match="no input has a batch dimension, but batch 2 is asked"):
+        load_graph(path, 2)
+    assert only_batch(path) == 1
+
+
+def test_the_batch_is_fixed_by_the_data_and_not_by_a_step_of_time_before_it(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Mul", ["x", "t"], ["y"])], {"t": [1], "x": [8, 3]}, {"y": [8, 3]})
+    assert only_batch(path) == 8
+    assert load_graph(path, 8).outputs[0].shape == (8, 3)
+    with pytest.raises(InputError, match="input x fixes the batch at 8, but 1 is asked"):
+        load_graph(path, 1)
+
+
+def test_a_reshape_that_holds_the_old_batch_is_named(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Reshape", ["x", "t"], ["y"], name="stuck")],
+        {"x": ["batch", 3, 2]},
+        {"y": None},
+        {"t": integers(1, 6)},
+    )
+    assert load_graph(path, 1).outputs[0].shape == (1, 6)
+    with pytest.raises(InputError, match="stuck"):
+        load_graph(path, 2)
+
+
+@pytest.mark.parametrize("batch", [0, -1])
+def test_a_batch_below_one_is_refused(convolution: Path, batch: int) -> None:
+    with pytest.raises(InputError, match=f"at least 1 but is {batch}"):
+        load_graph(convolution, batch)
+
+
+def test_weights_that_do_not_fit_their_op_are_named(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Gemm", ["x", "w"], ["y"], name="dense")],
+        {"x": ["n", 3]},
+        {"y": None},
+        {"w": floats(4, 5)},
+    )
+    with pytest.raises(InputError, match=r"dense \(Gemm\) contradicts its inputs \[1, 3\], \[4, 5\]"):
+        load_graph(path)
+
+
+def test_an_output_declared_otherwise_than_computed_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": ["n", 4]})
+    with pytest.raises(InputError, match="output y is declared"):
+        load_graph(path)
+
+
+def test_an_output_whose_batch_was_left_at_one_is_accepted(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 3]}, {"y": [1, 3]})
+    assert load_graph(path, 6).outputs[0].shape == (6, 3)
+
+
+def test_a_cycle_is_named(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Add", ["x", "b"], ["a"], name="one"), node("Relu", ["a"], ["b"], name="two")],
+        {"x": ["n", 3]},
+        {"b": None},
+    )
+    with pytest.raises(InputError, match=r"one \(Add\) is part of a cycle"):
+        load_graph(path)
+
+
+def test_two_nodes_that_give_one_value_are_refused(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Relu", ["x"], ["y"]), node("Neg", ["x"], ["y"], name="again")],
+        {"x": ["n", 3]},
+        {"y": None},
+    )
+    with pytest.raises(InputError, match=r"again \(Neg\) gives 'y', which something else gives"):
+        load_graph(path)
+
+
+def test_nodes_of_one_name_get_names_of_their_own(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Relu", ["x"], ["a"], name="n"), node("Neg", ["a"], ["y"], name="n")],
+        {"x": ["b", 3]},
+        {"y": None},
+    )
+    assert [op.name for op in load_graph(path).ops] == ["n", "n_1"]
+
+
+def test_an_op_that_onnx_does_not_have_is_named(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relux", ["x"], ["y"])], {"x": ["n", 3]}, {"y": None})
+    with pytest.raises(InputError, match="Relux"):
+        load_graph(path)
+
+
+def test_an_op_of_another_domain_needs_a_declared_shape(tmp_path: Path) -> None:
+    def write(outputs: dict[str, list[int | str] | None]) -> Path:
+        path = write_model(
+            tmp_path / "m.onnx",
+            [node("Twist", ["x"], ["y"], name="twist", domain="my.ops")],
+            {"x": ["n", 3]},
+            outputs,
+        )
+        model = onnx.load(path)
+        model.opset_import.append(helper.make_opsetid("my.ops", 1))
+        onnx.save(model, path)
+        return path
+
+    with pytest.raises(InputError, match=r"'y', which node twist \(Twist\) of domain my.ops gives, cannot be inferred"):
+        load_graph(write({"y": None}))
+    graph = load_graph(write({"y": ["n", 8]}), 5)
+    assert graph.outputs[0].shape == (5, 8)
+    assert graph.ops[0].flops is None
+    assert graph.uncounted_ops == ("Twist",)
+
+
+def test_the_branch_that_is_taken_gives_the_shape_and_what_it_captures_is_an_input(tmp_path: Path) -> None:
+    branches = {
+        name: helper.make_graph(
+            [node("Concat", ["x"] * times, ["out"], axis=1)],
+            name,
+            [],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+        )
+        for name, times in (("then_branch", 2), ("else_branch", 3))
+    }
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("If", ["c"], ["y"], name="choice", **branches)],
+        {"x": ["n", 4]},
+        {"y": None},
+        {"c": np.array(False)},
+    )
+    graph = load_graph(path, 2)
+    assert graph.outputs[0].shape == (2, 12)
+    assert [tensor.name for tensor in graph.ops[0].inputs] == ["c", "x"]
+    assert graph.ops[0].flops is not None
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"), [(None, (2, 12)), ([2, 5], (2, 5))], ids=["at most all", "as declared"]
+)
+def test_what_the_data_decides_is_at_its_largest_unless_declared(
+    tmp_path: Path, declared: list[int | str | None] | None, expected: tuple[int, ...]
+) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("NonZero", ["x"], ["y"])],
+        {"x": ["n", 4]},
+        {"y": declared},
+        types={"y": TensorProto.INT64},
+    )
+    assert load_graph(path, 3).outputs[0].shape == expected
+
+
+def loop(turns: str, state: str) -> onnx.NodeProto:
+    info = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            node("MatMul", ["s", "w"], ["more"]),
+            node("Slice", ["x", "i1", "next", "one"], ["column"]),
+            node("Unsqueeze", ["i", "zero"], ["i1"]),
+            node("Add", ["i1", "one"], ["next"]),
+            node("Identity", ["go"], ["on"]),
+        ],
+        "body",
+        [info("i", TensorProto.INT64, []), info("go", TensorProto.BOOL, []), info("s", TensorProto.FLOAT, None)],
+        [info(name, TensorProto.FLOAT, None) for name in ("on", "more", "column")],
+    )
+    order = [body.node[i] for i in (0, 2, 3, 1, 4)]
+    copies = [onnx.NodeProto.FromString(each.SerializeToString()) for each in order]
+    del body.node[:]
+    body.node.extend(copies)
+    body.output[0].type.tensor_type.elem_type = TensorProto.BOOL
+    return node("Loop", [turns, "", state], ["last", "all"], name="loop", body=body)
+
+
+def test_a_loop_costs_all_its_turns_and_gathers_what_each_gives(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Shape", ["x"], ["dims"]), node("Gather", ["dims", "one"], ["width"]), loop("width", "x")],
+        {"x": ["batch", 6]},
+        {"last": None, "all": None},
+        {"w": floats(6, 6), "zero": integers(0), "one": integers(1)},
+    )
+    graph = load_graph(path, 3)
+    assert [tensor.shape for tensor in graph.outputs] == [(3, 6), (6, 3, 1)]
+    assert graph.ops[-1].flops == 6 * (2 * 3 * 6 * 6 + 1)
+    assert graph.ops[-1].bytes_read > 6 * 4 * 36
+
+
+def test_a_loop_whose_turns_are_data_is_as_unknown_as_before(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [loop("turns", "x")],
+        {"x": ["batch", 6], "turns": []},
+        {"last": None, "all": ["steps", "batch", 1]},
+        {"w": floats(6, 6), "zero": integers(0), "one": integers(1)},
+        types={"turns": TensorProto.INT64},
+    )
+    with pytest.raises(InputError, match=r"the shape of '(last|all)', which node loop \(Loop\) gives"):
+        load_graph(path, 3)
+
+
+def test_what_follows_a_shape_that_the_data_decides_follows_the_largest(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [
+            node("NonZero", ["x"], ["where"]),
+            node("Transpose", ["where"], ["rows"]),
+            node("GatherND", ["x", "rows"], ["y"]),
+        ],
+        {"x": ["n", 4]},
+        {"y": None},
+    )
+    assert load_graph(path, 3).outputs[0].shape == (12,)
+
+
+def test_suppressed_boxes_are_as_many_as_are_asked_for(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("NonMaxSuppression", ["boxes", "scores", "most"], ["y"])],
+        {"boxes": ["n", 50, 4], "scores": ["n", 3, 50]},
+        {"y": None},
+        {"most": integers(7)},
+        types={"y": TensorProto.INT64},
+    )
+    assert load_graph(path, 2).outputs[0].shape == (2 * 3 * 7, 3)
+
+
+def test_a_huge_declared_dimension_is_refused(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": ["n", 2**62, 2**62]}, {"y": None})
+    with pytest.raises(InputError, match="elements"):
+        load_graph(path)
+
+
+def test_an_op_that_makes_a_huge_tensor_is_named(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Expand", ["x", "t"], ["y"], name="blow")],
+        {"x": ["n", 1]},
+        {"y": None},
+        {"t": integers(2**40, 2**40)},
+    )
+    with pytest.raises(InputError, match="blow"):
+        load_graph(path)
+
+
+class TestBadFiles:
+    def test_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="cannot read model"):
+            load_graph(tmp_path / "none.onnx")
+
+    def test_a_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="not a file"):
+            load_graph(tmp_path)
+
+    @pytest.mark.parametrize("content", [b"", b"hello, world\n", b"\x00" * 50, os.urandom(1000), b"\x08\x08"])
+    def test_not_onnx(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "m.onnx"
+        path.write_bytes(content)
+        with pytest.raises(InputError, match="is not an ONNX model"):
+            load_graph(path)
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(cut=st.floats(0.0, 0.999))
+    def test_truncated(self, convolution: Path, cut: float) -> None:
+        whole = convolution.read_bytes()
+        path = convolution.with_name("cut.onnx")
+        path.write_bytes(whole[: int(len(whole) * cut)])
+        with pytest.raises(InputError):
+            load_graph(path)
+
+    @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(position=st.floats(0, 1), value=st.integers(0, 255))
+    def test_a_changed_byte_is_either_harmless_or_refused(self, convolution: Path, position: float, value: int) -> None:
+        content = bytearray(convolution.read_bytes())
+        content[int(position * (len(content) - 1))] = value
+        path = convolution.with_name("bent.onnx")
+        path.write_bytes(content)
+        try:
+            load_graph(path, 2)
+        except InputError as error:
+            assert "\n" not in str(error)
+
+    def test_a_weight_with_too_little_data(self, convolution: Path) -> None:
+        model = onnx.load(convolution)
+        model.graph.initializer[0].raw_data = model.graph.initializer[0].raw_data[:-4]
+        onnx.save(model, convolution)
+        with pytest.raises(InputError, match=r"weight w of shape \[4, 2, 3, 3\] needs 288 bytes but has 284"):
+            load_graph(convolution)
+
+    @pytest.mark.parametrize("dims", [[-1, 4], [2**62, 2**62]])
+    def test_a_weight_of_impossible_shape(self, convolution: Path, dims: list[int]) -> None:
+        model = onnx.load(convolution)
+        model.graph.initializer[0].dims[:] = dims
+        onnx.save(model, convolution)
+        with pytest.raises(InputError, match="weight w"):
+            load_graph(convolution)
+
+
+class TestExternalData:
+    def write(self, path: Path, location: str = "m.data") -> Path:
+        write_model(
+            path,
+            [node("MatMul", ["x", "w"], ["y"])],
+            {"x": ["n", 64]},
+            {"y": None},
+            {"w": floats(64, 32)},
+        )
+        model = onnx.load(path)
+        onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+        if location != "m.data":
+            model = onnx.load(path, load_external_data=False)
+            for entry in model.graph.initializer[0].external_data:
+                if entry.key == "location":
+                    entry.value = location
+            path.write_bytes(model.SerializeToString())
+        return path
+
+    def test_it_is_found_and_hashed(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "m.onnx")
+        graph = load_graph(path)
+        assert graph.weight_bytes == 64 * 32 * 4
+        data = tmp_path / "m.data"
+        assert graph.sha256 == hashlib.sha256(path.read_bytes() + data.read_bytes()).hexdigest()
+        content = bytearray(data.read_bytes())
+        content[0] ^= 1
+        data.write_bytes(content)
+        os.utime(data, ns=(1, 1))
+        assert load_graph(path).sha256 != graph.sha256
+
+    def test_small_external_shapes_are_known(self, tmp_path: Path) -> None:
+        path = write_model(
+            tmp_path / "m.onnx",
+            [node("Reshape", ["x", "t"], ["y"])],
+            {"x": ["n", 6]},
+            {"y": None},
+            {"t": integers(-1, 2, 3)},
+        )
+        onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=0)
+        assert load_graph(path, 4).outputs[0].shape == (4, 2, 3)
+
+    @pytest.mark.parametrize("location", ["../m.data", "/etc/passwd", "a/../../m.data", ""])
+    def test_it_must_lie_beside_the_model(self, tmp_path: Path, location: str) -> None:
+        (tmp_path / "sub").mkdir()
+        path = self.write(tmp_path / "sub" / "m.onnx", location)
+        with pytest.raises(InputError, match="outside the model's directory"):
+            load_graph(path)
+
+    def test_a_link_out_of_the_directory_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "sub").mkdir()
+        path = self.write(tmp_path / "sub" / "m.onnx")
+        (tmp_path / "sub" / "m.data").rename(tmp_path / "m.data")
+        (tmp_path / "sub" / "m.data").symlink_to(tmp_path / "m.data")
+        with pytest.raises(InputError, match="outside the model's directory"):
+            load_graph(path)
+
+    def test_a_missing_or_short_file_is_named(self, tmp_path: Path) -> None:
+        path = self.write(tmp_path / "m.onnx")
+        data = tmp_path / "m.data"
+        data.write_bytes(data.read_bytes()[:-1])
+        with pytest.raises(InputError, match=r"needs 8192 bytes at 0 of 'm.data', which has 8191"):
+            load_graph(path)
+        data.unlink()
+        with pytest.raises(InputError, match=r"external data file 'm\.data' is missing"):
+            load_graph(path)

@@ -1,0 +1,312 @@
+"""FLOPs against counts made another way: by loops over every multiplication, or by hand."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.domain.model import Tensor
+from gpuprof.graph.op_costs import OpCost, cost_of, known_op_types
+
+Shape = tuple[int, ...]
+
+
+def cost(op_type: str, inputs: Sequence[Shape | None], output: Shape, domain: str = "", **attributes: object) -> OpCost:
+    operands = [None if s is None else Tensor(f"i{i}", "float32", s) for i, s in enumerate(inputs)]
+    return cost_of(op_type, domain, operands, [Tensor("y", "float32", output)], attributes)
+
+
+def flops(op_type: str, inputs: Sequence[Shape | None], output: Shape, domain: str = "", **attributes: object) -> int:
+    found = cost(op_type, inputs, output, domain, **attributes).flops
+    assert found is not None
+    return found
+
+
+class Counter:
+    """A number that counts the operations made with it and those it comes from."""
+
+    total = 0
+
+    def __add__(self, other: object) -> Counter:
+        Counter.total += 1
+        return self
+
+    __radd__ = __mul__ = __rmul__ = __sub__ = __truediv__ = __add__
+
+    def __gt__(self, other: object) -> bool:
+        Counter.total += 1
+        return True
+
+
+def counters(*shape: int) -> np.ndarray:
+    return np.array([Counter() for _ in range(int(np.prod(shape)))], dtype=object).reshape(shape)
+
+
+@given(st.integers(1, 2), st.integers(1, 2), st.integers(1, 2), st.integers(1, 3), st.integers(1, 3), st.booleans())
+def test_convolution_counts_each_multiplication_and_addition(
+    batch: int, groups: int, channels: int, filters: int, kernel: int, biased: bool
+) -> None:
+    size = 4
+    x = counters(batch, groups * channels, size, size)
+    w = counters(groups * filters, channels, kernel, kernel)
+    out = size - kernel + 1
+    Counter.total = 0
+    for n, f, i, j in itertools.product(range(batch), range(groups * filters), range(out), range(out)):
+        total = Counter() if biased else None
+        group = f // filters
+        for c, a, b in itertools.product(range(channels), range(kernel), range(kernel)):
+            product = x[n, group * channels + c, i + a, j + b] * w[f, c, a, b]
+            total = product if total is None else total + product
+    without_first = 0 if biased else batch * groups * filters * out * out
+    expected = Counter.total + without_first  # an unbiased sum has one addition less, yet its first counts as one
+    inputs = [x.shape, w.shape, (groups * filters,)] if biased else [x.shape, w.shape]
+    y = (batch, groups * filters, out, out)
+    bias = batch * groups * filters * out * out if biased else 0
+    assert flops("Conv", inputs, y, group=groups) == expected + bias
+
+
+def test_convolution_of_alexnets_first_layer_is_105_million_multiply_adds() -> None:
+    # 96 filters of 11×11×3 at 55×55 positions: 105,415,200 (Krizhevsky et al. 2012, table of layers).
+    assert flops("Conv", [(1, 3, 227, 227), (96, 3, 11, 11)], (1, 96, 55, 55)) == 2 * 105_415_200
+
+
+def test_transposed_convolution_spreads_each_input_over_the_kernel() -> None:
+    # 2×3 inputs of 5 channels, each to 4 output channels by 3×3 taps.
+    assert flops("ConvTranspose", [(1, 5, 2, 3), (5, 4, 3, 3)], (1, 4, 4, 5)) == 2 * (2 * 3 * 5) * 4 * 9
+    assert flops("ConvTranspose", [(1, 5, 2, 3), (5, 4, 3, 3), (4,)], (1, 4, 4, 5)) == 2 * 30 * 36 + 80
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "y", "product"),
+    [
+        ((5, 7), (7, 3), (5, 3), 5 * 7 * 3),
+        ((2, 4, 5, 7), (2, 4, 7, 3), (2, 4, 5, 3), 2 * 4 * 5 * 7 * 3),
+        ((2, 4, 5, 7), (7, 3), (2, 4, 5, 3), 2 * 4 * 5 * 7 * 3),
+        ((7,), (7, 3), (3,), 7 * 3),
+        ((5, 7), (7,), (5,), 5 * 7),
+    ],
+)
+def test_matmul_is_two_for_each_multiply_add(a: Shape, b: Shape, y: Shape, product: int) -> None:
+    assert np.matmul(np.zeros(a), np.zeros(b)).shape == y
+    assert flops("MatMul", [a, b], y) == 2 * product
+
+
+def test_a_transposed_operand_is_summed_over_its_other_axis() -> None:
+    assert flops("FusedMatMul", [(7, 5), (7, 3)], (5, 3), "com.microsoft", transA=1) == 2 * 5 * 7 * 3
+
+
+def test_gemm_adds_c_and_scales() -> None:
+    assert flops("Gemm", [(5, 7), (7, 3)], (5, 3)) == 2 * 105
+    assert flops("Gemm", [(7, 5), (3, 7), (3,)], (5, 3), transA=1, transB=1) == 2 * 105 + 15
+    assert flops("Gemm", [(5, 7), (7, 3), (3,)], (5, 3), alpha=0.5, beta=2.0) == 2 * 105 + 15 + 30
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("ij,jk->ik", [(3, 4), (4, 5)]),
+        ("ibnd,jbnd->bnij", [(3, 2, 4, 5), (6, 2, 4, 5)]),
+        ("bhqk,bhkd->bqhd", [(2, 3, 4, 5), (2, 3, 5, 6)]),
+        ("...ij,...jk->...ik", [(2, 3, 4), (2, 4, 5)]),
+        ("ij,jk", [(3, 4), (4, 5)]),
+    ],
+)
+def test_einsum_of_two_is_as_numpy_counts_it(equation: str, shapes: list[Shape]) -> None:
+    operands = [np.zeros(shape) for shape in shapes]
+    said = np.einsum_path(equation, *operands, optimize=False)[1]
+    naive = next(float(line.split(":")[1]) for line in said.splitlines() if "Naive FLOP count" in line)
+    # NumPy prints three or four digits.
+    assert flops("Einsum", shapes, np.einsum(equation, *operands).shape, equation=equation) == pytest.approx(
+        naive, 1e-2
+    )
+
+
+def test_einsum_that_only_moves_costs_nothing_and_one_that_sums_adds() -> None:
+    assert flops("Einsum", [(3, 4)], (4, 3), equation="ij->ji") == 0
+    assert flops("Einsum", [(3, 4)], (3,), equation="ij->i") == 12
+    assert flops("Einsum", [(3,), (4,)], (3, 4), equation="i,j->ij") == 12
+
+
+def brute_pool(size: int, kernel: int, stride: int, before: int, outputs: int, dilation: int) -> int:
+    return sum(0 <= i * stride - before + k * dilation < size for i in range(outputs) for k in range(kernel))
+
+
+@given(st.integers(3, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2), st.integers(1, 2), st.integers(0, 1))
+def test_pooling_counts_the_taps_on_the_data(
+    size: int, kernel: int, stride: int, pad: int, dilation: int, extra: int
+) -> None:
+    pad = min(pad, kernel - 1)
+    span = (kernel - 1) * dilation + 1
+    if size + 2 * pad < span:
+        return
+    outputs = (size + 2 * pad - span) // stride + 1 + extra  # one more, as rounding up may give
+    taps = 2 * 3 * brute_pool(size, kernel, stride, pad, outputs, dilation) ** 2
+    y = (2, 3, outputs, outputs)
+    attributes: dict[str, Any] = {
+        "kernel_shape": (kernel, kernel), "strides": (stride, stride), "pads": (pad,) * 4, "dilations": (dilation,) * 2,
+    }  # fmt: skip
+    elements = int(np.prod(y))
+    assert flops("MaxPool", [(2, 3, size, size)], y, **attributes) == taps - elements
+    assert flops("AveragePool", [(2, 3, size, size)], y, **attributes) == taps
+
+
+def test_pooling_with_automatic_padding() -> None:
+    # 5 wide, kernel 3, stride 2, SAME: 3 outputs, one padding on each side: 2 + 3 + 2 taps.
+    taps = 7 * 7
+    assert (
+        flops("AveragePool", [(1, 1, 5, 5)], (1, 1, 3, 3), kernel_shape=(3, 3), strides=(2, 2), auto_pad="SAME_UPPER")
+        == taps
+    )
+
+
+def test_a_global_average_adds_all_but_one_and_divides() -> None:
+    assert flops("GlobalAveragePool", [(2, 3, 4, 5)], (2, 3, 1, 1)) == 2 * 3 * (19 + 1)
+    assert flops("GlobalMaxPool", [(2, 3, 4, 5)], (2, 3, 1, 1)) == 2 * 3 * 19
+
+
+@given(st.integers(1, 5), st.integers(1, 6))
+def test_softmax_counts_maximum_difference_exponential_sum_and_quotient(rows: int, length: int) -> None:
+    Counter.total = 0
+    for _ in range(rows):
+        x = list(counters(length))
+        for value in x[1:]:
+            _ = x[0] > value
+        exponentials = [value - x[0] for value in x]
+        Counter.total += length  # the exponentials
+        total = exponentials[0]
+        for value in exponentials[1:]:
+            total = total + value
+        _ = [value / total for value in exponentials]
+    assert flops("Softmax", [(rows, length)], (rows, length), axis=-1) == Counter.total
+
+
+def test_layer_normalisation_by_hand() -> None:
+    # Of a row of 4: mean 3+1, differences 4, squares 4, their mean 3+1, ε + root + reciprocal 3, scaled 4, weights 4.
+    assert flops("LayerNormalization", [(5, 4), (4,)], (5, 4)) == 5 * (4 + 4 + 4 + 4 + 3 + 4 + 4)
+    assert flops("LayerNormalization", [(5, 4), (4,), (4,)], (5, 4)) == 5 * (27 + 4)
+    assert flops("RMSNormalization", [(5, 4), (4,)], (5, 4)) == 5 * (4 + 4 + 3 + 4 + 4)
+
+
+def test_normalisation_over_the_batch_scales_and_shifts() -> None:
+    assert flops("BatchNormalization", [(2, 3, 4, 4)] + [(3,)] * 4, (2, 3, 4, 4)) == 2 * 96
+
+
+def test_normalisation_by_groups() -> None:
+    assert flops("InstanceNormalization", [(2, 3, 4), (3,), (3,)], (2, 3, 4)) == 7 * 24 + 3 * 6
+    assert flops("GroupNormalization", [(2, 6, 4), (6,), (6,)], (2, 6, 4), num_groups=2) == 7 * 48 + 3 * 4
+
+
+def test_response_normalisation() -> None:
+    # A window of 5: 1 square, 4 additions, α, k, power, quotient.
+    assert flops("LRN", [(1, 8, 2, 2)], (1, 8, 2, 2), size=5) == 32 * 9
+
+
+@pytest.mark.parametrize(
+    ("op_type", "each"), [("Relu", 1), ("Sigmoid", 4), ("Tanh", 1), ("LeakyRelu", 2), ("Erf", 1), ("HardSwish", 5)]
+)
+def test_activations_count_for_each_element(op_type: str, each: int) -> None:
+    assert flops(op_type, [(3, 5)], (3, 5)) == each * 15
+
+
+def test_gelu_written_out_in_ops_costs_what_the_op_costs() -> None:
+    shape = (3, 5)
+    written = ("Div", "Erf", "Add", "Mul", "Mul")
+    assert sum(flops(op, [shape, ()], shape) for op in written) == flops("Gelu", [shape], shape)
+
+
+def test_elementwise_ops_count_the_broadcast_result() -> None:
+    assert flops("Add", [(4, 1), (1, 5)], (4, 5)) == 20
+    assert flops("Sum", [(4, 5)] * 3, (4, 5)) == 40
+    assert flops("Mean", [(4, 5)] * 3, (4, 5)) == 60
+    assert flops("Clip", [(4, 5), (), ()], (4, 5)) == 40
+    assert flops("Clip", [(4, 5), None, ()], (4, 5)) == 20
+
+
+def test_reductions_count_what_they_fold() -> None:
+    assert flops("ReduceSum", [(4, 5)], (4, 1)) == 4 * 4
+    assert flops("ReduceMean", [(4, 5)], (4, 1)) == 4 * (4 + 1)
+    assert flops("ReduceL2", [(4, 5)], (4, 1)) == 4 * (5 + 4 + 1)
+    assert flops("ArgMax", [(4, 5)], (4, 1)) == 4 * 4
+
+
+def test_lstm_by_hand() -> None:
+    # 7 steps of 2 sequences of 3 features, 5 hidden: four gates of (3 + 5) products, each 5 wide.
+    steps, hidden = 7 * 2, 5
+    each = 2 * 4 * hidden * (3 + 5) + 4 * hidden + 18 * hidden
+    inputs = [(7, 2, 3), (1, 20, 3), (1, 20, 5)]
+    assert flops("LSTM", inputs, (7, 1, 2, 5), hidden_size=5) == steps * each
+    assert flops("LSTM", [*inputs, (1, 40)], (7, 1, 2, 5)) == steps * (each + 4 * hidden)
+    both = [(7, 2, 3), (2, 20, 3), (2, 20, 5)]
+    assert flops("LSTM", both, (7, 2, 2, 5), direction="bidirectional") == 2 * steps * each
+
+
+def test_attention_is_its_parts() -> None:
+    batch, heads, queries, keys, width = 2, 3, 4, 6, 5
+    scores = (batch, heads, queries, keys)
+    parts = (
+        flops("MatMul", [(2, 3, 4, 5), (2, 3, 5, 6)], scores)
+        + flops("Mul", [scores, ()], scores)
+        + flops("Softmax", [scores], scores, axis=-1)
+        + flops("MatMul", [scores, (2, 3, 6, 5)], (2, 3, 4, 5))
+    )
+    q, k = (batch, heads, queries, width), (batch, heads, keys, width)
+    assert flops("Attention", [q, k, k], q) == parts
+    flat_q, flat_k = (batch, queries, heads * width), (batch, keys, heads * width)
+    assert flops("Attention", [flat_q, flat_k, flat_k], flat_q, q_num_heads=3, kv_num_heads=3) == parts
+    assert flops("MultiHeadAttention", [flat_q, flat_k, flat_k], flat_q, "com.microsoft", num_heads=3) == parts
+
+
+def test_resizing_counts_the_taps_of_the_axes_that_change() -> None:
+    assert flops("Resize", [(1, 2, 4, 4)], (1, 2, 8, 8), mode="nearest") == 0
+    assert flops("Resize", [(1, 2, 4, 4)], (1, 2, 8, 8), mode="linear") == 128 * 7
+    assert flops("Resize", [(1, 2, 4, 4)], (1, 2, 8, 4), mode="linear") == 64 * 3
+
+
+@pytest.mark.parametrize("op_type", ["Transpose", "Concat", "Split", "Slice", "Pad", "Gather", "Reshape", "Cast"])
+def test_moving_data_costs_no_flops(op_type: str) -> None:
+    assert flops(op_type, [(4, 4)], (4, 4)) == 0
+
+
+@pytest.mark.parametrize("op_type", ["Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Shape"])
+def test_views_move_nothing(op_type: str) -> None:
+    found = cost(op_type, [(4, 4), (1,)], (16,))
+    assert (found.bytes_read, found.bytes_written) == (0, 0)
+
+
+def test_a_lookup_reads_only_the_rows_that_it_takes() -> None:
+    indices = Tensor("ids", "int64", (2, 8))
+    found = cost_of(
+        "Gather", "", [Tensor("table", "float32", (30000, 16)), indices], [Tensor("y", "float32", (2, 8, 16))], {}
+    )
+    assert found.bytes_read == 2 * 8 * 16 * 4 + 2 * 8 * 8
+    assert found.bytes_written == 2 * 8 * 16 * 4
+
+
+def test_an_input_used_twice_is_read_once() -> None:
+    x = Tensor("x", "float16", (10,))
+    assert cost_of("Mul", "", [x, x], [Tensor("y", "float16", (10,))], {}) == OpCost(10, 20, 20)
+
+
+def test_an_op_without_a_formula_is_unknown_and_not_free() -> None:
+    assert cost("NonMaxSuppression", [(1, 5, 4), (1, 1, 5)], (3, 3)).flops is None
+    assert cost("Conv", [(1, 5, 4), (1, 1, 5)], (3, 3), "someone.else").flops is None
+    assert "Conv" in known_op_types()
+
+
+def test_an_op_whose_operands_make_no_sense_is_unknown() -> None:
+    assert cost("Conv", [(1, 3, 4, 4)], (1, 3, 4, 4)).flops is None
+    assert cost("LSTM", [(7, 2, 3), (20, 3), (20, 5)], (7, 1, 2, 5)).flops is None
+
+
+def test_quantised_products_count_as_floating_ones() -> None:
+    plain = flops("MatMul", [(5, 7), (7, 3)], (5, 3))
+    assert flops("MatMulInteger", [(5, 7), (7, 3)], (5, 3)) == plain
+    inputs = [(1, 3, 8, 8), (), (), (4, 3, 3, 3), (), (), (), ()]
+    y = (1, 4, 6, 6)
+    assert flops("QLinearConv", inputs, y) == flops("Conv", [(1, 3, 8, 8), (4, 3, 3, 3)], y) + 5 * 144

@@ -1,0 +1,53 @@
+"""Shapes against the cases that ONNX ships for every version of every op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import ModelProto, TensorProto
+
+from gpuprof.errors import InputError
+from gpuprof.graph.load import load_graph
+
+#: Whose outputs are as large as the data says: the largest size stands for it.
+DATA_DECIDES = {"Unique", "Compress", "NonZero", "NonMaxSuppression"}
+#: Cases with sequences, optionals and axes that only the caller knows are rightly refused.
+MOST_REFUSED_PCT = 6.0
+
+
+def batch_of(model: ModelProto) -> int:
+    shapes = [[dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in model.graph.input]
+    return next((shape[0] for shape in shapes if shape), 1) or 1
+
+
+def shape_of(value: object) -> tuple[int, ...] | None:
+    if isinstance(value, TensorProto):
+        return tuple(value.dims)
+    return None if isinstance(value, list | dict) or value is None else np.asarray(value).shape
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_shapes_are_those_that_the_reference_gives_or_the_case_is_refused(tmp_path: Path) -> None:
+    from onnx.backend.test.case.node import collect_testcases
+
+    cases = [(c.name, c.model, c.data_sets[0]) for c in collect_testcases(None) if c.model and c.data_sets]
+    path = tmp_path / "m.onnx"
+    wrong, refused = [], []
+    for name, model, data in cases:
+        path.write_bytes(model.SerializeToString())
+        try:
+            graph = load_graph(path, batch_of(model))
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused.append(name)
+            continue
+        given = [shape_of(value) for value in data[1]]
+        agrees = all(want in (None, got.shape) for got, want in zip(graph.outputs, given, strict=False))
+        if not agrees and not DATA_DECIDES & {op.op_type for op in graph.ops}:
+            wrong.append(name)
+    assert len(cases) > 1000
+    assert wrong == []
+    assert 100 * len(refused) < MOST_REFUSED_PCT * len(cases)

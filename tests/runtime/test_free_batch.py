@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import NodeProto, helper
+
+from gpuprof.errors import InputError
+from gpuprof.graph.inputs import random_inputs
+from gpuprof.graph.load import load_graph
+from gpuprof.runtime.free_batch import ensure_dynamic_batch, is_dynamic, rebatch
+from gpuprof.runtime.session import open_session
+from tests.small_models import Dims, floats, integers, write_model
+
+node = helper.make_node
+Weights = dict[str, np.ndarray]
+
+
+def freed(path: Path, batch: int | None = None) -> Path:
+    output = path.with_name(f"free-{path.name}")
+    rebatch(path, output, batch)
+    return output
+
+
+def run(path: Path, batch: int) -> list[np.ndarray]:
+    found: list[np.ndarray] = open_session(path, threads=1).run(None, random_inputs(load_graph(path, batch)))
+    return found
+
+
+def model(
+    directory: Path, nodes: list[NodeProto], x: Dims, y: Dims, weights: Weights | None = None, opset: int = 17
+) -> Path:
+    return write_model(directory / "m.onnx", nodes, {"x": x}, {"y": y}, weights, opset=opset)
+
+
+def test_a_model_that_holds_no_batch_only_changes_its_declarations(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
+    free = freed(path)
+    assert load_graph(free, 5).outputs[0].shape == (5, 3)
+    assert [n.op_type for n in onnx.load(free).graph.node] == ["Relu"]
+
+
+@pytest.mark.parametrize("fixed", [1, 4])
+@pytest.mark.parametrize(
+    ("target", "result"), [((6,), (6,)), ((2, -1), (2, 3)), ((0, 3), (2, 3)), ((2, 3, 1), (2, 3, 1))]
+)
+def test_a_reshape_follows_the_batch(
+    tmp_path: Path, fixed: int, target: tuple[int, ...], result: tuple[int, ...]
+) -> None:
+    nodes = [node("Reshape", ["x", "t"], ["y"])]
+    path = model(tmp_path, nodes, [fixed, 2, 3], [fixed, *result], {"t": integers(fixed, *target)})
+    assert run(freed(path), 7)[0].shape == (7, *result)
+
+
+def test_heads_that_are_folded_into_the_batch_follow_it(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [
+            node("Reshape", ["x", "split"], ["a"]),
+            node("Transpose", ["a"], ["b"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["b", "fold"], ["c"]),
+            node("Transpose", ["c"], ["k"], perm=[0, 2, 1]),
+            node("MatMul", ["c", "k"], ["scores"]),
+            node("MatMul", ["scores", "c"], ["d"]),
+            node("Reshape", ["d", "unfold"], ["e"]),
+            node("Transpose", ["e"], ["f"], perm=[0, 2, 1, 3]),
+            node("Reshape", ["f", "join"], ["y"]),
+        ],
+        [1, 5, 12],
+        [1, 5, 12],
+        {
+            "split": integers(1, 5, 3, 4),
+            "fold": integers(3, 5, 4),
+            "unfold": integers(1, 3, 5, 4),
+            "join": integers(1, 5, 12),
+        },
+    )
+    assert run(freed(path), 6)[0].shape == (6, 5, 12)
+
+
+def test_a_batch_in_the_second_place_follows(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [
+            node("Transpose", ["x"], ["a"], perm=[1, 0, 2]),
+            node("Reshape", ["a", "fold"], ["b"]),
+            node("MatMul", ["b", "w"], ["c"]),
+            node("Reshape", ["c", "unfold"], ["d"]),
+            node("Transpose", ["d"], ["y"], perm=[1, 0, 2]),
+        ],
+        [2, 5, 3],
+        [2, 5, 4],
+        {"fold": integers(10, 3), "w": floats(3, 4), "unfold": integers(5, 2, 4)},
+    )
+    assert run(freed(path), 6)[0].shape == (6, 5, 4)
+
+
+def test_a_token_that_is_joined_to_each_sample_is_repeated(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [node("Concat", ["token", "x"], ["y"], axis=1)],
+        [1, 4, 3],
+        [1, 5, 3],
+        {"token": floats(1, 1, 3)},
+    )
+    y = run(freed(path), 3)[0]
+    assert y.shape == (3, 5, 3)
+    np.testing.assert_array_equal(y[:, 0], np.repeat(floats(1, 1, 3)[0], 3, axis=0))
+
+
+@pytest.mark.parametrize("opset", [12, 17])
+def test_initial_states_are_repeated(tmp_path: Path, opset: int) -> None:
+    path = model(
+        tmp_path,
+        [
+            node("Transpose", ["x"], ["t"], perm=[1, 0, 2]),
+            node("LSTM", ["t", "w", "r", "", "", "h", "c"], ["y"], hidden_size=2),
+        ],
+        [1, 5, 3],
+        [5, 1, 1, 2],
+        {"w": floats(1, 8, 3), "r": floats(1, 8, 2), "h": floats(1, 1, 2), "c": floats(1, 1, 2)},
+        opset,
+    )
+    assert run(freed(path), 4)[0].shape == (5, 1, 4, 2)
+
+
+def test_bounds_that_hold_the_batch_are_lifted(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [node("Slice", ["x", "starts", "ends"], ["y"])],
+        [2, 5],
+        [2, 3],
+        {"starts": integers(0, 1), "ends": integers(2, 4)},
+    )
+    assert run(freed(path), 6)[0].shape == (6, 3)
+
+
+def test_sizes_and_targets_that_hold_the_batch_follow(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [
+            node("Resize", ["x", "", "", "sizes"], ["a"], mode="nearest"),
+            node("Expand", ["a", "shape"], ["y"]),
+        ],
+        [2, 1, 2, 2],
+        [2, 3, 4, 4],
+        {"sizes": integers(2, 1, 4, 4), "shape": integers(2, 3, 4, 4)},
+    )
+    assert run(freed(path), 5)[0].shape == (5, 3, 4, 4)
+
+
+def test_another_fixed_batch_is_set(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], [1, 2, 3], [1, 6], {"t": integers(1, 6)})
+    fixed = freed(path, 8)
+    assert [d.dim_value for d in onnx.load(fixed).graph.output[0].type.tensor_type.shape.dim] == [8, 6]
+    assert run(fixed, 8)[0].shape == (8, 6)
+    assert load_graph(freed(fixed, 2), 2).outputs[0].shape == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "nodes", "weights"),
+    [
+        ("first", [node("Gather", ["x", "zero"], ["y"], name="first", axis=0)], {"zero": integers(0)}),
+        ("mean", [node("ReduceMean", ["x"], ["y"], name="mean", axes=[0], keepdims=1)], {}),
+        ("gram", [node("Gemm", ["x", "x"], ["y"], name="gram", transB=1)], {}),
+        ("squeeze", [node("Squeeze", ["x", "zero"], ["y"], name="squeeze")], {"zero": integers(0)}),
+        ("normalise", [node("Softmax", ["x"], ["y"], name="normalise", axis=0)], {}),
+    ],
+)
+def test_a_node_that_mixes_or_loses_samples_is_named(
+    tmp_path: Path, name: str, nodes: list[NodeProto], weights: Weights
+) -> None:
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [1, 3]}, {"y": None}, weights)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=name if name != "normalise" else "output y differs"):
+        freed(path)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_weights_of_each_sample_are_refused(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Add", ["x", "w"], ["y"], name="own")], [4, 3], [4, 3], {"w": floats(4, 3)})
+    with pytest.raises(InputError, match=r"node own \(Add\) stands in the way"):
+        freed(path)
+
+
+def test_a_model_without_a_batch_is_refused(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Relu", ["w"], ["y"]), node("Relu", ["x"], ["z"])],
+        {"x": [1, 3]},
+        {"y": None},
+        {"w": floats(1, 3)},
+    )
+    with pytest.raises(InputError, match="no output follows the batch"):
+        freed(path)
+
+
+def test_a_free_model_is_left_as_it_is(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Relu", ["x"], ["y"])], ["n", 3], ["n", 3])
+    assert is_dynamic(path)
+    assert ensure_dynamic_batch(path, tmp_path / "copies") == path
+    assert not (tmp_path / "copies").exists()
+
+
+def test_inputs_that_are_free_while_a_constant_holds_the_batch_are_rewritten(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Reshape", ["x", "t"], ["y"])], ["n", 2, 3], ["n", 6], {"t": integers(1, 6)})
+    assert not is_dynamic(path)
+    free = ensure_dynamic_batch(path, tmp_path / "copies")
+    assert is_dynamic(free)
+    assert free.name == path.name
+    assert ensure_dynamic_batch(path, tmp_path / "copies") == free
+
+
+def test_external_data_goes_along(tmp_path: Path) -> None:
+    path = model(
+        tmp_path,
+        [node("MatMul", ["x", "w"], ["a"]), node("Reshape", ["a", "t"], ["y"])],
+        [1, 8],
+        [1, 2, 2],
+        {"w": floats(8, 4), "t": integers(1, 2, 2)},
+    )
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="m.data", size_threshold=100)
+    (tmp_path / "out").mkdir()
+    rebatch(path, tmp_path / "out" / "m.onnx")
+    assert run(tmp_path / "out" / "m.onnx", 3)[0].shape == (3, 2, 2)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "m.data").write_text("mine")
+    with pytest.raises(InputError, match="is not this model's data"):
+        rebatch(path, tmp_path / "other" / "m.onnx")
+    assert (tmp_path / "other" / "m.data").read_text() == "mine"
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = model(tmp_path, [node("Relu", ["x"], ["y"])], [1, 3], [1, 3])
+    with pytest.raises(InputError, match="cannot write"):
+        rebatch(path, tmp_path / "none" / "m.onnx")
+
+
+def test_a_model_that_rounds_to_eight_bits_may_move_by_a_step_with_the_batch(tmp_path: Path) -> None:
+    nodes = [
+        node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),  # by the largest value of the whole batch
+        node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    path = model(tmp_path, nodes, [1, 30], [1, 30])
+    assert run(freed(path), 5)[0].shape == (5, 30)

@@ -1,0 +1,73 @@
+"""What ONNX Runtime makes of a model is found without the model's weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from gpuprof.errors import InputError
+from gpuprof.graph.executed_graph import read_executed
+from gpuprof.runtime.optimizer import executed_nodes
+from gpuprof.runtime.session import open_session
+
+
+def _network(path: Path, domain: str = "") -> Path:
+    """Write two wide layers whose ReLU and batch normalisation the runtime fuses into the convolution."""
+    random = np.random.default_rng(0)
+    weights = {
+        "w": random.normal(size=(32, 16, 3, 3)),
+        **{name: random.uniform(0.5, 1.0, 32) for name in ("scale", "shift", "mean", "variance")},
+        "dense": random.normal(size=(32, 2000)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+        helper.make_node("BatchNormalization", ["c", "scale", "shift", "mean", "variance"], ["n"], name="norm"),
+        helper.make_node("Relu", ["n"], ["r"], name="relu", domain=domain),
+        helper.make_node("GlobalAveragePool", ["r"], ["p"], name="pool"),
+        helper.make_node("Flatten", ["p"], ["f"], name="flat"),
+        helper.make_node("MatMul", ["f", "dense"], ["y"], name="last"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "network",
+        [helper.make_tensor_value_info("x", 1, ["N", 16, 8, 8])],
+        [helper.make_tensor_value_info("y", 1, ["N", 2000])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("nobody", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=9), str(path))
+    return path
+
+
+def test_the_same_nodes_are_found_without_the_weights_as_with_them(tmp_path: Path) -> None:
+    path = _network(tmp_path / "network.onnx")
+    open_session(path, threads=1, optimized_path=tmp_path / "optimized.onnx")
+    with_weights = read_executed(tmp_path / "optimized.onnx")
+    found = executed_nodes(path)
+    assert found is not None
+    assert [(node.op_type, node.outputs) for node in found] == [(node.op_type, node.outputs) for node in with_weights]
+    assert "Relu" not in {node.op_type for node in found} and "BatchNormalization" not in {n.op_type for n in found}
+
+
+def test_external_weights_are_not_read(tmp_path: Path) -> None:
+    path = _network(tmp_path / "network.onnx")
+    model = onnx.load(path)
+    inside = executed_nodes(path)
+    onnx.save(model, str(path), save_as_external_data=True, location="weights", size_threshold=1024)
+    outside = executed_nodes(path)
+    assert inside is not None and outside is not None
+    assert [node.op_type for node in inside] == [node.op_type for node in outside]
+
+
+def test_a_model_that_the_runtime_refuses_is_not_known(tmp_path: Path) -> None:
+    assert executed_nodes(_network(tmp_path / "odd.onnx", domain="nobody")) is None
+
+
+def test_what_is_no_model_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "no.onnx").write_bytes(b"nonsense")
+    with pytest.raises(InputError):
+        executed_nodes(tmp_path / "no.onnx")
