@@ -32,6 +32,8 @@ ALLOWED = {
     "simulator": _RUNNING,
     "serving": _RUNNING,
     "report": _RUNNING,
+    "pipeline": _RUNNING
+    | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "report"},
 }
 #: The rooms of the larger parts: each imports only those before it.
 ROOMS = {

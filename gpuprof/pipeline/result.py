@@ -1,0 +1,62 @@
+"""What every verb returns: rows for frames and notebooks, and notes for people."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far long work has come.
+
+    Attributes
+    ----------
+    step : str
+        What was just done, in words.
+    done, total : int
+        Steps done, and steps in all; ``total`` is 0 where nobody can know.
+    """
+
+    step: str
+    done: int = 0
+    total: int = 0
+
+
+#: Called after each step of long work, in the thread that does the work.
+ProgressCallback = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Result(ABC):
+    """What a verb returns.
+
+    Attributes
+    ----------
+    notes : tuple of str
+        Remarks on the result, each a sentence: what was assumed, what was left out, what to do next.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    @abstractmethod
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return the result as records with units in their keys, as ``--json`` and ``--csv`` print them."""
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return `rows` as a pandas frame, a record a row."""
+        import pandas as pd
+
+        return pd.DataFrame.from_records([dict(row) for row in self.rows()])
+
+    def _repr_html_(self) -> str:
+        """Return the frame and the notes as notebooks show them."""
+        from html import escape
+
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"{self.to_frame().to_html(index=False, na_rep='–')}{notes}"
