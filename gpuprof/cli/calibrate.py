@@ -19,6 +19,7 @@ from gpuprof.cli.output import (
     print_rows,
     progress,
     say,
+    say_note,
 )
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
@@ -78,8 +79,8 @@ def calibrate(
     CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
     any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
     """
-    from gpuprof.cli.devices import database_path, resolve_device
     from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.pipeline.devices import database_path, resolve_device
 
     chosen = chosen_format(as_json, as_csv)
     path, device = database_path(fitting.db), fitting.device
@@ -103,14 +104,13 @@ def calibrate(
 
 def _measure(models: Sequence[str], name: str | None, measuring: Measuring, path: Path) -> Device:
     """Measure what the device's interference models need and the database lacks; return the device."""
-    from gpuprof.cli.devices import resolve_device
-    from gpuprof.cli.local import local_device
     from gpuprof.kernel_db.store import COPIES, KernelDb
+    from gpuprof.pipeline.devices import resolve_device, resolve_local_device
     from gpuprof.profiling.collector import choose
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
 
-    here = local_device(name, measuring.collector)
+    here = resolve_local_device(name, measuring.collector, say_note)
     collector, why = choose(measuring.collector, here.kind)
     cells = _cells(planning.parse_models(models), here.kind == "gpu", path / COPIES)
     say(f"{here.name}, collector {why}")

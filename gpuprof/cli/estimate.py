@@ -9,7 +9,17 @@ import typer
 
 from gpuprof.cli.estimate_options import Knowledge, Running
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    JsonOption,
+    chosen_format,
+    mebibytes,
+    number,
+    print_rows,
+    say,
+    say_note,
+)
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -50,7 +60,7 @@ def estimate(
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
-    from gpuprof.cli.devices import database_path, open_database, resolve_device, say_superseded
+    from gpuprof.pipeline.devices import database_path, describe_superseded, open_database, resolve_device
 
     chosen = chosen_format(as_json, as_csv)
     sizes = running.sizes()
@@ -62,7 +72,8 @@ def estimate(
     if not names:
         where = database_path(knowledge.db)
         raise InputError(f"the kernel database {where} holds no models", "gpuprof profile MODEL.onnx")
-    say_superseded(asked, names)
+    for remark in describe_superseded(asked, names):
+        say_note(remark)
     others = running.neighbours(target, part)
     found = _estimates(asked, names, target, sizes, part, running.processes, others, knowledge.strict)
     shown = [column for column in _COLUMNS if others or column.key != "beside"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.output import say_note
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -112,9 +113,9 @@ class Knowledge:
         InputError
             When there is none of this name.
         """
-        from gpuprof.cli.devices import estimator_of
         from gpuprof.estimators.builtin import make_estimator
+        from gpuprof.pipeline.devices import make_database_estimator
 
         if self.estimator == "database":
-            return estimator_of(database)
+            return make_database_estimator(database, note=say_note)
         return make_estimator(self.estimator, database)

@@ -101,10 +101,10 @@ class Gain:
         InputError
             When the device, the database or a size is not what it should be.
         """
-        from gpuprof.cli.devices import open_database, resolve_device
-        from gpuprof.cli.op_seconds import op_seconds
         from gpuprof.merging.gain import rates_of
         from gpuprof.merging.pipeline import MergeOptions
+        from gpuprof.pipeline.devices import open_database, resolve_device
+        from gpuprof.pipeline.op_seconds import read_op_seconds
 
         database = open_database(self.db, needed=False)
         target = resolve_device(self.device, database)
@@ -117,7 +117,7 @@ class Gain:
             dims=sizes.dims(),
             batches=sizes.batches(),
             rates=rates_of(target),
-            measured=op_seconds(database, target, models),
+            measured=read_op_seconds(database, target, models),
         )
 
 

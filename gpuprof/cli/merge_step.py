@@ -86,10 +86,10 @@ _Proposed = tuple[list[tuple[tuple[str, ...], "MergeProposal"]], list[tuple[str,
 
 def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None) -> _Proposed:
     """Return the merges worth trying, with their models, and why each other model is in none."""
-    from gpuprof.cli.op_seconds import op_seconds
     from gpuprof.merging.gain import rates_of
     from gpuprof.merging.pipeline import MergeOptions, source_names
     from gpuprof.merging.proposal import propose_merges
+    from gpuprof.pipeline.op_seconds import read_op_seconds
 
     left, refused = dict(files), list[tuple[str, str]]()
     while len(left) > 1:
@@ -97,7 +97,7 @@ def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Devi
         options = MergeOptions(
             rates=rates_of(device),
             batches={name: batches[model] for name, model in named.items()},
-            measured=op_seconds(db, device, list(left.values())),
+            measured=read_op_seconds(db, device, list(left.values())),
         )
         try:
             proposals = propose_merges(list(left.values()), options)

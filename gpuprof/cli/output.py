@@ -83,6 +83,11 @@ def say(message: str) -> None:
         sys.stderr.write(message + "\n")
 
 
+def say_note(note: str) -> None:
+    """Print a remark on a result on stderr, as `say` does."""
+    say(f"gpuprof: {note}")
+
+
 def progress() -> Progress:
     """Return a progress bar on stderr, with the time left; it vanishes when done and is silent in a pipe."""
     from rich.console import Console

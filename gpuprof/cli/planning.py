@@ -43,9 +43,10 @@ def build_problem(
     InputError
         For a file, device or model that is wrong or unknown.
     """
-    from gpuprof.cli.devices import estimator_of, open_database, say_superseded
+    from gpuprof.cli.output import say_note
     from gpuprof.domain.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import describe_superseded, make_database_estimator, open_database
     from gpuprof.placement.problem import Problem
 
     demands = read_demands(slo_file)
@@ -54,7 +55,7 @@ def build_problem(
     database = open_database(db, needed=len(given) < len(demands))
     graphs = {name: _of_any_batch(path, database) for name, path in given.items()}
     fleet = _fleet(gpus, fleet_file, database)
-    estimator = estimator_of(database, graphs)
+    estimator = make_database_estimator(database, graphs, say_note)
     models = [demand.model for demand in demands]
     if overhead_ms is None:
         overhead_ms = _overhead_ms(database, fleet, models)
@@ -62,7 +63,8 @@ def build_problem(
     for demand in demands:
         for entry in fleet.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
-    say_superseded(estimator, models)
+    for remark in describe_superseded(estimator, models):
+        say_note(remark)
     files = _files(database, graphs)
     if options.max_batch > 1:
         _say_what_mixes(estimator.verdicts, files, models)
@@ -91,14 +93,14 @@ def _say_what_mixes(verdicts: BatchVerdicts, files: Mapping[str, ModelFile], mod
 
 
 def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
-    from gpuprof.cli.serving_cost import serving_overhead_ms
+    from gpuprof.pipeline.serving_cost import serving_overhead_ms
 
     return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
 
 
 def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
     """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
-    from gpuprof.cli.serving_cost import serving_work
+    from gpuprof.pipeline.serving_cost import serving_work
     from gpuprof.rules.host_work import NO_HOST_WORK
 
     if len(fleet.entries) != 1:
@@ -147,9 +149,10 @@ def problem_evidence(problem: Problem) -> Evidence:
 
 def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | None, base: Path = Path()) -> Evidence:
     """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
-    from gpuprof.cli.devices import estimator_of, open_database, resolve_device
+    from gpuprof.cli.output import say_note
     from gpuprof.domain.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
@@ -166,9 +169,9 @@ def map_evidence(deployment: DeploymentMap, db: Path | None, against: Path | Non
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
     estimator: Estimator | None = None
     if database is not None:
-        measured = estimator_of(database)
+        measured = make_database_estimator(database, note=say_note)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
-        estimator = estimator_of(database, known)
+        estimator = make_database_estimator(database, known, say_note)
         estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
     return Evidence(
         devices=found,
@@ -233,8 +236,8 @@ def _name(model: str) -> str:
 
 
 def _fleet(gpus: str | None, fleet_file: Path | None, database: KernelDb | None) -> Fleet:
-    from gpuprof.cli.devices import resolve_device
     from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
+    from gpuprof.pipeline.devices import resolve_device
 
     if gpus is not None and fleet_file is not None:
         raise InputError("--gpus and --fleet exclude each other")
@@ -298,10 +301,11 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
     InputError
         When the database is missing, or the map does not say what fleet it was planned for.
     """
-    from gpuprof.cli.devices import estimator_of, open_database, resolve_device
+    from gpuprof.cli.output import say_note
     from gpuprof.domain.demand import Demand, Slo
     from gpuprof.domain.fleet import parse_fleet
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import recorded_work
 
@@ -312,7 +316,7 @@ def map_problem(deployment: DeploymentMap, db: Path | None) -> Problem:
         fleet=parse_fleet(
             deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
         ),
-        estimator=estimator_of(database),
+        estimator=make_database_estimator(database, note=say_note),
         queueing=BatchQueue(),
         options=Options(
             confidence=map_setting(deployment, "confidence"),

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gpuprof.cli.cluster_sweep import sweep_cluster
-from gpuprof.cli.local import local_device
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -22,11 +21,13 @@ from gpuprof.cli.output import (
     print_rows,
     progress,
     say,
+    say_note,
 )
 from gpuprof.cli.profile_options import Cluster, Instead, Means, Workloads
 from gpuprof.cli.reports import ingest_reports, print_ingested
-from gpuprof.cli.serving_cost import measure_serving
 from gpuprof.errors import InputError, UnavailableError, UnstableError
+from gpuprof.pipeline.devices import resolve_local_device
+from gpuprof.pipeline.serving_cost import measure_serving
 
 if TYPE_CHECKING:
     from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
@@ -99,7 +100,7 @@ def _measure(
     from gpuprof.profiling.sweep.igniter_cells import igniter_cells
 
     db, igniter = where
-    here = local_device(means.device, means.collector)
+    here = resolve_local_device(means.device, means.collector, say_note)
     batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
     neighbours = [planning.parse_neighbour(text, here) for text in workloads.beside or ()]
     named = _named(models, batches, db)
@@ -125,7 +126,7 @@ def _measure_ops(models: Sequence[str], workloads: Workloads, means: Means, db: 
 
     if workloads.beside or workloads.processes != "1":
         raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
-    here = local_device(means.device, means.collector)
+    here = resolve_local_device(means.device, means.collector, say_note)
     batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
     named = _named(models, batches, db)
     measuring, why = choose(means.collector, here.kind)
@@ -159,7 +160,7 @@ def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:
         bar.update(task, description="what the device can do at best")
         campaign.measure_ceilings([cell.job.share for cell in cells])
         bar.update(task, description="what serving adds to a request")
-        measure_serving(campaign.database, campaign.device)
+        measure_serving(campaign.database, campaign.device, say)
     old = sum(not outcome.measured_now for outcome in outcomes)
     if old:
         say(f"{old} of {len(outcomes)} were measured before; --force measures them again")

@@ -40,9 +40,9 @@ def simulate(
     as_csv: CsvOption = False,
 ) -> None:
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
-    from gpuprof.cli.interference import interference_of
     from gpuprof.cli.rescheduling import named_policies
     from gpuprof.domain.deployment import read_map
+    from gpuprof.pipeline.interference import make_interference
     from gpuprof.simulator.merged_queues import merged_queues
 
     chosen = chosen_format(as_json, as_csv)
@@ -54,7 +54,7 @@ def simulate(
     load, trace_s = traffic.load(asked, queues)
     options = served.options(deployment, traffic, load, trace_s)
     if loop is None:
-        measured = interference_of(deployment, following.db) if fidelity.interference else None
+        measured = make_interference(deployment, following.db) if fidelity.interference else None
         outcome = _run(deployment, load, options, fidelity.sample, measured)
     else:
         if fidelity.sample or fidelity.interference:

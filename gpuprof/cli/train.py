@@ -32,10 +32,10 @@ def train(
     as_csv: CsvOption = False,
 ) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
-    from gpuprof.cli.devices import database_path
     from gpuprof.estimators.learned.learned import fit_with_intervals
     from gpuprof.estimators.learned.store import save
     from gpuprof.estimators.measured.conformal import interval_factor
+    from gpuprof.pipeline.devices import database_path
 
     chosen = chosen_format(as_json, as_csv)
     data = training_data(db, device)
@@ -57,8 +57,8 @@ def train(
 
 def training_data(db: Path | None, device: str | None) -> TrainingSet:
     """Return what was measured on ``device``, by default on the device with most measurements."""
-    from gpuprof.cli.devices import open_database, resolve_device
     from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
+    from gpuprof.pipeline.devices import open_database, resolve_device
 
     database = open_database(db)
     assert database is not None

@@ -30,6 +30,16 @@ class Progress:
 
 #: Called after each step of long work, in the thread that does the work.
 ProgressCallback = Callable[[Progress], None]
+#: Called with a remark on the result as soon as it is known; a verb's result has all of them in its ``notes``.
+NoteCallback = Callable[[str], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing: for callers that need not know how far the work has come."""
+
+
+def ignore_note(note: str) -> None:
+    """Do nothing: for callers that do without remarks."""
 
 
 @dataclass(frozen=True)

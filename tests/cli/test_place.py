@@ -230,8 +230,8 @@ def test_on_a_fixed_fleet_it_says_what_any_map_could_serve(here: Path, capsys: p
 def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_were_trained(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpuprof.cli import devices
     from gpuprof.domain.estimate import Figure
+    from gpuprof.pipeline import devices
     from gpuprof.zoo.architecture import find
     from gpuprof.zoo.build import build
 
@@ -244,7 +244,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
         def memory_figure(self, graph: object) -> Figure:
             return Figure(2.0**20, "allocation")
 
-    monkeypatch.setattr(devices, "trained_for", lambda device, db: Trained())
+    monkeypatch.setattr(devices, "load_regressors", lambda device, db, note: Trained())
     build(find("mlp"), here / "mlp.onnx")
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
     assert main(["place"]) == 0

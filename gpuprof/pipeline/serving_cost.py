@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.cli.output import say
 from gpuprof.errors import UnavailableError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ _COLLECTOR = "serving"
 _COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib", "host_ms_busy")
 
 
-def measure_serving(database: KernelDb, device: Device) -> None:
+def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ignore_note) -> None:
     """Measure and keep what a request costs on ``device``, unless all of it is known or serving is not installed."""
     from dataclasses import replace
     from datetime import UTC, datetime
@@ -37,7 +37,7 @@ def measure_serving(database: KernelDb, device: Device) -> None:
 
         found = measure_overhead(device.name)
     except (ImportError, UnavailableError) as error:
-        say(f"what serving adds to a request is not known: {error} (pip install 'gpuprof[serve]')")
+        note(f"what serving adds to a request is not known: {error} (pip install 'gpuprof[serve]')")
         return
     run_id = new_run_id(started)
     row = DeviceRow(

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuprof.simulator.interference import Interference
 
 
-def interference_of(deployment: DeploymentMap, db: Path | None) -> Interference:
+def make_interference(deployment: DeploymentMap, db: Path | None) -> Interference:
     """Return what the database's estimator says of batches beside some of their neighbours, over beside all.
 
     Raises
@@ -22,8 +22,8 @@ def interference_of(deployment: DeploymentMap, db: Path | None) -> Interference:
     InputError
         When there is no database, or a device of the map is not known.
     """
-    from gpuprof.cli.devices import open_database, resolve_device
     from gpuprof.estimators.database import DatabaseEstimator
+    from gpuprof.pipeline.devices import open_database, resolve_device
 
     database = open_database(db)
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}

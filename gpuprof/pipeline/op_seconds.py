@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 _COLUMNS = ("model_sha256", "name", "position", "batch", "sm_share_pct", "duration_p50_ns", "run_id")
 
 
-def op_seconds(db: KernelDb | None, device: Device, models: Sequence[Path]) -> dict[tuple[str, str], dict[int, float]]:
+def read_op_seconds(
+    db: KernelDb | None, device: Device, models: Sequence[Path]
+) -> dict[tuple[str, str], dict[int, float]]:
     """Return the seconds of each op by its rows, by the sha256 of a model's file and the op's name there.
 
     Of several shares of the device the largest speaks; of several runs the last. An op that the runtime did within

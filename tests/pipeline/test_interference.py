@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from gpuprof.cli.interference import over_all_neighbours
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
+from gpuprof.pipeline.interference import over_all_neighbours
 from gpuprof.simulator.cluster import places_of
 from tests.simulator.maps import deployed, replica
 

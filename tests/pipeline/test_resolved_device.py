@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.devices import resolve_device
 from gpuprof.domain.catalogue import device
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import DeviceRow, ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine import local_device
+from gpuprof.pipeline.devices import resolve_device
 
 
 def test_a_gpu_of_this_machine_is_known_though_the_catalogue_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Finds the device and the database that a command works on."""
+"""Finds the device and the database that a verb works on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.errors import GpuprofError, InputError, unknown_name
+from gpuprof.errors import GpuprofError, InputError, UnavailableError, unknown_name
+from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -85,37 +86,91 @@ def open_database(given: Path | None, *, needed: bool = True) -> KernelDb | None
     return KernelDb(path)
 
 
-def estimator_of(db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> DatabaseEstimator:
-    """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files."""
+def make_database_estimator(
+    db: KernelDb | None, graphs: Mapping[str, Path] | None = None, note: NoteCallback = ignore_note
+) -> DatabaseEstimator:
+    """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+    graphs : mapping of str to Path, optional
+        ONNX files of models that the database may lack.
+    note : callable, optional
+        Told why regressors are left out, when the estimator first needs them.
+    """
     from gpuprof.estimators.database import DatabaseEstimator
 
-    return DatabaseEstimator(db, graphs, lambda device: trained_for(device, db))
+    return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note))
 
 
-def say_superseded(estimator: object, models: Iterable[str]) -> None:
-    """Say of which models several files were measured under one name: the last one counts."""
-    from gpuprof.cli.output import say
+def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:
+    """Return a note on each model of which several files were measured under one name: the last one counts."""
     from gpuprof.estimators.database import DatabaseEstimator
 
     if not isinstance(estimator, DatabaseEstimator):
-        return
-    for model in models:
-        if older := estimator.superseded(model):
-            say(
-                f"gpuprof: {older + 1} different files were measured as {model}: the last one counts (measure each "
-                "under a name of its own: NAME=FILE)"
-            )
+        return ()
+    return tuple(
+        f"{older + 1} different files were measured as {model}: the last one counts (measure each "
+        "under a name of its own: NAME=FILE)"
+        for model in models
+        if (older := estimator.superseded(model))
+    )
 
 
-def trained_for(device: Device, db: KernelDb | None) -> LearnedModel | None:
-    """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is said."""
+def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ignore_note) -> LearnedModel | None:
+    """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is noted."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():
         return None
-    from gpuprof.cli.output import say
     from gpuprof.estimators.learned.store import load
 
     try:
         return load(db.path, device)
     except GpuprofError as error:
-        say(f"gpuprof: {error}; the roofline is used instead")
+        note(f"{error}; the roofline is used instead")
         return None
+
+
+def resolve_local_device(name: str | None, collector: str, note: NoteCallback = ignore_note) -> Device:
+    """Return this machine's device called ``name``.
+
+    Parameters
+    ----------
+    name : str or None
+        ``"cpu"``, ``"gpu"``, or a device's name; None: the first GPU that ``collector`` can measure, else the CPU.
+    collector : str
+        As `gpuprof.profiling.collector.choose` takes it.
+    note : callable, optional
+        Told why the GPU was left alone.
+
+    Raises
+    ------
+    InputError
+        When this machine has no device of that name.
+    UnavailableError
+        When it has no GPU although one was asked for.
+    """
+    from gpuprof.machine.local_device import local_cpu, local_gpus
+    from gpuprof.profiling.collector import choose
+
+    cpu = local_cpu()
+    if name in ("cpu", cpu.name):
+        return cpu
+    gpus = local_gpus()
+    if name is None:
+        if not gpus:
+            return cpu
+        try:
+            choose(collector, "gpu")
+        except UnavailableError as error:
+            note(f"{gpus[0].name} is not measured: {error.message}")
+            return cpu
+        return gpus[0]
+    if not gpus:
+        raise UnavailableError(f"this machine has no GPU that gpuprof can describe, asked for {name}", "--device cpu")
+    if name == "gpu":
+        return gpus[0]
+    for gpu in gpus:
+        if gpu.name == name:
+            return gpu
+    raise unknown_name("device of this machine", name, ["cpu", "gpu", *(gpu.name for gpu in gpus)])
