@@ -68,7 +68,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str
 
 def _ceilings(out: Path) -> Iterator[str]:
     """What `bench.gpu.ceilings` printed."""
-    found = _printed(out / "01-ceilings.log", "{", "}") or {}
+    found = _read_json(out / "01-ceilings.log", "{", "}") or {}
     known = [(title, found[name] / unit, word) for name, (title, unit, word) in _CEILINGS.items() if name in found]
     return table(("at best", "measured", "unit"), known)
 
@@ -118,7 +118,7 @@ def _interference(out: Path) -> Iterator[str]:
         yield from ("```", logs[-1].read_text(encoding="utf-8").strip(), "```")
 
 
-def _served(out: Path) -> Iterator[str]:
+def _served_table(out: Path) -> Iterator[str]:
     path = out / "load.json"
     rows = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     names = ("model", "rate_rps", "goodput_rps", "predicted_goodput_rps", "p50_ms", "predicted_p50_ms", "p99_ms",
@@ -128,13 +128,13 @@ def _served(out: Path) -> Iterator[str]:
 
 def _accuracy(out: Path) -> Iterator[str]:
     """What `gpuprof evaluate --json` printed."""
-    rows = _printed(out / "06-evaluate.log", "[", "]") or []
+    rows = _read_json(out / "06-evaluate.log", "[", "]") or []
     names = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
     head = ("left out", "quantity", "predictor", "figures", "mean error %", "median %", "p95 %", "in 90% interval, %")
     return table(head, ([row.get(name) for name in names] for row in rows))
 
 
-def _printed(log: Path, first: str, last: str) -> Any:
+def _read_json(log: Path, first: str, last: str) -> Any:
     """Return the JSON in a log, from the first ``first`` to the last ``last``, None where there is none."""
     text = log.read_text(encoding="utf-8") if log.is_file() else ""
     return json.loads(text[text.find(first) : text.rfind(last) + 1] or "null")
@@ -153,7 +153,7 @@ _SECTIONS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "Outputs that differ, and what could not be measured": _wrong,
     "Beside one another": _colocations,
     "Interference: iGniter's coefficients, and each model's error": _interference,
-    "Served: measured and predicted": _served,
+    "Served: measured and predicted": _served_table,
     "Estimates of what was left out": _accuracy,
     "Steps: exit codes and seconds": _steps,
 }

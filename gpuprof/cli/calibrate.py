@@ -137,7 +137,7 @@ def _cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Ce
     from gpuprof.profiling.sweep.igniter_cells import CONFIGURATIONS, igniter_cells
 
     batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else BATCHES
-    named = [planning.freed(model, batches, copies) for model in models]
+    named = [planning.free_batch_model(model, batches, copies) for model in models]
     return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
 
 

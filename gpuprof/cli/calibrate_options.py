@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
     from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.child.job import Limits
+    from gpuprof.profiling.child.job import TimingLimits
 
     Profile = tuple[HardwareProfile, dict[str, WorkloadProfile]]
 
@@ -60,7 +60,7 @@ class Measuring:
     collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0
 
-    def limits(self) -> Limits:
+    def limits(self) -> TimingLimits:
         """Return when a measurement ends."""
         from gpuprof.profiling.child.job import limits_within
 

@@ -28,10 +28,10 @@ def doctor(
 ) -> None:
     """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
     from gpuprof.machine.doctor import examine
-    from gpuprof.machine.finding import Machine
+    from gpuprof.machine.finding import MachineView
 
     chosen = chosen_format(as_json, as_csv)
-    findings = examine(Machine(), db)
+    findings = examine(MachineView(), db)
     if chosen is Format.TABLE:
         print_rows([_for_people(finding) for finding in findings], _COLUMNS, chosen)
     else:

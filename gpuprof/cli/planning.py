@@ -82,14 +82,14 @@ def build_problem(
 def _say_what_mixes(verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str]) -> None:
     """Find the models whose requests must not share a batch, and say it; those whose files are not here are trusted."""
     from gpuprof.cli.output import say
-    from gpuprof.runtime.batch_verdicts import mixing
+    from gpuprof.runtime.batch_verdicts import describe_mixing
 
     for model in models:
         file = files.get(model)
         if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
             continue
         if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
-            say(f"gpuprof: {mixing(model, output)}; it is placed with batches of 1")
+            say(f"gpuprof: {describe_mixing(model, output)}; it is placed with batches of 1")
 
 
 def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:

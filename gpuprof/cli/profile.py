@@ -31,7 +31,7 @@ from gpuprof.pipeline.serving_cost import measure_serving
 
 if TYPE_CHECKING:
     from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
-    from gpuprof.profiling.sweep.campaign import Campaign, Cell, Outcome
+    from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
     from gpuprof.profiling.sweep.planning import NamedModel
 
 _COLUMNS = (
@@ -139,18 +139,18 @@ def _named(models: Sequence[str], batches: Sequence[int], db: Path) -> list[Name
     from gpuprof.kernel_db.store import COPIES
     from gpuprof.profiling.sweep import planning
 
-    return [planning.freed(model, batches, db / COPIES) for model in planning.parse_models(models)]
+    return [planning.free_batch_model(model, batches, db / COPIES) for model in planning.parse_models(models)]
 
 
 def _say_what_mixes(campaign: Campaign, cells: Sequence[Cell]) -> None:
-    from gpuprof.runtime.batch_verdicts import mixing
+    from gpuprof.runtime.batch_verdicts import describe_mixing
 
     for graph in {cell.job.graph.name: cell.job.graph for cell in cells}.values():
-        if (output := campaign.verdicts.mixed(graph.sha256)) is not None:
-            say(f"gpuprof: {mixing(graph.name, output)}; place and serve give it batches of 1")
+        if (output := campaign.verdicts.mixed_output(graph.sha256)) is not None:
+            say(f"gpuprof: {describe_mixing(graph.name, output)}; place and serve give it batches of 1")
 
 
-def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[Outcome]:
+def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[CellResult]:
     outcomes = []
     with progress() as bar:
         task = bar.add_task("starting", total=len(cells))
@@ -197,7 +197,7 @@ def _by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, Any]]:
     return sorted(types.values(), key=lambda line: -line["sum_ms"])
 
 
-def _rows(outcome: Outcome) -> list[dict[str, Any]]:
+def _rows(outcome: CellResult) -> list[dict[str, Any]]:
     rows: list[Mapping[str, Any]] = [outcome.row, *outcome.others]
     return [{**row, "share": _share(row), "measured_now": outcome.measured_now} for row in rows]
 
@@ -208,7 +208,7 @@ def _share(row: Mapping[str, Any]) -> str:
     return str(Share(row["sm_share_pct"], row["mig_profile"]))
 
 
-def _judge(outcomes: Sequence[Outcome], db: Path) -> None:
+def _judge(outcomes: Sequence[CellResult], db: Path) -> None:
     """Raise when something failed or cannot be trusted; the rows are in the database all the same."""
     failed = [outcome for outcome in outcomes if outcome.row.get("error")]
     if failed:

@@ -11,7 +11,7 @@ import typer
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.profiling.child.job import Limits
+    from gpuprof.profiling.child.job import TimingLimits
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Means:
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False
 
-    def limits(self) -> Limits:
+    def limits(self) -> TimingLimits:
         """Return when a measurement ends."""
         from gpuprof.profiling.child.job import limits_within
 

@@ -47,7 +47,7 @@ def ingest_reports(
     from gpuprof.domain.catalogue import device as catalogued
     from gpuprof.domain.share import Share
     from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, recorded_device, replayed_job
+    from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, replayed_job
     from gpuprof.profiling.sweep import planning
 
     batches = planning.parse_batches(batch)
@@ -57,8 +57,8 @@ def ingest_reports(
             "say which was recorded: --batch 8",
         )
     collector = ReplayCollector(reports)
-    recorded = collector.recorded()
-    target = catalogued(device) if device else recorded_device(recorded)
+    recorded = collector.recording()
+    target = catalogued(device) if device else device_of_recording(recorded)
     shares = planning.parse_shares(share, target) if share else (Share(),)
     job = replayed_job(models[0] if models else None, batches[0], shares[0], reports)
     collected = ingest(KernelDb.create(db), collector, job, target)

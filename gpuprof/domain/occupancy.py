@@ -59,7 +59,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class KernelLaunch:
     """A kernel launch, as a profiler reports it.
 
     Attributes
@@ -136,7 +136,7 @@ class Occupancies:
         )
 
 
-def occupancy(device: Device, launch: Launch, carveout_pct: int | None = None) -> Occupancy:
+def occupancy(device: Device, launch: KernelLaunch, carveout_pct: int | None = None) -> Occupancy:
     """Return how ``launch`` fills ``device``; see `occupancies`."""
     return occupancies(
         device,
@@ -166,7 +166,7 @@ def occupancies(
     device : Device
         A GPU.
     blocks, threads_per_block, registers_per_thread, static_shared_bytes, dynamic_shared_bytes : array-like of int, (n,)
-        As in `Launch`; a single number stands for all launches. Above 48 KiB of shared memory a block is taken to
+        As in `KernelLaunch`; a single number stands for all launches. Above 48 KiB of shared memory a block is taken to
         have been allowed it (``cudaFuncSetAttribute``), as one that was launched has been.
     carveout_pct : int, optional
         Shared memory that is preferred, in percent of the most an SM has; before 7.0 without effect. By default as

@@ -123,7 +123,7 @@ class DatabaseEstimator:
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
-        if self.verdicts.mixed(self._known(model).sha256) is not None:
+        if self.verdicts.mixed_output(self._known(model).sha256) is not None:
             return (1,)
         points = self._known(model).points.get(device.name, [])
         if points:

@@ -68,26 +68,26 @@ def _upwards(base: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float | None:
-    words = _read(group / "cpu.max").split()
+    words = _read_text(group / "cpu.max").split()
     if len(words) == 2:
         quota, period = words
     else:
-        quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+        quota, period = _read_text(group / "cpu.cfs_quota_us").strip(), _read_text(group / "cpu.cfs_period_us").strip()
     if not quota.isdigit() or not period.isdigit() or int(period) == 0:
         return None
     return int(quota) / int(period)
 
 
 def _memory(group: Path) -> int | None:
-    text = _read(group / "memory.max").strip() or _read(group / "memory.limit_in_bytes").strip()
+    text = _read_text(group / "memory.max").strip() or _read_text(group / "memory.limit_in_bytes").strip()
     return int(text) if text.isdigit() and int(text) < _UNLIMITED_BYTES else None
 
 
 def _lines(path: Path) -> list[str]:
-    return _read(path).splitlines()
+    return _read_text(path).splitlines()
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

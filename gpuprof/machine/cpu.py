@@ -97,7 +97,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
 
 def read_cpuinfo(root: Path, processors: Collection[int]) -> CpuInfo:
     """Return what ``/proc/cpuinfo`` says; missing things get the value that claims least."""
-    blocks = [_fields(block) for block in _read(root / "proc/cpuinfo").split("\n\n") if block.strip()]
+    blocks = [_fields(block) for block in _read_text(root / "proc/cpuinfo").split("\n\n") if block.strip()]
     mine = [block for block in blocks if block.get("processor", "-1") in {str(number) for number in processors}]
     first = (mine or blocks or [{}])[0]
     family = first.get("cpu family", "0")
@@ -148,7 +148,7 @@ def _vector_bits(info: CpuInfo) -> tuple[int, str]:
 
 
 def _clock_mhz(root: Path, info: CpuInfo, processor: int) -> tuple[float, str]:
-    base = _read(root / f"sys/devices/system/cpu/cpu{processor}/cpufreq/base_frequency").strip()
+    base = _read_text(root / f"sys/devices/system/cpu/cpu{processor}/cpufreq/base_frequency").strip()
     if base.isdigit() and int(base) > 0:
         return int(base) / 1000.0, "base frequency"
     if named := _GHZ.search(info.model):
@@ -166,14 +166,14 @@ def _physical_cores(blocks: list[dict[str, str]], processors: int) -> int:
 def _last_level_cache(root: Path, processor: int) -> int:
     sizes: dict[int, int] = {}
     for index in sorted((root / f"sys/devices/system/cpu/cpu{processor}/cache").glob("index*")):
-        level, size = _read(index / "level").strip(), _SIZE.fullmatch(_read(index / "size").strip())
+        level, size = _read_text(index / "level").strip(), _SIZE.fullmatch(_read_text(index / "size").strip())
         if level.isdigit() and size:
             sizes[int(level)] = int(size["number"]) * _UNITS[size["unit"]]
     return sizes[max(sizes)] if sizes else _ASSUMED_CACHE_BYTES
 
 
 def _memory(root: Path) -> tuple[int, str]:
-    total = _fields(_read(root / "proc/meminfo")).get("MemTotal", "")
+    total = _fields(_read_text(root / "proc/meminfo")).get("MemTotal", "")
     match = re.fullmatch(r"(\d+) kB", total)
     machine = int(match[1]) * 1024 if match else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = memory_limit_bytes(root)
@@ -192,7 +192,7 @@ def _fields(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

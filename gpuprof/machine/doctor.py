@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuprof.machine.finding import Finding, Machine
+from gpuprof.machine.finding import Finding, MachineView
 from gpuprof.machine.gpu_findings import gpu_findings, profiler_findings
 from gpuprof.machine.host_findings import host_findings, runtime_findings, storage_findings
 
 
-def examine(machine: Machine, database: Path) -> tuple[Finding, ...]:
+def examine(machine: MachineView, database: Path) -> tuple[Finding, ...]:
     """Return what this machine can do, and what it lacks with what to do about it.
 
     Parameters
     ----------
-    machine : Machine
+    machine : MachineView
     database : Path
         Directory of the kernel database, which need not exist.
     """

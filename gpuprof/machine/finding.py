@@ -1,6 +1,6 @@
 """A machine as ``gpuprof doctor`` looks at it, and what it says of it.
 
-Everything that is looked at goes through a `Machine`, so that a test can play any machine.
+Everything that is looked at goes through a `MachineView`, so that a test can play any machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Finding:
     fix: str = ""
 
 
-def _loaded(name: str) -> Any:
+def _load_module(name: str) -> Any:
     try:
         return import_module(name)
     except Exception:  # a broken library must not break the look at it, whatever it raises
@@ -71,7 +71,7 @@ def _requirements(distribution: str) -> Sequence[str]:
     return ()
 
 
-def _executed(command: Sequence[str]) -> str | None:
+def _execute_command(command: Sequence[str]) -> str | None:
     """Return what the command prints, or None when it cannot be run, fails or hangs."""
     try:
         done = subprocess.run(
@@ -87,7 +87,7 @@ def _affinity() -> Sequence[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineView:
     """The ways in which the doctor looks at a machine.
 
     Attributes
@@ -113,14 +113,14 @@ class Machine:
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     which: Callable[[str], str | None] = shutil.which
-    load: Callable[[str], Any] = _loaded
+    load: Callable[[str], Any] = _load_module
     version: Callable[[str], str | None] = _version
     requirements: Callable[[str], Sequence[str]] = _requirements
     affinity: Callable[[], Sequence[int]] = _affinity
-    execute: Callable[[Sequence[str]], str | None] = _executed
+    execute: Callable[[Sequence[str]], str | None] = _execute_command
     is_root: bool = field(default_factory=lambda: os.geteuid() == 0)
 
-    def read(self, path: str) -> str:
+    def read_text(self, path: str) -> str:
         """Return the text of the file at ``path`` below the root; empty when it cannot be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace")

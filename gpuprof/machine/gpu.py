@@ -53,7 +53,7 @@ def local_gpus(nvml: Any = None) -> tuple[Device, ...]:
 def _device(nvml: Any, handle: Any) -> Device | None:
     driver_name = _text(nvml.nvmlDeviceGetName(handle))
     known = device_of_driver(driver_name)
-    base = known or _scaled(nvml, handle, driver_name)
+    base = known or _scale_device(nvml, handle, driver_name)
     if base is None:
         return None
     profiles = _mig_profiles(nvml, handle)
@@ -73,7 +73,7 @@ def _device(nvml: Any, handle: Any) -> Device | None:
     )
 
 
-def _scaled(nvml: Any, handle: Any, driver_name: str) -> Device | None:
+def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     """Describe a board that the catalogue does not have, from one of the same compute capability."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))

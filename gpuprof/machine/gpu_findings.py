@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.catalogue import device_of_driver
-from gpuprof.machine.finding import Finding, Machine, Status
+from gpuprof.machine.finding import Finding, MachineView, Status
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 _VERSION = re.compile(r"(?:^|version:?\s+)(\d{4}\.\d+(?:\.\d+)*)", re.IGNORECASE | re.MULTILINE)
@@ -19,20 +19,20 @@ _COUNTERS_FIX = (
 )
 
 
-def gpu_findings(machine: Machine) -> Iterator[Finding]:
+def gpu_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield a finding for each GPU, or why there is none, and for MPS."""
     yield from _gpus(machine)
     yield _mps(machine)
 
 
-def profiler_findings(machine: Machine) -> Iterator[Finding]:
+def profiler_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for nsys, ncu and the permission to read performance counters."""
     yield _nsys(machine)
     yield _ncu(machine)
     yield _counters(machine)
 
 
-def _gpus(machine: Machine) -> Iterator[Finding]:
+def _gpus(machine: MachineView) -> Iterator[Finding]:
     nvml = machine.load("pynvml")
     if nvml is None:
         yield Finding("gpu", "NVML", Status.MISSING, "nvidia-ml-py is not installed", "pip install 'gpuprof[gpu]'")
@@ -81,7 +81,7 @@ def _gpu(nvml: Any, handle: Any, index: int, driver: str) -> Finding:
     return Finding("gpu", f"GPU {index}", Status.OK, detail)
 
 
-def _mps(machine: Machine) -> Finding:
+def _mps(machine: MachineView) -> Finding:
     binary = machine.which("nvidia-cuda-mps-control")
     if binary is None:
         fix = "comes with NVIDIA's driver; without it GPU shares are not enforced, MIG instances still are"
@@ -100,7 +100,7 @@ def _process_names(root: Path) -> Iterator[str]:
             continue  # it ended meanwhile
 
 
-def _nsys(machine: Machine) -> Finding:
+def _nsys(machine: MachineView) -> Finding:
     binary = machine.which("nsys")
     if binary is None:
         fix = "apt-get install nsight-systems (Debian: non-free) or nsight-systems-cli (NVIDIA's repository)"
@@ -127,7 +127,7 @@ def _importer(root: Path, binary: str) -> Path | None:
     return next((path for found in places for path in sorted(found)), None)
 
 
-def _ncu(machine: Machine) -> Finding:
+def _ncu(machine: MachineView) -> Finding:
     binary = machine.which("ncu") or _first(machine.root, "usr/local/cuda*/bin/ncu", "opt/nvidia/nsight-compute/*/ncu")
     if binary is None:
         fix = "install Nsight Compute (CUDA toolkit, or nsight-compute of NVIDIA's repository) for counters of kernels"
@@ -142,7 +142,7 @@ def _first(root: Path, *patterns: str) -> str | None:
     return next((str(path) for pattern in patterns for path in sorted(root.glob(pattern), reverse=True)), None)
 
 
-def _version_of(machine: Machine, binary: str) -> str | None:
+def _version_of(machine: MachineView, binary: str) -> str | None:
     printed = machine.execute([binary, "--version"])
     if printed is None:
         return None
@@ -150,8 +150,8 @@ def _version_of(machine: Machine, binary: str) -> str | None:
     return match[1] if match else "unknown version"
 
 
-def _counters(machine: Machine) -> Finding:
-    parameters = machine.read("proc/driver/nvidia/params")
+def _counters(machine: MachineView) -> Finding:
+    parameters = machine.read_text("proc/driver/nvidia/params")
     if not parameters:
         return Finding("profilers", "counters", Status.MISSING, "no NVIDIA driver is loaded", _NO_GPU_FIX)
     match = re.search(r"^RmProfilingAdminOnly:\s*(\d+)", parameters, re.MULTILINE)
@@ -164,8 +164,8 @@ def _counters(machine: Machine) -> Finding:
     return Finding("profilers", "counters", Status.LIMITED, "for administrators only", _COUNTERS_FIX)
 
 
-def _has_sys_admin(machine: Machine) -> bool:
-    match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read("proc/self/status"), re.MULTILINE)
+def _has_sys_admin(machine: MachineView) -> bool:
+    match = re.search(r"^CapEff:\s*([0-9a-fA-F]+)", machine.read_text("proc/self/status"), re.MULTILINE)
     return match is not None and bool(int(match[1], 16) >> 21 & 1)
 
 

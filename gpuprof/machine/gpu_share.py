@@ -17,7 +17,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
-class MigInstance:
+class MigInstanceId:
     """A MIG instance that exists.
 
     Attributes
@@ -32,7 +32,7 @@ class MigInstance:
     profile: str
 
 
-def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstance, ...]:
+def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
     """Return the MIG instances of one GPU; empty where MIG is off or there is no driver. Creates none.
 
     Parameters
@@ -58,12 +58,12 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstance, ...]:
             uuid, name = nvml.nvmlDeviceGetUUID(instance), nvml.nvmlDeviceGetName(instance)
         except nvml.NVMLError:  # a slot that holds none
             continue
-        found.append(MigInstance(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
+        found.append(MigInstanceId(_text(uuid), _text(name).rsplit("MIG ", 1)[-1].strip().lower()))
     return tuple(found)
 
 
 @contextmanager
-def bound_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
+def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
     """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
 
     Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their
@@ -96,7 +96,7 @@ def bound_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> I
 
 
 @contextmanager
-def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstance]) -> Iterator[tuple[dict[str, str], ...]]:
+def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstanceId]) -> Iterator[tuple[dict[str, str], ...]]:
     free = list(instances)
     uuids: list[str] = []
     open_parts: dict[str, tuple[str, float]] = {}  # profile → instance that is shared, and what is left of it
@@ -104,7 +104,7 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstance]) -> 
         assert share.mig is not None
         uuid, left = open_parts.get(share.mig, ("", 0.0))
         if left < share.sm_pct - 1e-6:
-            uuid, left = _taken(free, share.mig), 100.0
+            uuid, left = _take_instance(free, share.mig), 100.0
         open_parts[share.mig] = (uuid, left - share.sm_pct)
         uuids.append(uuid)
     if all(share.sm_pct == 100.0 for share in shares):
@@ -116,7 +116,7 @@ def _in_instances(shares: Sequence[Share], instances: Sequence[MigInstance]) -> 
         yield tuple({VISIBLE: uuids[0], **daemon.environment(share.sm_pct)} for share in shares)
 
 
-def _taken(free: list[MigInstance], profile: str) -> str:
+def _take_instance(free: list[MigInstanceId], profile: str) -> str:
     for instance in free:
         if instance.profile == profile:
             free.remove(instance)

@@ -14,7 +14,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import CpuQuota
 from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
-from gpuprof.machine.finding import Finding, Machine, Status
+from gpuprof.machine.finding import Finding, MachineView, Status
 
 _ENOUGH_DISK_BYTES = 2**30
 _EXTRA = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
@@ -27,7 +27,7 @@ _EXTRAS = {
 }
 
 
-def runtime_findings(machine: Machine) -> Iterator[Finding]:
+def runtime_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for Python, ONNX Runtime, gpuprof's extras and Ray."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version('gpuprof') or 'not installed'}")
@@ -40,7 +40,7 @@ def runtime_findings(machine: Machine) -> Iterator[Finding]:
         yield Finding("runtime", "Ray", Status.OK, ray)
 
 
-def host_findings(machine: Machine) -> Iterator[Finding]:
+def host_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for cores, clock policy, control groups and memory."""
     cpu = local_cpu(machine.root, machine.affinity())
     quota = cpu_quota_cores(machine.root)
@@ -72,7 +72,7 @@ def storage_findings(database: Path) -> Iterator[Finding]:
         yield Finding("storage", "database", Status.OK, detail)
 
 
-def _onnxruntime(machine: Machine) -> Finding:
+def _onnxruntime(machine: MachineView) -> Finding:
     installed = [name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)]
     if not installed:
         fix = "pip install 'gpuprof[cpu]', on a machine with GPUs 'gpuprof[gpu]'"
@@ -91,7 +91,7 @@ def _onnxruntime(machine: Machine) -> Finding:
     return Finding("runtime", "ONNX Runtime", Status.OK, detail)
 
 
-def _extras(machine: Machine) -> Iterator[Finding]:
+def _extras(machine: MachineView) -> Iterator[Finding]:
     requirements = machine.requirements("gpuprof")
     if not requirements:
         fix = "pip install -e '.[cpu,serve]' in the checkout"
@@ -113,15 +113,15 @@ def _extras(machine: Machine) -> Iterator[Finding]:
             yield Finding("runtime", f"extra {extra}", Status.OK, f"{purpose}: complete")
 
 
-def _clock_policy(machine: Machine) -> Finding:
-    governor = machine.read("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
+def _clock_policy(machine: MachineView) -> Finding:
+    governor = machine.read_text("sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip()
     if governor in {"powersave", "ondemand", "conservative", "schedutil"}:
         fix = "cpupower frequency-set -g performance, for steadier measurements"
         return Finding("cpu", "clock policy", Status.LIMITED, governor, fix)
     return Finding("cpu", "clock policy", Status.OK, governor or "not in this system's hands")
 
 
-def _quotas(machine: Machine) -> Finding:
+def _quotas(machine: MachineView) -> Finding:
     version = cgroup_version(machine.root)
     fix = "shares that are whole cores still work; for fractions run as root, or in a container with writable cgroups"
     if version is None:
@@ -135,8 +135,8 @@ def _quotas(machine: Machine) -> Finding:
     return Finding("cpu", "CPU quotas", Status.OK, f"cgroup v{version}, a quota could be set and was removed again")
 
 
-def _memory(machine: Machine, usable_bytes: int) -> Finding:
-    match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read("proc/meminfo"), re.MULTILINE)
+def _memory(machine: MachineView, usable_bytes: int) -> Finding:
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", machine.read_text("proc/meminfo"), re.MULTILINE)
     available = f", {int(match[1]) / 2**20:.1f} GiB available" if match else ""
     limited = memory_limit_bytes(machine.root) == usable_bytes
     detail = f"{usable_bytes / 2**30:.1f} GiB{available}{', the limit of a control group' if limited else ''}"

@@ -49,12 +49,12 @@ def read_layout(gpu: int, tool: str = NVIDIA_SMI) -> MigLayout:
     UnavailableError
         When there is no such GPU or no nvidia-smi.
     """
-    mode = _told(tool, gpu, "--query-gpu=mig.mode.current", "--format=csv,noheader").strip()
+    mode = _run_smi(tool, gpu, "--query-gpu=mig.mode.current", "--format=csv,noheader").strip()
     if mode not in ("Enabled", "Disabled"):
         raise UnavailableError(f"GPU {gpu} cannot be cut into MIG instances", "only A30, A100, H100 and later can")
     if mode == "Disabled":
         return MigLayout(False)
-    listed = _told(tool, gpu, "-lgi", mig=True, calm=_NO_INSTANCES)
+    listed = _run_smi(tool, gpu, "-lgi", mig=True, calm=_NO_INSTANCES)
     found = [(name, int(start)) for number, name, start in _INSTANCE.findall(listed) if int(number) == gpu]
     return MigLayout.of(found)
 
@@ -91,20 +91,20 @@ def restore(gpu: int, layout: MigLayout, tool: str = NVIDIA_SMI) -> str | None:
 
 def _change(gpu: int, now: MigLayout, wanted: MigLayout, tool: str) -> None:
     if now.instances:
-        _told(tool, gpu, "-dci", mig=True)
-        _told(tool, gpu, "-dgi", mig=True)
+        _run_smi(tool, gpu, "-dci", mig=True)
+        _run_smi(tool, gpu, "-dgi", mig=True)
     if now.enabled != wanted.enabled:
-        _told(tool, gpu, "-mig", str(int(wanted.enabled)))
+        _run_smi(tool, gpu, "-mig", str(int(wanted.enabled)))
         if read_layout(gpu, tool).enabled != wanted.enabled:
             raise UnavailableError(
                 f"GPU {gpu} takes another MIG mode only after a reset",
                 f"{tool} --gpu-reset -i {gpu}, with nothing on it",
             )
     for profile, start in wanted.instances:
-        _told(tool, gpu, "-cgi", f"{profile}:{start}", "-C", mig=True)
+        _run_smi(tool, gpu, "-cgi", f"{profile}:{start}", "-C", mig=True)
 
 
-def _told(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str = "") -> str:
+def _run_smi(tool: str, gpu: int, *arguments: str, mig: bool = False, calm: str = "") -> str:
     """Return what the tool prints; ``calm`` in it is no error."""
     command = [tool, *(["mig"] if mig else []), "-i", str(gpu), *arguments]
     try:

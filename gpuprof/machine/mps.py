@@ -99,13 +99,13 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
         return
     directory = Path(tempfile.mkdtemp(prefix="gpuprof-mps-"))  # short: a socket's path has 107 characters at most
     try:
-        yield from _own(control, directory, visible)
+        yield from _run_daemon(control, directory, visible)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
 @contextmanager
-def adopted_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
+def adopt_daemon(visible: str, pipe: str, log: str | None, control: str = CONTROL) -> Iterator[MpsDaemon | None]:
     """Give the daemon that a process which has gone started for ``visible``, and stop it in the end; None: it is gone.
 
     Parameters
@@ -121,11 +121,11 @@ def adopted_daemon(visible: str, pipe: str, log: str | None, control: str = CONT
         yield MpsDaemon(pipe, log, ours=True) if lives else None
     finally:
         if lives:
-            _told(control, environment, "quit")
+            _send_command(control, environment, "quit")
         shutil.rmtree(Path(pipe).parent, ignore_errors=True)
 
 
-def _own(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaemon]:
+def _run_daemon(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaemon]:
     pipe, log = directory / "pipe", directory / "log"
     pipe.mkdir()
     log.mkdir()
@@ -136,7 +136,7 @@ def _own(control: str, directory: Path, visible: str | None) -> Iterator[MpsDaem
         _start(control, environment, log)
         yield MpsDaemon(str(pipe), str(log), ours=True)
     finally:
-        _told(control, environment, "quit")
+        _send_command(control, environment, "quit")
 
 
 def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
@@ -145,7 +145,7 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
         with (log / "start.log").open("wb") as printed:
             done = subprocess.run(
                 [control, "-d"],
-                env=_whole(environment),
+                env=_merge_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=printed,
                 stderr=subprocess.STDOUT,
@@ -169,16 +169,16 @@ def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:
 
 
 def _answers(control: str, environment: Mapping[str, str]) -> bool:
-    return _told(control, environment, "get_server_list") == 0
+    return _send_command(control, environment, "get_server_list") == 0
 
 
-def _told(control: str, environment: Mapping[str, str], command: str) -> int:
+def _send_command(control: str, environment: Mapping[str, str], command: str) -> int:
     """Return the exit code with which the control program took ``command``; that of a daemon that is gone is not 0."""
     try:
         return subprocess.run(
             [control],
             input=f"{command}\n".encode(),
-            env=_whole(environment),
+            env=_merge_environment(environment),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             timeout=_ANSWER_S,
@@ -188,7 +188,7 @@ def _told(control: str, environment: Mapping[str, str], command: str) -> int:
         return 1
 
 
-def _whole(environment: Mapping[str, str]) -> dict[str, str]:
+def _merge_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return this process's environment with ``environment``; a share of our own must not reach the daemon."""
     own = {name: value for name, value in os.environ.items() if name not in (PERCENTAGE, MEMORY)}
     return {**own, **environment}

@@ -26,7 +26,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
 
     from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import Run, new_run_id
-    from gpuprof.profiling.sweep.campaign import machine
+    from gpuprof.profiling.sweep.campaign import machine_columns
 
     known = _known(database, device.name)
     if device.kind != "cpu" or (known is not None and known["handover_ms"] is not None):
@@ -58,7 +58,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
         host_ms_busy=found.host_ms_busy,
         source="overhead measured: null models behind the router, requests one at a time, medians; rates computed",
     )
-    run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine())
+    run = replace(RunRow(run_id, started, device.name, _COLLECTOR, ""), **machine_columns())
     database.append(Run(run, devices=[row]))
 
 

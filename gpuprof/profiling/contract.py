@@ -22,7 +22,7 @@ class CollectorContract:
         """Return a request for a small model that it can measure in seconds."""
         raise NotImplementedError("return a request for a small model")
 
-    def collected(self) -> Collected:
+    def collect_once(self) -> Collected:
         """Return what the collector measures of the request, asking it once for all tests of the class."""
         if type(self) not in _COLLECTED:
             _COLLECTED[type(self)] = self.make_collector().collect(self.make_request())
@@ -50,29 +50,29 @@ class CollectorContract:
 
     def test_rows_fit_the_schema(self) -> None:
         """Every row can be stored."""
-        found = self.collected()
+        found = self.collect_once()
         for table in ("models", "ops", "kernels", "colocations"):
             assert to_arrow(table, getattr(found, table)).num_rows == len(getattr(found, table))
 
     def test_what_was_not_measured_is_null_and_times_are_positive(self) -> None:
         """Zero means measured as zero: a batch or a kernel never takes none."""
-        for model in self.collected().models:
+        for model in self.collect_once().models:
             assert model.error or model.latency_mean_ms is None or model.latency_mean_ms > 0
             assert model.memory_peak_bytes is None or model.memory_peak_bytes > 0
-        for kernel in self.collected().kernels:
+        for kernel in self.collect_once().kernels:
             assert kernel.duration_ns is None or kernel.duration_ns >= 0
 
     def test_ops_are_the_models_in_their_order(self) -> None:
         """Positions, names and signatures are those of the graph."""
         ops = self.make_request().job.graph.ops
-        for row in self.collected().ops:
+        for row in self.collect_once().ops:
             assert (row.name, row.signature) == (ops[row.position].name, ops[row.position].signature)
 
     def test_kernels_are_tied_to_ops_of_the_model_or_to_none(self) -> None:
         """A kernel's op is one of the graph's."""
         signatures = {op.signature for op in self.make_request().job.graph.ops}
-        assert {row.op_signature for row in self.collected().kernels} <= {*signatures, None}
+        assert {row.op_signature for row in self.collect_once().kernels} <= {*signatures, None}
 
     def _rows(self) -> Sequence[ModelRow | OpRow | KernelRow]:
-        found = self.collected()
+        found = self.collect_once()
         return (*found.models, *found.ops, *found.kernels)

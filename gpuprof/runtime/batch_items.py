@@ -33,7 +33,7 @@ ITEMS = 2
 _SEEDS = (0, 1)
 
 
-def kept_apart(path: Path) -> str | None:
+def find_mixed_output(path: Path) -> str | None:
     """Return what keeps requests out of a common batch; None: nothing does, or nobody can tell.
 
     That is the name of an output in which items are mixed, or ``"input NAME"`` or ``"output NAME"`` of one whose first

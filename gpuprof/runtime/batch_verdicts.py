@@ -28,17 +28,17 @@ class BatchVerdicts:
         self._known: dict[str, str | None] = {}
         self._unsaved: set[str] = set()
 
-    def mixed(self, sha256: str | None) -> str | None:
-        """Return what `gpuprof.runtime.batch_items.kept_apart` did; None, too, where it is not known."""
+    def mixed_output(self, sha256: str | None) -> str | None:
+        """Return what `gpuprof.runtime.batch_items.find_mixed_output` did; None, too, where it is not known."""
         return self._known[sha256] if sha256 and self._is_known(sha256) else None
 
     def judge(self, path: Path, sha256: str) -> str | None:
         """Return the same, running the model where it is not known; None, too, where it cannot be run here."""
-        from gpuprof.runtime.batch_items import kept_apart
+        from gpuprof.runtime.batch_items import find_mixed_output
 
         if not self._is_known(sha256):
             try:
-                found = kept_apart(path)
+                found = find_mixed_output(path)
             except GpuprofError:
                 return None
             self.keep(sha256, found)
@@ -71,8 +71,8 @@ class BatchVerdicts:
         return sha256 in self._known
 
 
-def mixing(model: str, output: str) -> str:
-    """Return in words why requests for a model do not share a batch, as `runtime.batch_items.kept_apart` found."""
+def describe_mixing(model: str, output: str) -> str:
+    """Return in words why requests for a model do not share a batch, as `find_mixed_output` found."""
     if output.startswith(("input ", "output ")):
         return (
             f"{model} cannot have several requests in one batch: the first dimension of its {output} is not the batch"

@@ -19,7 +19,7 @@ from gpuprof.graph.dims import declared_dims
 from gpuprof.graph.file import OnnxFile, read_onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
-from gpuprof.runtime.session import open_session, translated
+from gpuprof.runtime.session import open_session, translate_error
 
 Array = npt.NDArray[np.generic]
 #: Largest difference allowed, relative to an output's largest value: a runtime adds in another order at another batch.
@@ -159,7 +159,7 @@ def _prove(file: OnnxFile, free: Path, rewrite: BatchRewrite) -> None:
         many = rewritten.run(names, batched)
         _compare_blocks(model, names, many, lambda x: original.run(names, x), (batched, rewrite, _PROOF_BATCH), floor)
     except runtime_errors() as error:
-        raise translated(error, file.path) from error
+        raise translate_error(error, file.path) from error
 
 
 def _compare_blocks(

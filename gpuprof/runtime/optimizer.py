@@ -39,11 +39,13 @@ def executed_nodes(path: Path) -> tuple[ExecutedNode, ...] | None:
         while len(_known) >= _MOST_KNOWN:
             _known.pop(next(iter(_known)))
         small = sum(weight.bytes for weight in file.weights.values()) <= _MOST_WEIGHT_BYTES
-        _known[file.sha256] = _optimized(file.model.SerializeToString(), file.weights.values()) if small else None
+        _known[file.sha256] = (
+            _optimize_declared(file.model.SerializeToString(), file.weights.values()) if small else None
+        )
     return _known[file.sha256]
 
 
-def _optimized(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
+def _optimize_declared(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, ...] | None:
     """Return the nodes that the runtime makes of a model whose large weights are only declared."""
     try:
         import onnxruntime as ort
@@ -54,7 +56,7 @@ def _optimized(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, .
 
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(*runtime_errors(), OSError, KeyError):
         model, optimized = Path(folder, "model.onnx"), Path(folder, "optimized.onnx")
-        _write(model, light, weights)
+        _write_declared(model, light, weights)
         options = session_options(1, optimized)
         options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is going to run
         ort.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
@@ -62,7 +64,7 @@ def _optimized(light: bytes, weights: Iterable[Tensor]) -> tuple[ExecutedNode, .
     return None
 
 
-def _write(path: Path, light: bytes, weights: Iterable[Tensor]) -> None:
+def _write_declared(path: Path, light: bytes, weights: Iterable[Tensor]) -> None:
     """Write the model with its declared weights as external data: all the same hole in a file."""
     from onnx import ModelProto, TensorProto
 

@@ -97,7 +97,7 @@ def open_session(
     try:
         return ort.InferenceSession(str(path), options, providers=_providers(provider))
     except runtime_errors() as error:
-        raise translated(error, path) from error
+        raise translate_error(error, path) from error
 
 
 def gpu_provider() -> str | None:
@@ -127,7 +127,7 @@ def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
     return "onnxruntime", "unknown"
 
 
-def translated(error: Exception, path: Path) -> InputError:
+def translate_error(error: Exception, path: Path) -> InputError:
     """Return what a runtime says of ``path`` as one line."""
     if isinstance(error, InputError):
         return error
@@ -139,11 +139,11 @@ def translated(error: Exception, path: Path) -> InputError:
     if kind == "NoSuchFile":
         return InputError(f"cannot read {path}: no such file")
     if kind == "NotImplemented":
-        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clipped(detail)}")
-    return InputError(f"ONNX Runtime refuses {path}: {_clipped(detail)}")
+        return InputError(f"{path} has an operator that ONNX Runtime lacks: {_clip_text(detail)}")
+    return InputError(f"ONNX Runtime refuses {path}: {_clip_text(detail)}")
 
 
-def _clipped(text: str, limit: int = 300) -> str:
+def _clip_text(text: str, limit: int = 300) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

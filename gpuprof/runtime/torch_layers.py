@@ -38,7 +38,7 @@ def _window(
     return strides, dilations, [(before, after) for before, after in both]
 
 
-def _padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> tuple[Tensor, list[int]]:
+def _pad_evenly(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> tuple[Tensor, list[int]]:
     """Return the tensor and equal pads for both ends of each axis; it is padded itself where the ends differ."""
     if all(before == after for before, after in pads):
         return x, [before for before, _ in pads]
@@ -49,7 +49,7 @@ def _padded(x: Tensor, pads: Sequence[tuple[int, int]], value: float = 0.0) -> t
 @operator("Conv")
 def _conv(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     strides, dilations, pads = _window(attributes, x[0], x[1].shape[2:])
-    value, equal = _padded(x[0], pads)
+    value, equal = _pad_evenly(x[0], pads)
     bias = x[2] if len(x) > 2 else None
     convolve = _CONVOLUTIONS[x[1].dim() - 3]
     return convolve(value, x[1], bias, strides, equal, dilations, attributes.get("group", 1))
@@ -89,7 +89,7 @@ def _pool_pads(
 def _max_pool(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
     sides = list(attributes["kernel_shape"])
     strides, dilations, pads = _pool_pads(attributes, x[0], sides)
-    value, equal = _padded(x[0], pads, float("-inf"))
+    value, equal = _pad_evenly(x[0], pads, float("-inf"))
     if any(2 * pad > side for pad, side in zip(equal, sides, strict=True)):
         value, equal = (
             functional.pad(x[0], [s for p in reversed(pads) for s in p], value=float("-inf")),
@@ -196,7 +196,10 @@ def _recurrent(gates: Sequence[int], states: int) -> Any:
         flat = []
         for direction in range(directions):
             parts = bias[direction].reshape(2 * len(gates), hidden)
-            flat += [_ordered(weights[direction], gates, hidden), _ordered(recurrence[direction], gates, hidden)]
+            flat += [
+                _reorder_gates(weights[direction], gates, hidden),
+                _reorder_gates(recurrence[direction], gates, hidden),
+            ]
             flat += [parts[list(gates)].flatten(), parts[[len(gates) + gate for gate in gates]].flatten()]
         first = [s if s is not None else value.new_zeros(directions, value.shape[1], hidden) for s in x[5 : 5 + states]]
         layer = torch.lstm if states == 2 else torch.gru
@@ -208,7 +211,7 @@ def _recurrent(gates: Sequence[int], states: int) -> Any:
     return run
 
 
-def _ordered(matrix: Tensor, gates: Sequence[int], hidden: int) -> Tensor:
+def _reorder_gates(matrix: Tensor, gates: Sequence[int], hidden: int) -> Tensor:
     return matrix.reshape(len(gates), hidden, -1)[list(gates)].reshape(matrix.shape).contiguous()
 
 

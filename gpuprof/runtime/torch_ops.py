@@ -64,24 +64,24 @@ def _register_plain() -> None:
     for name, one in unary.items():
         OPERATORS[name] = lambda a, v, x, f=one: f(x[0])  # type: ignore[misc]
     for name, two in binary.items():
-        OPERATORS[name] = lambda a, v, x, f=two: f(*_together(x))  # type: ignore[misc]
+        OPERATORS[name] = lambda a, v, x, f=two: f(*_promote_types(x))  # type: ignore[misc]
     for name, fold in {"Sum": torch.add, "Max": torch.maximum, "Min": torch.minimum}.items():
-        OPERATORS[name] = lambda a, v, x, f=fold: _folded(f, x)  # type: ignore[misc]
+        OPERATORS[name] = lambda a, v, x, f=fold: _fold_values(f, x)  # type: ignore[misc]
 
 
 def _divide(x: Tensor, y: Tensor) -> Tensor:
     return torch.div(x, y) if x.is_floating_point() else torch.div(x, y, rounding_mode="trunc")
 
 
-def _folded(function: Callable[[Tensor, Tensor], Tensor], values: Sequence[Any]) -> Tensor:
-    values = _together(values)
+def _fold_values(function: Callable[[Tensor, Tensor], Tensor], values: Sequence[Any]) -> Tensor:
+    values = _promote_types(values)
     total: Tensor = values[0]
     for value in values[1:]:
         total = function(total, value)
     return total
 
 
-def _together(values: Sequence[Any]) -> list[Tensor]:
+def _promote_types(values: Sequence[Any]) -> list[Tensor]:
     """Return the tensors on the device that any of them is on besides the host."""
     device = next((value.device for value in values if value.device.type != "cpu"), None)
     return [value if device is None else value.to(device) for value in values]
@@ -97,12 +97,12 @@ _register_plain()
 
 @operator("Mean")
 def _mean(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return _folded(torch.add, x) / len(x)
+    return _fold_values(torch.add, x) / len(x)
 
 
 @operator("Pow")
 def _pow(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    base, exponent = _together(x)
+    base, exponent = _promote_types(x)
     return torch.pow(base, exponent).to(base.dtype)
 
 
@@ -143,7 +143,7 @@ def _cast(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("Where")
 def _where(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    condition, yes, no = _together(x)
+    condition, yes, no = _promote_types(x)
     return torch.where(condition, yes, no)
 
 
@@ -229,7 +229,7 @@ def _transpose(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("Concat")
 def _concat(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.cat(_together(x), attributes["axis"])
+    return torch.cat(_promote_types(x), attributes["axis"])
 
 
 @operator("Split")
@@ -266,7 +266,7 @@ def _slice(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("Gather")
 def _gather(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    data, index = _together(x)
+    data, index = _promote_types(x)
     axis = attributes.get("axis", 0) % data.dim()
     index = torch.where(index < 0, index + data.shape[axis], index)
     found = torch.index_select(data, axis, index.flatten().to(torch.int64))
@@ -275,14 +275,14 @@ def _gather(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("GatherElements")
 def _gather_elements(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    data, index = _together(x)
+    data, index = _promote_types(x)
     axis = attributes.get("axis", 0)
     return torch.gather(data, axis, torch.where(index < 0, index + data.shape[axis], index))
 
 
 @operator("GatherND")
 def _gather_nd(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    data, index = _together(x)
+    data, index = _promote_types(x)
     shared = attributes.get("batch_dims", 0)
     if shared:
         flat, places = data.flatten(0, shared - 1), index.flatten(0, shared - 1)
@@ -330,7 +330,7 @@ def _cumulative(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
 
 @operator("Einsum")
 def _einsum(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
-    return torch.einsum(_text(attributes["equation"]), *_together(x))
+    return torch.einsum(_text(attributes["equation"]), *_promote_types(x))
 
 
 @operator("Gemm")
@@ -358,7 +358,7 @@ OPERATORS["Softmax"] = _softmax_like(torch.softmax)
 OPERATORS["LogSoftmax"] = _softmax_like(torch.log_softmax)
 
 
-def _reduced(function: Callable[..., Tensor]) -> Operator:
+def _reduction(function: Callable[..., Tensor]) -> Operator:
     def run(attributes: Attributes, opset: int, x: list[Any]) -> Tensor:
         axes = _axes(attributes, x)
         if not axes:
@@ -374,7 +374,7 @@ for _name, _function in {
     "ReduceMean": torch.mean, "ReduceSum": torch.sum, "ReduceMax": torch.amax, "ReduceMin": torch.amin,
     "ReduceL2": torch.linalg.vector_norm,
 }.items():  # fmt: skip
-    OPERATORS[_name] = _reduced(_function)
+    OPERATORS[_name] = _reduction(_function)
 
 
 def _argument(function: Callable[..., Tensor]) -> Operator:

@@ -139,7 +139,7 @@ class TorchSession:
         _check(self._nodes, path)
         self._inputs = tuple(_info(value) for value in model.graph.input if value.name not in weights)
         self._outputs = tuple(_info(value) for value in model.graph.output)
-        self._weights = {one.name: self._placed(_tensor(one)) for one in model.graph.initializer}
+        self._weights = {one.name: self._place_weight(_tensor(one)) for one in model.graph.initializer}
         self._path, self._plans = path, dict[tuple[Any, ...], _Plan]()
 
     def get_inputs(self) -> tuple[ValueInfo, ...]:
@@ -170,7 +170,7 @@ class TorchSession:
         wanted = [one.name for one in self._outputs] if names is None else list(names)
         shapes = tuple((name, value.shape) for name, value in sorted(feeds.items()))
         with torch.inference_mode():
-            values = {name: self._fed(value) for name, value in feeds.items()}
+            values = {name: self._copy_to_device(value) for name, value in feeds.items()}
             if shapes not in self._plans:
                 self._plans[shapes] = self._plan(dict(values))
             plan = self._plans[shapes]
@@ -221,13 +221,13 @@ class TorchSession:
             ) from error
         values.update(zip(node.outputs, made if isinstance(made, tuple) else (made,), strict=False))
 
-    def _placed(self, value: torch.Tensor) -> torch.Tensor:
+    def _place_weight(self, value: torch.Tensor) -> torch.Tensor:
         """Put a weight on the device, unless it describes a shape."""
         if value.dtype == torch.int64 and value.dim() < 2 and value.numel() <= _MOST_HOST:
             return value
         return value.to(self._device)
 
-    def _fed(self, value: Array) -> torch.Tensor:
+    def _copy_to_device(self, value: Array) -> torch.Tensor:
         return torch.from_numpy(np.require(value, requirements=["C", "W"])).to(self._device)
 
 

@@ -36,7 +36,7 @@ def trace(tmp_path: Path) -> Path:
 
 def test_operators_that_call_no_other_become_kernels_of_their_node(trace: Path) -> None:
     kernels.add_kernels(str(trace))
-    timeline = read_kineto(trace).measured()
+    timeline = read_kineto(trace).select_runs()
     assert [name.split("::")[1].split("<")[0] for name in timeline.kernels["name"]] == ["addmm_kernel", "relu_kernel"]
     assert timeline.kernels["range"].tolist() == ["gpuprof-node:y"] * 2
     assert timeline.copies["direction"].tolist() == ["h2d", "d2h"]
@@ -46,7 +46,7 @@ def test_what_the_played_ncu_counts_joins_the_timeline_kernel_by_kernel(trace: P
     kernels._write_csv(tmp_path / "ncu.csv", kernels.leaves(json.loads(trace.read_text())["traceEvents"]))
     kernels.add_kernels(str(trace))
     joined, unmatched = join_kernels(
-        read_kineto(trace).measured().kernels.drop(columns="achieved_occupancy_pct"),
+        read_kineto(trace).select_runs().kernels.drop(columns="achieved_occupancy_pct"),
         read_ncu_csv(tmp_path / "ncu.csv").kernels,
     )
     assert not unmatched and joined["joined"].tolist() == ["both"] * 2

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device, devices
 from gpuprof.domain.device import Device, SmLimits
-from gpuprof.domain.occupancy import FACTORS, Launch, occupancies, occupancy
+from gpuprof.domain.occupancy import FACTORS, KernelLaunch, occupancies, occupancy
 from gpuprof.errors import InputError
 
 HEADER = "cuda_occupancy.h"
@@ -151,40 +151,40 @@ def test_nvidias_calculator_agrees_on_random_launches(oracle: Path, name: str, c
 
 
 def test_a_launch_without_limits_fills_the_gpu_wave_by_wave() -> None:
-    found = occupancy(device("v100"), Launch(blocks=1280, threads_per_block=256, registers_per_thread=32))
+    found = occupancy(device("v100"), KernelLaunch(blocks=1280, threads_per_block=256, registers_per_thread=32))
     assert (found.blocks_per_sm, found.occupancy_pct, found.waves) == (8, 100.0, 2.0)
     assert found.limiting == ("warps", "registers")
     assert (found.sms_needed, found.sm_utilization_pct) == (160, 100.0)
 
 
 def test_sm_utilization_is_the_sms_that_hold_the_grid_at_once() -> None:
-    found = occupancy(device("v100"), Launch(blocks=200, threads_per_block=256, registers_per_thread=32))
+    found = occupancy(device("v100"), KernelLaunch(blocks=200, threads_per_block=256, registers_per_thread=32))
     assert (found.sms_needed, found.sm_utilization_pct) == (25, 31.25)
 
 
 def test_registers_are_allocated_in_units_of_a_warp() -> None:
     # 33 registers take 40: 1280 for a warp, 12 warps in a quarter of the register file, 48 in all.
-    found = occupancy(device("v100"), Launch(1, 128, 33))
+    found = occupancy(device("v100"), KernelLaunch(1, 128, 33))
     assert (found.limits["registers"], found.limiting, found.occupancy_pct) == (12, ("registers",), 75.0)
 
 
 def test_the_driver_takes_a_kibibyte_of_shared_memory_of_each_block_from_ampere_on() -> None:
-    launch = Launch(1, 32, 32, static_shared_bytes=32 * 1024)
+    launch = KernelLaunch(1, 32, 32, static_shared_bytes=32 * 1024)
     assert occupancy(device("v100"), launch).limits["shared_memory"] == 3
     assert occupancy(device("a100-80"), launch).limits["shared_memory"] == 4  # of 164 KiB, 33 each
 
 
 def test_the_largest_shared_memory_of_a_block_fits_and_one_unit_more_does_not() -> None:
     most = 227 * 1024
-    assert occupancy(device("h100"), Launch(1, 32, 32, 0, most)).blocks_per_sm == 1
-    found = occupancy(device("h100"), Launch(1, 32, 32, 0, most + 128))
+    assert occupancy(device("h100"), KernelLaunch(1, 32, 32, 0, most)).blocks_per_sm == 1
+    found = occupancy(device("h100"), KernelLaunch(1, 32, 32, 0, most + 128))
     assert (found.blocks_per_sm, found.occupancy_pct, found.sms_needed) == (0, 0.0, 0)
     assert math.isnan(found.waves)
     assert math.isnan(found.sm_utilization_pct)
 
 
 def test_a_smaller_carveout_leaves_fewer_blocks() -> None:
-    launch = Launch(1, 64, 32, static_shared_bytes=16 * 1024)
+    launch = KernelLaunch(1, 64, 32, static_shared_bytes=16 * 1024)
     blocks = [occupancy(device("h100"), launch, carveout).blocks_per_sm for carveout in (0, 25, 50, 100)]
     assert blocks == [1, 3, 7, 13]
 
@@ -192,7 +192,7 @@ def test_a_smaller_carveout_leaves_fewer_blocks() -> None:
 @given(
     st.sampled_from(sorted(devices())),
     st.builds(
-        Launch,
+        KernelLaunch,
         st.integers(1, 10**6),
         st.integers(1, 1024),
         st.integers(0, 255),
@@ -200,7 +200,7 @@ def test_a_smaller_carveout_leaves_fewer_blocks() -> None:
         st.integers(0, 200_000),
     ),
 )
-def test_what_runs_stays_within_every_limit_of_the_sm(name: str, launch: Launch) -> None:
+def test_what_runs_stays_within_every_limit_of_the_sm(name: str, launch: KernelLaunch) -> None:
     gpu = device(name)
     assert gpu.sm is not None
     found = occupancy(gpu, launch)
@@ -220,19 +220,19 @@ def test_what_runs_stays_within_every_limit_of_the_sm(name: str, launch: Launch)
 @pytest.mark.parametrize(
     ("launch", "message"),
     [
-        (Launch(0, 32, 32), "blocks must be at least 1 but got 0"),
-        (Launch(1, 0, 32), "threads per block must be at least 1 but got 0"),
-        (Launch(1, 32, -1), "registers per thread must be at least 0 but got -1"),
-        (Launch(1, 32, 32, 0, -5), "dynamic shared bytes must be at least 0 but got -5"),
+        (KernelLaunch(0, 32, 32), "blocks must be at least 1 but got 0"),
+        (KernelLaunch(1, 0, 32), "threads per block must be at least 1 but got 0"),
+        (KernelLaunch(1, 32, -1), "registers per thread must be at least 0 but got -1"),
+        (KernelLaunch(1, 32, 32, 0, -5), "dynamic shared bytes must be at least 0 but got -5"),
     ],
 )
-def test_numbers_that_no_launch_has_are_refused(launch: Launch, message: str) -> None:
+def test_numbers_that_no_launch_has_are_refused(launch: KernelLaunch, message: str) -> None:
     with pytest.raises(InputError, match=message):
         occupancy(device("v100"), launch)
 
 
 def test_a_cpu_and_an_unknown_capability_are_refused() -> None:
-    launch = Launch(1, 32, 32)
+    launch = KernelLaunch(1, 32, 32)
     with pytest.raises(InputError, match="has no SMs"):
         occupancy(replace(device("v100"), sm=None, kind="cpu"), launch)
     with pytest.raises(InputError, match=r"compute capability 99.0 are not known"):

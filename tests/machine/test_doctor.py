@@ -12,10 +12,10 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.machine.doctor import examine
-from gpuprof.machine.finding import Finding, Machine, Status
+from gpuprof.machine.finding import Finding, MachineView, Status
 
 
-def _bare(root: Path, **ways: Any) -> Machine:
+def _bare(root: Path, **ways: Any) -> MachineView:
     blind: dict[str, Any] = {
         "root": root,
         "environment": {},
@@ -27,7 +27,7 @@ def _bare(root: Path, **ways: Any) -> Machine:
         "execute": lambda command: None,
         "is_root": False,
     }
-    return Machine(**{**blind, **ways})
+    return MachineView(**{**blind, **ways})
 
 
 def _write(root: Path, name: str, text: str = "") -> Path:
@@ -36,7 +36,7 @@ def _write(root: Path, name: str, text: str = "") -> Path:
     return root / name
 
 
-def _found(machine: Machine, name: str) -> Finding:
+def _found(machine: MachineView, name: str) -> Finding:
     (finding,) = (f for f in examine(machine, machine.root / "db") if f.name == name)
     return finding
 
@@ -74,7 +74,7 @@ def test_on_a_bare_machine_everything_missing_says_what_to_do(tmp_path: Path) ->
 
 
 def test_the_real_machine_can_be_examined() -> None:
-    assert examine(Machine(), Path("gpuprof-db"))
+    assert examine(MachineView(), Path("gpuprof-db"))
 
 
 def test_a_gpu_is_described_with_driver_memory_and_modes(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_mps_says_whether_its_daemon_runs(tmp_path: Path, process: str, state: s
     assert state in _found(machine, "MPS").detail
 
 
-def _with_nsys(root: Path, printed: str | None) -> Machine:
+def _with_nsys(root: Path, printed: str | None) -> MachineView:
     binary = _write(root, "opt/tool/target-linux-x64/nsys")
     return _bare(root, which={"nsys": str(binary)}.get, execute=lambda command: printed)
 

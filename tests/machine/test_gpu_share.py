@@ -9,7 +9,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.machine import gpu_share
-from gpuprof.machine.gpu_share import MigInstance, bound_shares, mig_instances
+from gpuprof.machine.gpu_share import MigInstanceId, bind_shares, mig_instances
 from gpuprof.machine.mps import MpsDaemon
 
 A100 = device("a100-80")
@@ -60,32 +60,32 @@ def daemons(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 def test_instances_are_found_by_uuid_and_profile() -> None:
     found = mig_instances(nvml=FakeNvml("3g.40gb", None, "1g.10gb"))
-    assert found == (MigInstance("MIG-0", "3g.40gb"), MigInstance("MIG-2", "1g.10gb"))
+    assert found == (MigInstanceId("MIG-0", "3g.40gb"), MigInstanceId("MIG-2", "1g.10gb"))
 
 
 def test_the_whole_gpu_needs_nothing(daemons: list[str | None]) -> None:
-    with bound_shares(A100, [Share()]) as environments:
+    with bind_shares(A100, [Share()]) as environments:
         assert environments == ({},)
     assert daemons == []
 
 
 def test_parts_of_a_gpu_are_bound_by_one_daemon(daemons: list[str | None]) -> None:
-    with bound_shares(A100, [Share(30.0), Share(70.0)]) as environments:
+    with bind_shares(A100, [Share(30.0), Share(70.0)]) as environments:
         assert [each["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] for each in environments] == ["30", "70"]
     assert daemons == [None]
-    with pytest.raises(InputError, match="110% together do not fit"), bound_shares(A100, [Share(60.0), Share(50.0)]):
+    with pytest.raises(InputError, match="110% together do not fit"), bind_shares(A100, [Share(60.0), Share(50.0)]):
         pass
 
 
 def test_whole_instances_are_bound_by_uuid_each_to_its_own(daemons: list[str | None]) -> None:
     nvml = FakeNvml("3g.40gb", "3g.40gb")
-    with bound_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:
+    with bind_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:
         assert environments == ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
     assert daemons == []
 
 
 def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[str | None]) -> None:
-    with bound_shares(A100, [Share(50.0, "3g.40gb")] * 2, FakeNvml("3g.40gb")) as environments:
+    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, FakeNvml("3g.40gb")) as environments:
         assert {each["CUDA_VISIBLE_DEVICES"] for each in environments} == {"MIG-0"}
     assert daemons == ["MIG-0"]
 
@@ -93,8 +93,8 @@ def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[
 def test_an_instance_that_does_not_exist_is_not_made(daemons: list[str | None]) -> None:
     with (
         pytest.raises(UnavailableError, match=r"no free MIG instance 3g\.40gb: there are 1g\.10gb"),
-        bound_shares(A100, [Share(100.0, "3g.40gb")], FakeNvml("1g.10gb")),
+        bind_shares(A100, [Share(100.0, "3g.40gb")], FakeNvml("1g.10gb")),
     ):
         pass
-    with pytest.raises(InputError, match="no MIG profile"), bound_shares(A100, [Share(100.0, "9g.99gb")]):
+    with pytest.raises(InputError, match="no MIG profile"), bind_shares(A100, [Share(100.0, "9g.99gb")]):
         pass

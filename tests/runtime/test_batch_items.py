@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from gpuprof.runtime import batch_items
-from gpuprof.runtime.batch_items import kept_apart, mixed_output
-from gpuprof.runtime.batch_verdicts import BatchVerdicts, mixing
+from gpuprof.runtime.batch_items import find_mixed_output, mixed_output
+from gpuprof.runtime.batch_verdicts import BatchVerdicts, describe_mixing
 from tests.small_models import Dims, floats, write_model
 
 Described = tuple[str, list[str], list[str], dict[str, Any]]
@@ -72,8 +72,8 @@ def test_requests_share_a_batch_only_where_all_begin_with_it(
 ) -> None:
     nodes = [helper.make_node("Mul", ["x", "t"], ["y"])]
     path = write_model(tmp_path / "m.onnx", nodes, {"x": x, "t": t}, {"y": y})
-    assert kept_apart(path) == found
-    assert found is None or f"the first dimension of its {found} is not the batch" in mixing("m", found)
+    assert find_mixed_output(path) == found
+    assert found is None or f"the first dimension of its {found} is not the batch" in describe_mixing("m", found)
 
 
 def test_of_a_random_model_nobody_can_tell(tmp_path: Path) -> None:
@@ -104,21 +104,21 @@ def test_one_index_that_differs_by_chance_is_no_mixing(tmp_path: Path) -> None:
 
 def test_a_verdict_is_found_once_and_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = _model(tmp_path, ("Softmax", ["x"], ["y"], {"axis": 0}))
-    assert BatchVerdicts(tmp_path).mixed("a" * 64) is None
+    assert BatchVerdicts(tmp_path).mixed_output("a" * 64) is None
     assert BatchVerdicts(tmp_path).judge(path, "a" * 64) == "y"
     monkeypatch.setattr(batch_items, "mixed_output", lambda path: pytest.fail("it was run again"))
-    assert BatchVerdicts(tmp_path).mixed("a" * 64) == "y" == BatchVerdicts(tmp_path).judge(path, "a" * 64)
+    assert BatchVerdicts(tmp_path).mixed_output("a" * 64) == "y" == BatchVerdicts(tmp_path).judge(path, "a" * 64)
 
 
 def test_a_damaged_verdict_is_none_and_without_a_database_nothing_is_written(tmp_path: Path) -> None:
     path = _model(tmp_path, ("Softmax", ["x"], ["y"], {"axis": 0}))
     (tmp_path / ".batched").mkdir()
     (tmp_path / ".batched" / "b.json").write_text("[")
-    assert BatchVerdicts(tmp_path).mixed("b") is None
+    assert BatchVerdicts(tmp_path).mixed_output("b") is None
     assert BatchVerdicts(tmp_path).judge(path, "b") == "y"
     assert json.loads((tmp_path / ".batched" / "b.json").read_text()) == {"mixed": "y"}
     verdicts = BatchVerdicts(None)
-    assert verdicts.judge(path, "c") == "y" == verdicts.mixed("c")
+    assert verdicts.judge(path, "c") == "y" == verdicts.mixed_output("c")
     nowhere = BatchVerdicts(tmp_path / "nowhere")
     assert nowhere.judge(path, "d") == "y" and not (tmp_path / "nowhere").exists()
 

@@ -30,10 +30,10 @@ def add_kernels(path: str) -> None:
     events = document["traceEvents"]
     added: list[dict[str, Any]] = []
     for event in leaves(events):
-        added += _launched(event, "kernel", kernel_name(event), event["dur"], len(added), **_launch(event))
+        added += _launch_events(event, "kernel", kernel_name(event), event["dur"], len(added), **_launch(event))
     for run in [event for event in events if event.get("name") == "gpuprof-run"]:
         for name in ("Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)"):
-            added += _launched(run, "gpu_memcpy", name, 400.0, len(added), bytes=_COPIED)
+            added += _launch_events(run, "gpu_memcpy", name, 400.0, len(added), bytes=_COPIED)
     document["traceEvents"] = [*events, *added]
     file.write_text(json.dumps(document), encoding="utf-8")
 
@@ -51,11 +51,11 @@ def kernel_name(event: Event) -> str:
     return f"void rehearsed::{str(event['name']).removeprefix('aten::')}_kernel<float, 4>(float*)"
 
 
-def counted(run: Callable[[], Any], path: str) -> Callable[[], Any]:
+def count_last_run(run: Callable[[], Any], path: str) -> Callable[[], Any]:
     """Return ``run``, which now leaves the counters of the last time that it ran as the CSV of ncu in ``path``."""
     from torch import profiler
 
-    def observed() -> Any:
+    def run_observed() -> Any:
         with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as recording:
             outputs = run()
         with tempfile.TemporaryDirectory() as directory:
@@ -64,7 +64,7 @@ def counted(run: Callable[[], Any], path: str) -> Callable[[], Any]:
             _write_csv(Path(path), leaves(json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]))
         return outputs
 
-    return observed
+    return run_observed
 
 
 def _write_csv(path: Path, events: Sequence[Event]) -> None:
@@ -92,7 +92,7 @@ def _launch(event: Event) -> dict[str, Any]:
     }
 
 
-def _launched(
+def _launch_events(
     event: Event, kind: str, name: str, duration_us: float, turn: int, **arguments: Any
 ) -> list[dict[str, Any]]:
     where = {"ph": "X", "pid": event["pid"], "tid": event["tid"]}

@@ -29,7 +29,7 @@ from gpuprof.profiling.child.pauses import after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.runtime.batch_items import kept_apart
+from gpuprof.runtime.batch_items import find_mixed_output
 from gpuprof.runtime.providers import TORCH_PROVIDERS
 from gpuprof.runtime.session import open_session
 
@@ -162,12 +162,12 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
             run = session_run(session, dict(np.load(asked["inputs"])), path)
             _repeat(run, {**task, "time_s": 0.0, "min_repeats": _WARM_UP_RUNS})
 
-            def marked(run: Callable[[], object] = run) -> None:
+            def run_marked(run: Callable[[], object] = run) -> None:
                 with profiler.record_function(task["range"]):
                     run()
 
             with profiler.profile(activities=kinds) as recording:
-                repeats = _repeat(marked, task)
+                repeats = _repeat(run_marked, task)
             trace = path.with_suffix(".trace.json")
             recording.export_chrome_trace(str(trace))
             _say(speech, "op", trace=str(trace), repeats=repeats)
@@ -179,7 +179,7 @@ def _check(task: dict[str, Any], speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     path = Path(task["model"])
     open_session(path, threads=1, provider=task["provider"])
-    _say(speech, "done", mixed=kept_apart(path) if task.get("batches") else None)
+    _say(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
 
 
 def _peak(task: dict[str, Any], speech: TextIO) -> None:

@@ -13,7 +13,7 @@ from gpuprof.domain.share import Share
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimingLimits:
     """When a measurement ends.
 
     It ends when the median is known well enough, at least ``min_time_s`` and ``min_repeats`` have passed, and
@@ -40,10 +40,10 @@ class Limits:
     tool_s: float = 900.0
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = TimingLimits()
 
 
-def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> Limits:
+def limits_within(max_time_s: float, tool_s: float = DEFAULT_LIMITS.tool_s) -> TimingLimits:
     """Return the default limits, cut down to ``max_time_s`` for one measurement and ``tool_s`` for a profiler's run."""
     return replace(
         DEFAULT_LIMITS,
@@ -88,4 +88,4 @@ class Request:
     device: Device
     job: Job
     beside: tuple[Job, ...] = ()
-    limits: Limits = DEFAULT_LIMITS
+    limits: TimingLimits = DEFAULT_LIMITS

@@ -16,7 +16,7 @@ from gpuprof.errors import GpuprofError, InputError
 from gpuprof.machine.cgroup import remove_group
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits
+from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, TimingLimits
 from gpuprof.profiling.child.statistics import LatencyStats, summarize
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
@@ -71,7 +71,7 @@ class _Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ShareBinding:
     """Where a job runs when it is not on a share of the CPU.
 
     Attributes
@@ -89,8 +89,8 @@ class Seat:
 def measure(
     job: Job,
     beside: Sequence[Job] = (),
-    limits: Limits = DEFAULT_LIMITS,
-    seats: Sequence[Seat] = (),
+    limits: TimingLimits = DEFAULT_LIMITS,
+    bindings: Sequence[ShareBinding] = (),
     begin: Callable[[], None] = lambda: None,
 ) -> tuple[Timing, ...]:
     """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
@@ -100,8 +100,8 @@ def measure(
     job : Job
     beside : sequence of Job
         Their shares and the job's must fit the device together.
-    limits : Limits
-    seats : sequence of Seat
+    limits : TimingLimits
+    bindings : sequence of ShareBinding
         One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
     begin : function
         Called when all have loaded and warmed up, before they are timed.
@@ -119,15 +119,15 @@ def measure(
         When a share cannot be enforced here, or a process dies or hangs; all others are ended then.
     """
     jobs = (job, *beside)
-    parts = slices_of([Share()]) * len(jobs) if seats else slices_of([member.share for member in jobs])
-    sat: Sequence[Seat | None] = seats or [None for _ in jobs]
+    parts = slices_of([Share()]) * len(jobs) if bindings else slices_of([member.share for member in jobs])
+    bound: Sequence[ShareBinding | None] = bindings or [None for _ in jobs]
     alone = sum(member.processes for member in jobs) == 1
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory, ExitStack() as stack:
-        crews = [
-            _start(stack, member, part, seat, Path(directory) / str(index), limits, alone)
-            for index, (member, part, seat) in enumerate(zip(jobs, parts, sat, strict=True))
+        children_of_jobs = [
+            _start(stack, member, part, binding, Path(directory) / str(index), limits, alone)
+            for index, (member, part, binding) in enumerate(zip(jobs, parts, bound, strict=True))
         ]
-        samples = _run(crews, limits, begin)
+        samples = _run(children_of_jobs, limits, begin)
     window = _common_window(samples)
     return tuple(
         _timing(member, part, group, window, limits) for member, part, group in zip(jobs, parts, samples, strict=True)
@@ -135,8 +135,10 @@ def measure(
 
 
 @contextmanager
-def running(jobs: Sequence[Job], seats: Sequence[Seat], limits: Limits = DEFAULT_LIMITS) -> Iterator[None]:
-    """Keep ``jobs`` running back to back on their seats until this is left; they are not timed.
+def keep_running(
+    jobs: Sequence[Job], bindings: Sequence[ShareBinding], limits: TimingLimits = DEFAULT_LIMITS
+) -> Iterator[None]:
+    """Keep ``jobs`` running back to back on their bindings until this is left; they are not timed.
 
     Raises
     ------
@@ -145,11 +147,11 @@ def running(jobs: Sequence[Job], seats: Sequence[Seat], limits: Limits = DEFAULT
     """
     part = slices_of([Share()])[0]
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, ExitStack() as stack:
-        crews = [
-            _start(stack, job, part, seat, Path(name) / str(index), limits, False)
-            for index, (job, seat) in enumerate(zip(jobs, seats, strict=True), 1)
+        children_of_jobs = [
+            _start(stack, job, part, binding, Path(name) / str(index), limits, False)
+            for index, (job, binding) in enumerate(zip(jobs, bindings, strict=True), 1)
         ]
-        children = [child for crew in crews for child in crew]
+        children = [child for children in children_of_jobs for child in children]
         for child in children:
             child.expect("ready", _LOAD_S)
         for child in children:
@@ -210,7 +212,13 @@ def label(job: Job) -> str:
 
 
 def _start(
-    stack: ExitStack, job: Job, part: CpuSlice, seat: Seat | None, directory: Path, limits: Limits, alone: bool
+    stack: ExitStack,
+    job: Job,
+    part: CpuSlice,
+    binding: ShareBinding | None,
+    directory: Path,
+    limits: TimingLimits,
+    alone: bool,
 ) -> list[Child]:
     directory.mkdir()
     inputs = directory / "inputs.npz"
@@ -221,20 +229,24 @@ def _start(
         "model": str(job.path),
         "inputs": str(inputs),
         "threads": part.threads,
-        "provider": seat.provider if seat else ORT_CPU,
-        "slice": None if seat else asdict(part),
+        "provider": binding.provider if binding else ORT_CPU,
+        "slice": None if binding else asdict(part),
         "group": group,
         "limits": asdict(limits),
     }
-    crew = []
+    children = []
     for process in range(job.processes):
         own = {**task, "leads": directory.name == "0" and process == 0, "beside_others": not alone}
-        crew.append(stack.enter_context(Child(own, label(job), environment=seat.environment if seat else None)))
-    return crew
+        children.append(
+            stack.enter_context(Child(own, label(job), environment=binding.environment if binding else None))
+        )
+    return children
 
 
-def _run(crews: Sequence[Sequence[Child]], limits: Limits, begin: Callable[[], None]) -> list[list[_Sample]]:
-    everybody = [child for crew in crews for child in crew]
+def _run(
+    children_of_jobs: Sequence[Sequence[Child]], limits: TimingLimits, begin: Callable[[], None]
+) -> list[list[_Sample]]:
+    everybody = [child for children in children_of_jobs for child in children]
     for child in everybody:
         child.expect("ready", _LOAD_S)
     begin()
@@ -246,7 +258,7 @@ def _run(crews: Sequence[Sequence[Child]], limits: Limits, begin: Callable[[], N
     for child in others:
         child.tell("stop")
     told |= {child: child.expect("done", limits.hang_s) for child in others}
-    return [[_sample(told[child]) for child in crew] for crew in crews]
+    return [[_sample(told[child]) for child in children] for children in children_of_jobs]
 
 
 def _sample(message: dict[str, object]) -> _Sample:
@@ -259,7 +271,9 @@ def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:
     return max(sample.starts_ns[0] for sample in everyone), min(sample.end_ns for sample in everyone)
 
 
-def _timing(job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[int, int], limits: Limits) -> Timing:
+def _timing(
+    job: Job, part: CpuSlice, samples: Sequence[_Sample], window: tuple[int, int], limits: TimingLimits
+) -> Timing:
     begin, end = window
     kept: list[tuple[int, int]] = []
     throughput = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpuprof.errors import InputError, runtime_errors
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.runtime.session import gpu_provider, open_session, translated
+from gpuprof.runtime.session import gpu_provider, open_session, translate_error
 
 #: Runs one batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
@@ -63,7 +63,7 @@ def session_run(session: Any, feeds: Mapping[str, Any], path: Path) -> Run:
                 results = session.run(names, wanted)
             return dict(zip(names, results, strict=True))
         except errors as error:
-            raise translated(error, path) from error
+            raise translate_error(error, path) from error
 
     return run
 

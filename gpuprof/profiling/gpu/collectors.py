@@ -20,23 +20,23 @@ from typing import Any
 import pandas as pd
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.gpu_share import bound_shares
+from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.child.measurement import Seat, Timing, measure, running
+from gpuprof.profiling.child.measurement import ShareBinding, Timing, keep_running, measure
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.ort import colocation_rows
-from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
 from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
-from gpuprof.profiling.nsight.nsys_tool import exported, find_nsys, record
+from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
 from gpuprof.profiling.nsight.recorded_program import RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
-from gpuprof.profiling.timeline.creq import requirement
+from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.runtime.providers import ORT_CUDA
@@ -100,17 +100,17 @@ class GpuCollector:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
         idle = self._idle()
-        with bound_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
-            seats = [Seat(self.provider, environment) for environment in environments]
-            timings = measure(request.job, request.beside, request.limits, seats, sampler.clear)
+        with bind_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
+            bindings = [ShareBinding(self.provider, environment) for environment in environments]
+            timings = measure(request.job, request.beside, request.limits, bindings, sampler.clear)
             sampled = sampler.figures()
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
             settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
             if request.beside:
-                delay_ms = self._dispatch_beside(request, seats) if self.timeline else None
+                delay_ms = self._dispatch_beside(request, bindings) if self.timeline else None
                 return Collected(colocations=_colocations(request, timings, sampled, delay_ms), settings=settings)
             recorded, error = self._record(request, environments[0])
-        measured = _measured(timings[0], sampled, idle)
+        measured = _timing_columns(timings[0], sampled, idle)
         return Collected(
             models=(model_row(request, recorded, **measured, error=error),),
             ops=op_rows(request, recorded.kernels),
@@ -141,7 +141,7 @@ class GpuCollector:
     def _conditions(self) -> dict[str, str]:
         return dict(CONDITIONS) if self.counters else {}
 
-    def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recorded, str | None]:
+    def _record(self, request: Request, environment: Mapping[str, str]) -> tuple[Recording, str | None]:
         """Return what the profilers recorded of one process, and how its outputs under the share differ."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             directory = Path(name)
@@ -153,8 +153,8 @@ class GpuCollector:
             bound = {**program.path, **environment}
             timeline, unseen = self._timeline_if_seen(program, bound, bool(environment), watched)
             error = self._outputs.difference(request.job, program, shared) if watched else None
-            counted, notes = self._counted(program, bound, bool(self.timeline)) if self.counters else (None, ())
-        return _joined(timeline, counted, self._tools, (*unseen, *notes)), error
+            counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
+        return _join(timeline, counted, self._tools, (*unseen, *notes)), error
 
     def _timeline_if_seen(
         self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, str]
@@ -169,16 +169,16 @@ class GpuCollector:
                 raise
             return None, (f"no kernels under the share: {error}",)
 
-    def _dispatch_beside(self, request: Request, seats: Sequence[Seat]) -> float | None:
+    def _dispatch_beside(self, request: Request, bindings: Sequence[ShareBinding]) -> float | None:
         """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
-            bound = {**program.path, **seats[0].environment}
-            with running(request.beside, seats[1:], request.limits):
+            bound = {**program.path, **bindings[0].environment}
+            with keep_running(request.beside, bindings[1:], request.limits):
                 timeline, _ = self._timeline_if_seen(program, bound, True, {})
         if timeline is None:
             return None
-        needed = requirement(timeline.kernels, timeline.copies, None)
+        needed = compute_requirement(timeline.kernels, timeline.copies, None)
         return None if needed is None else needed.dispatch_ms
 
     def _timeline(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timeline:
@@ -186,14 +186,14 @@ class GpuCollector:
             trace = program.directory / "trace.json"
             program.run(environment, kineto=str(trace), **more)
             with _of_our_own():
-                return read_kineto(trace).measured()
+                return read_kineto(trace).select_runs()
         report = program.directory / "report"
         command = program.command(**more)
-        written = record(command, report, time_limit_s=program.time_limit_s, environment=environment)
-        with _of_our_own(), exported(written) as sqlite:
-            return read_nsys(sqlite).measured()
+        written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
+        with _of_our_own(), export_report(written) as sqlite:
+            return read_nsys(sqlite).select_runs()
 
-    def _counted(
+    def _count_kernels(
         self, program: RecordedProgram, environment: Mapping[str, str], besides: bool
     ) -> tuple[Counters | None, tuple[str, ...]]:
         """Return the counters; where a timeline is there already, without them if ncu may not count."""
@@ -259,21 +259,21 @@ def _nsys_missing() -> str | None:
     return None if tool_version(binary) else f"{binary} does not run"
 
 
-def _joined(
+def _join(
     timeline: Timeline | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
-) -> Recorded:
+) -> Recording:
     gpus = tuple(timeline.gpus.values()) if timeline else ()
     if timeline is None:
         kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
-        return Recorded(kernels, None, gpus, tools, notes)
+        return Recording(kernels, None, gpus, tools, notes)
     if counted is None:
-        return Recorded(timeline.kernels, timeline.copies, gpus, tools, (*timeline.notes, *notes))
+        return Recording(timeline.kernels, timeline.copies, gpus, tools, (*timeline.notes, *notes))
     kernels = timeline.kernels.drop(columns="achieved_occupancy_pct", errors="ignore")
     joined, unmatched = join_kernels(kernels, counted.kernels)
-    return Recorded(joined, timeline.copies, gpus, tools, (*timeline.notes, *notes, *unmatched))
+    return Recording(joined, timeline.copies, gpus, tools, (*timeline.notes, *notes, *unmatched))
 
 
-def _measured(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
+def _timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:
     held = None
     if sampled.memory_bytes is not None and idle.memory_bytes is not None:
         held = max(sampled.memory_bytes - idle.memory_bytes, 0) or None

@@ -15,7 +15,7 @@ from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime
 from gpuprof.profiling.cpu.op_rows import op_row
-from gpuprof.profiling.timeline.creq import Requirement, requirement
+from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
 from gpuprof.profiling.timeline.link import link_row
 from gpuprof.profiling.timeline.timeline import column
 from gpuprof.runtime.providers import NODE_RANGE
@@ -29,7 +29,7 @@ _OWN = frozenset(
 
 
 @dataclass(frozen=True)
-class Recorded:
+class Recording:
     """What was recorded of one workload, from whatever tools.
 
     Attributes
@@ -93,22 +93,22 @@ def op_rows(request: Request, kernels: pd.DataFrame) -> tuple[OpRow, ...]:
     sums = timed.groupby(["op", "repeat"])["duration_ns"].sum()
     times = {str(op): [float(value) for value in part.tolist()] for op, part in sums.groupby("op")}
     return tuple(
-        op_row(request, position, op, _timed(position, times.get(op.name)), len(times.get(op.name, ())), None)
+        op_row(request, position, op, _group_time(position, times.get(op.name)), len(times.get(op.name, ())), None)
         for position, op in enumerate(request.job.graph.ops)
     )
 
 
-def device_rows(request: Request, recorded: Recorded) -> tuple[DeviceRow, ...]:
+def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
     """Return what the recording says of the device itself: what its link to the host achieved."""
     recorder = next(iter(recorded.tools), "a profiler")  # counters come second
     row = link_row(request.run_id, request.device, recorded.copies, recorder)
     return () if row is None else (row,)
 
 
-def model_row(request: Request, recorded: Recorded, **measured: Any) -> ModelRow:
+def model_row(request: Request, recorded: Recording, **measured: Any) -> ModelRow:
     """Return the model's row: what its kernels say, and what was ``measured`` besides."""
     job = request.job
-    needed = requirement(recorded.kernels, recorded.copies, request.device if request.device.sm else None)
+    needed = compute_requirement(recorded.kernels, recorded.copies, request.device if request.device.sm else None)
     return ModelRow(
         **_common(request),
         processes=job.processes,
@@ -120,7 +120,7 @@ def model_row(request: Request, recorded: Recorded, **measured: Any) -> ModelRow
     )
 
 
-def _figures(needed: Requirement) -> dict[str, Any]:
+def _figures(needed: GpuRequirement) -> dict[str, Any]:
     return {
         "max_occupancy_pct": needed.max_occupancy_pct,
         "wavg_occupancy_pct": needed.wavg_occupancy_pct,
@@ -160,7 +160,7 @@ def _tie(owners: Mapping[str, Op], within: object) -> dict[str, Any]:
     return {"op_name": op.name, "op_type": op.op_type, "op_signature": op.signature}
 
 
-def _timed(position: int, times: list[float] | None) -> GroupTime | None:
+def _group_time(position: int, times: list[float] | None) -> GroupTime | None:
     if not times:
         return None
     return GroupTime(Group([position], []), fmean(times), median(times), round(min(times)))

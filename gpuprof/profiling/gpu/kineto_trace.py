@@ -64,10 +64,10 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
     is_node = [str(name).startswith(NODE_RANGE) for name in annotations["name"]]
     nodes = annotations[np.array(is_node, dtype=bool)].reset_index(drop=True)
     operators = nodes if len(nodes) else _ranges([event for kind in _OPERATORS for event in kinds.get(kind, [])])
-    launched = _launched(launches)
+    launched = _launch_calls(launches)
     kernels = _kernels(kernels_found)
     return Timeline(
-        kernels=_tied(kernels, launched, operators, annotations) if len(kernels) else kernels,
+        kernels=_tie_to_launches(kernels, launched, operators, annotations) if len(kernels) else kernels,
         copies=_copies(kinds.get("gpu_memcpy", []), launched, operators, annotations),
         ranges=annotations if len(nodes) else pd.concat([annotations, operators], ignore_index=True),
         tool="torch.profiler",
@@ -82,7 +82,7 @@ def _load(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path} is larger than {_MAX_BYTES >> 30} GiB", "record fewer repeats")
         content = path.read_bytes()
-        document = json.loads(_unpacked(content) if content[:2] == b"\x1f\x8b" else content)
+        document = json.loads(_unpack(content) if content[:2] == b"\x1f\x8b" else content)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, EOFError, zlib.error) as error:
@@ -94,7 +94,7 @@ def _load(path: Path) -> dict[str, Any]:
     return document
 
 
-def _unpacked(content: bytes) -> bytes:
+def _unpack(content: bytes) -> bytes:
     inflate = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
     unpacked = inflate.decompress(content, _MAX_BYTES)
     if inflate.unconsumed_tail:
@@ -133,7 +133,7 @@ def _ranges(events: Sequence[Event]) -> pd.DataFrame:
     )
 
 
-def _launched(events: Sequence[Event]) -> pd.DataFrame:
+def _launch_calls(events: Sequence[Event]) -> pd.DataFrame:
     """Return where and when each launch was called, under its correlation id."""
     known = [event for event in events if isinstance(_arguments(event).get("correlation"), int)]
     frame = pd.DataFrame(
@@ -195,7 +195,7 @@ def _copies(
             "correlation_id": [_arguments(event).get("correlation", -1) for event in events],
         }
     ).sort_values("start_ns", kind="stable")
-    tied = _tied(frame.reset_index(drop=True), launched, operators, annotations)
+    tied = _tie_to_launches(frame.reset_index(drop=True), launched, operators, annotations)
     return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
 
 
@@ -204,7 +204,7 @@ def _word(meanings: Mapping[str, str], event: Event) -> str | None:
     return next((meaning for word, meaning in meanings.items() if word in str(event.get("name", ""))), None)
 
 
-def _tied(
+def _tie_to_launches(
     frame: pd.DataFrame, launched: pd.DataFrame, operators: pd.DataFrame, annotations: pd.DataFrame
 ) -> pd.DataFrame:
     frame = frame.merge(launched, on="correlation_id", how="left")

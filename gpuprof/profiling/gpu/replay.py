@@ -24,11 +24,11 @@ from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows, kernel_rows, model_row, op_rows
+from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import Counters, read_ncu_csv, read_ncu_rep
 from gpuprof.profiling.nsight.nsys_report import read_nsys
-from gpuprof.profiling.nsight.nsys_tool import exported
+from gpuprof.profiling.nsight.nsys_tool import export_report
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
 
@@ -50,7 +50,7 @@ class ReplayCollector:
 
     def __init__(self, paths: Sequence[Path] = ()) -> None:
         self.paths = tuple(paths)
-        self._recorded: Recorded | None = None
+        self._recorded: Recording | None = None
 
     def available(self) -> str | None:
         """Return None when there are reports to read."""
@@ -58,13 +58,13 @@ class ReplayCollector:
 
     def version(self) -> str:
         """Return the tools that recorded, with their versions."""
-        return ", ".join(f"{tool} {version}".strip() for tool, version in self.recorded().tools.items())
+        return ", ".join(f"{tool} {version}".strip() for tool, version in self.recording().tools.items())
 
     def runtime(self) -> tuple[str, str]:
         """Return what ran the model: a report does not say."""
         return "unknown", "unknown"
 
-    def recorded(self) -> Recorded:
+    def recording(self) -> Recording:
         """Return the content of the reports, reading them once.
 
         Raises
@@ -80,7 +80,7 @@ class ReplayCollector:
 
     def collect(self, request: Request) -> Collected:
         """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
-        found = self.recorded()
+        found = self.recording()
         return Collected(
             models=(model_row(request, found),),
             ops=op_rows(request, found.kernels),
@@ -91,7 +91,7 @@ class ReplayCollector:
         )
 
 
-def read_reports(paths: Sequence[Path]) -> Recorded:
+def read_reports(paths: Sequence[Path]) -> Recording:
     """Return what reports of one program hold, joined kernel by kernel where there are a timeline and counters.
 
     Raises
@@ -111,7 +111,7 @@ def read_reports(paths: Sequence[Path]) -> Recorded:
         )
     if not timelines:
         return _only_counted(counters[0])
-    timeline = timelines[0].measured()
+    timeline = timelines[0].select_runs()
     notes = list(timeline.notes)
     kernels, tools = timeline.kernels, {timeline.tool: timeline.version}
     if counters:
@@ -120,7 +120,7 @@ def read_reports(paths: Sequence[Path]) -> Recorded:
         tools["ncu"] = ""
     used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
     gpus = tuple(dict.fromkeys(name for index, name in timeline.gpus.items() if not used or index in used))
-    return Recorded(kernels, timeline.copies, gpus or _named(counters), tools, tuple(notes))
+    return Recording(kernels, timeline.copies, gpus or _gpu_names(counters), tools, tuple(notes))
 
 
 def read_report(path: Path) -> Timeline | Counters:
@@ -136,7 +136,7 @@ def read_report(path: Path) -> Timeline | Counters:
     if path.suffix in _NCU:
         return read_ncu_rep(path)
     if path.suffix in _NSYS:
-        with exported(path) as sqlite:
+        with export_report(path) as sqlite:
             return read_nsys(sqlite)
     try:
         with path.open("rb") as file:
@@ -199,7 +199,7 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
     return Job(ModelGraph(given, batch, (), (), (), (), 0, "", ""), path, share)
 
 
-def recorded_device(recorded: Recorded) -> Device:
+def device_of_recording(recorded: Recording) -> Device:
     """Return the device of the catalogue that reports were recorded on.
 
     Raises
@@ -215,13 +215,13 @@ def recorded_device(recorded: Recorded) -> Device:
     raise InputError(f"the reports name {said}, which does not tell the device", "name it: --device h200")
 
 
-def _only_counted(counters: Counters) -> Recorded:
+def _only_counted(counters: Counters) -> Recording:
     kernels = counters.kernels.assign(repeat=0, joined="counters")
     notes = ("only counters: kernels' order in time and overlap are not known",)
-    return Recorded(kernels, None, _named([counters]), {"ncu": ""}, notes)
+    return Recording(kernels, None, _gpu_names([counters]), {"ncu": ""}, notes)
 
 
-def _named(counters: Sequence[Counters]) -> tuple[str, ...]:
+def _gpu_names(counters: Sequence[Counters]) -> tuple[str, ...]:
     return tuple(each.gpu for each in counters if each.gpu)
 
 

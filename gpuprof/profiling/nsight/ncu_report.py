@@ -140,12 +140,14 @@ def _through_ncu(path: Path) -> Counters:
         )
     command = [str(binary), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
 
-    def refused(printed: str) -> GpuprofError:
+    def explain_refusal(printed: str) -> GpuprofError:
         return InputError(f"ncu cannot read {path}: {(printed.strip().splitlines() or ['it does not say why'])[-1]}")
 
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as directory:
         log = Path(directory) / "import.csv"
-        return parse_ncu_csv(run_tool(command, log=log, time_limit_s=_IMPORT_S, explain=refused).printed, str(path))
+        return parse_ncu_csv(
+            run_tool(command, log=log, time_limit_s=_IMPORT_S, explain=explain_refusal).printed, str(path)
+        )
 
 
 def _table(text: str, what: str) -> Iterator[list[str]]:
@@ -176,7 +178,7 @@ def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
     for row in rows:
         cells = dict(zip(header, row, strict=True))
         values = {metric: (cells[metric], units.get(metric, "")) for metric in metrics}
-        kernels.append({**_launch(cells), **_converted(values, metrics)})
+        kernels.append({**_launch(cells), **_convert_values(values, metrics)})
     gpu = rows[0][header.index(_GPU)] if rows and _GPU in header else None
     return Counters(pd.DataFrame(kernels), gpu)
 
@@ -193,7 +195,9 @@ def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
     metrics = column_of({name for found in values.values() for name in found})
     if not metrics:
         raise InputError("it has people's names of metrics", f"{_CSV_FIX} with their own")
-    return Counters(pd.DataFrame([{**_launch(launches[key]), **_converted(values[key], metrics)} for key in launches]))
+    return Counters(
+        pd.DataFrame([{**_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches])
+    )
 
 
 def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
@@ -208,7 +212,7 @@ def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _converted(values: Mapping[str, tuple[str, str]], metrics: Mapping[str, str]) -> dict[str, float]:
+def _convert_values(values: Mapping[str, tuple[str, str]], metrics: Mapping[str, str]) -> dict[str, float]:
     found = {}
     for metric, column in metrics.items():
         text, unit = values.get(metric, ("", ""))
@@ -228,7 +232,7 @@ def _from_package(context: Any, package: Any) -> Counters:
         for action_index in range(part.num_actions()):
             action = part.action_by_idx(action_index)
             names = set(action.metric_names())
-            found: dict[str, Any] = {"name": _demangled(action, package), "process_id": 0, "stream_id": 0}
+            found: dict[str, Any] = {"name": _demangled_name(action, package), "process_id": 0, "stream_id": 0}
             for metric, column in column_of(names).items():
                 value = action.metric_by_name(metric)
                 found[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
@@ -240,6 +244,6 @@ def _from_package(context: Any, package: Any) -> Counters:
     return Counters(pd.DataFrame(kernels), gpu)
 
 
-def _demangled(action: Any, package: Any) -> str:
+def _demangled_name(action: Any, package: Any) -> str:
     base = getattr(package.IAction, "NameBase_DEMANGLED", None)
     return str(action.name() if base is None else action.name(base))

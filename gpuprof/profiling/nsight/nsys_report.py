@@ -122,14 +122,14 @@ def _no_kernels(tables: NsysTables) -> InputError:
 def _strings(tables: NsysTables) -> dict[int, str]:
     if not tables.has("StringIds"):
         return {}
-    frame = tables.read("StringIds", {"id": "id", "value": "value"}, ("id", "value"))
+    frame = tables.read_table("StringIds", {"id": "id", "value": "value"}, ("id", "value"))
     return dict(zip(frame["id"].tolist(), frame["value"].tolist(), strict=True))
 
 
 def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
     if not tables.has(_RANGES):
         return empty_ranges()
-    frame = tables.read(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"), ("globalTid",))
+    frame = tables.read_table(_RANGES, _RANGE_COLUMNS, ("start", "end", "eventType", "globalTid"), ("globalTid",))
     frame = frame[frame["kind"].isin([_PUSH_POP, _START_END])].reset_index(drop=True)
     texts = frame["text"].tolist() if "text" in frame else [None] * len(frame)
     ids = frame["text_id"].tolist() if "text_id" in frame else [None] * len(frame)
@@ -151,7 +151,7 @@ def _ranges(tables: NsysTables, strings: dict[int, str]) -> pd.DataFrame:
 def _calls(tables: NsysTables) -> pd.DataFrame:
     """Return each call's start and thread under the process and correlation id that its kernels carry."""
     names = tuple(_CALL_COLUMNS)
-    parts = [tables.read(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
+    parts = [tables.read_table(table, _CALL_COLUMNS, names, names) for table in _CALLS if tables.has(table)]
     frame = pd.concat(parts) if parts else pd.DataFrame(columns=list(_CALL_COLUMNS.values()), dtype=np.int64)
     process, thread = _split(frame["global_tid"])
     table = pd.DataFrame(
@@ -172,7 +172,7 @@ def _kernels(
     if not tables.has(_KERNELS):
         empty = pd.DataFrame({"name": [], "start_ns": [], "duration_ns": [], "repeat": []})
         return empty, ("no kernels: nothing ran on a GPU",)
-    frame = tables.read(_KERNELS, _KERNEL_COLUMNS, ("start", "end"))
+    frame = tables.read_table(_KERNELS, _KERNEL_COLUMNS, ("start", "end"))
     if "name_id" not in frame and "short_name_id" not in frame:
         raise InputError(f"{tables.path}: kernels have no names", "a version of nsys that gpuprof does not know")
     # pandas' own map over a dictionary of strings is vectorised over the distinct ids.
@@ -181,7 +181,7 @@ def _kernels(
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
     frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
     frame = frame.sort_values("start_ns", kind="stable").reset_index(drop=True)
-    frame = _tied(frame, calls, ranges)
+    frame = _tie_to_launches(frame, calls, ranges)
     untied = int((frame["thread_id"] == NO_RANGE).sum())
     notes = (f"{untied} of {len(frame)} kernels have no launch call in the report",) if untied else ()
     gone = [name for name in ("name_id", "short_name_id", "global_pid", "end_ns") if name in frame]
@@ -191,12 +191,12 @@ def _kernels(
 def _copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     if not tables.has(_COPIES):
         return empty_copies()
-    frame = tables.read(_COPIES, _COPY_COLUMNS, ("start", "end", "bytes", "copyKind"))
+    frame = tables.read_table(_COPIES, _COPY_COLUMNS, ("start", "end", "bytes", "copyKind"))
     frame["duration_ns"] = frame["end_ns"] - frame["start_ns"]
     frame["direction"] = frame["kind"].map(_DIRECTIONS).fillna("other")
     frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
     frame["memory"] = _host_memory(frame)
-    frame = _tied(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
+    frame = _tie_to_launches(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
     return frame[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
 
 
@@ -206,7 +206,7 @@ def _host_memory(copies: pd.DataFrame) -> pd.Series[Any]:
     return source.where(copies["direction"] == H2D, target.where(copies["direction"] == D2H, None))
 
 
-def _tied(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
+def _tie_to_launches(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.DataFrame:
     """Add the launch, the innermost range around it, and which run of the model that is part of."""
     if "correlation_id" not in frame:
         return frame.assign(thread_id=NO_RANGE, launch_start_ns=0, range=None, repeat=OUTSIDE)
@@ -219,12 +219,12 @@ def _tied(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd.
     return frame.assign(
         thread_id=thread,
         launch_start_ns=moment,
-        range=_named(ranges[~runs].reset_index(drop=True), process, thread, moment),
+        range=_range_names(ranges[~runs].reset_index(drop=True), process, thread, moment),
         repeat=_repeats(ranges[runs].sort_values("start_ns").reset_index(drop=True), process, thread, moment),
     )
 
 
-def _named(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
+def _range_names(ranges: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> pd.Series[Any]:
     inner = innermost(ranges, process, thread, moment)
     names = np.array([*ranges["name"].tolist(), None], dtype=object)
     return pd.Series(names[inner], dtype="object")
@@ -240,7 +240,7 @@ def _repeats(runs: pd.DataFrame, process: Integers, thread: Integers, moment: In
 def _gpus(tables: NsysTables) -> dict[int, str]:
     if not {"id", "name"} <= set(tables.columns("TARGET_INFO_GPU")):
         return {}
-    frame = tables.read("TARGET_INFO_GPU", {"id": "id", "cuDevice": "cuda", "name": "name"})
+    frame = tables.read_table("TARGET_INFO_GPU", {"id": "id", "cuDevice": "cuda", "name": "name"})
     index = frame["cuda"].fillna(frame["id"]) if "cuda" in frame else frame["id"]
     return {int(i): str(name) for i, name in zip(index.tolist(), frame["name"].tolist(), strict=True)}
 

@@ -49,7 +49,7 @@ class NsysTables:
             self.about = self._about()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise self._damaged(error) from error
+            raise self._damage_error(error) from error
         except InputError:
             self.close()
             raise
@@ -80,7 +80,7 @@ class NsysTables:
         """Return the columns that ``table`` has."""
         return self._tables.get(table, ())
 
-    def read(
+    def read_table(
         self, table: str, wanted: Mapping[str, str], needed: Sequence[str] = (), present: Sequence[str] = ()
     ) -> pd.DataFrame:
         """Return the columns of ``table`` that are there.
@@ -111,7 +111,7 @@ class NsysTables:
             cursor = self._connection.execute(f'SELECT {listed} FROM "{table}" WHERE {condition}')
             columns = _columns(cursor, len(there))
         except sqlite3.DatabaseError as error:
-            raise self._damaged(error) from error
+            raise self._damage_error(error) from error
         return pd.DataFrame(dict(zip((wanted[name] for name in there), columns, strict=True)))
 
     def _about(self) -> dict[str, str]:
@@ -121,7 +121,7 @@ class NsysTables:
         rows = self._connection.execute(f'SELECT name, value FROM "{table}"').fetchall()
         return {str(name): str(value) for name, value in rows}
 
-    def _damaged(self, error: sqlite3.DatabaseError) -> InputError:
+    def _damage_error(self, error: sqlite3.DatabaseError) -> InputError:
         return InputError(f"{self.path} is cut off or damaged: {error}", "export the report again")
 
 

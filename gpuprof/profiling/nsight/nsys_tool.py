@@ -25,7 +25,7 @@ def find_nsys() -> Path | None:
     return find_tool("nsys")
 
 
-def record(
+def record_program(
     command: Sequence[str],
     report: Path,
     *,
@@ -49,7 +49,7 @@ def record(
     UnavailableError
         When nsys is missing, fails, takes too long or leaves no report.
     """
-    binary = _needed()
+    binary = _require_nsys()
     options = ["--sample=none", "--cpuctxsw=none", "--force-overwrite=true", f"--trace={trace}"]
     if "cuda" in trace.split(","):
         options.append("--cuda-graph-trace=node")
@@ -69,7 +69,7 @@ def record(
 
 
 @contextmanager
-def exported(report: Path) -> Iterator[Path]:
+def export_report(report: Path) -> Iterator[Path]:
     """Give the SQLite file of a report, which is removed afterwards.
 
     A raw recording (``.qdstrm``), which nsys leaves where it does not find its importer, is imported first.
@@ -77,20 +77,20 @@ def exported(report: Path) -> Iterator[Path]:
     Raises
     ------
     InputError
-        When there is no such report, or it is refused.
+        When there is no such report, or it is explain_refusal.
     UnavailableError
         When nsys or its importer is missing or hangs.
     """
     if not report.is_file():
         raise InputError(f"cannot read {report}: no such file")
-    binary = _needed()
+    binary = _require_nsys()
     with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
         directory = Path(name)
         if report.suffix == ".qdstrm":
-            report = _imported(report, binary, directory)
+            report = _import_recording(report, binary, directory)
         sqlite = directory / "report.sqlite"
         command = [str(binary), "export", "--type=sqlite", "--force-overwrite=true", "-o", str(sqlite), str(report)]
-        finished = _read(command, report, directory / "export.log")
+        finished = _run_reader(command, report, directory / "export.log")
         if not sqlite.is_file():
             raise UnavailableError(f"nsys exported nothing of {report}: {finished.printed.strip()[-200:]}")
         yield sqlite
@@ -105,7 +105,7 @@ def find_importer(binary: Path) -> Path | None:
     return None
 
 
-def _imported(recording: Path, binary: Path, directory: Path) -> Path:
+def _import_recording(recording: Path, binary: Path, directory: Path) -> Path:
     importer = find_importer(binary)
     if importer is None:
         raise UnavailableError(
@@ -114,14 +114,14 @@ def _imported(recording: Path, binary: Path, directory: Path) -> Path:
         )
     report = directory / f"{recording.stem}.nsys-rep"
     command = [str(importer), "-i", str(recording), "-o", str(report)]
-    _read(command, recording, directory / "import.log")
+    _run_reader(command, recording, directory / "import.log")
     return report
 
 
-def _read(command: Sequence[str], report: Path, log: Path) -> Finished:
+def _run_reader(command: Sequence[str], report: Path, log: Path) -> Finished:
     """Run what reads a report; one that it refuses is the report's fault."""
 
-    def refused(printed: str) -> GpuprofError:
+    def explain_refusal(printed: str) -> GpuprofError:
         said = [line.strip() for line in printed.splitlines() if line.strip()]
         telling = [line for line in said if "error" in line.lower() or "invalid" in line.lower()]
         return InputError(
@@ -129,10 +129,10 @@ def _read(command: Sequence[str], report: Path, log: Path) -> Finished:
             "is it whole, and of a version that is not newer?",
         )
 
-    return run_tool(command, log=log, time_limit_s=_EXPORT_S, explain=refused)
+    return run_tool(command, log=log, time_limit_s=_EXPORT_S, explain=explain_refusal)
 
 
-def _needed() -> Path:
+def _require_nsys() -> Path:
     binary = find_nsys()
     if binary is None:
         raise UnavailableError("nsys is not installed", _INSTALL)

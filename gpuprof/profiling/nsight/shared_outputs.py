@@ -36,12 +36,12 @@ class SharedOutputs:
             program.run({}, outputs=str(path))
             if len(self._alone) >= _KEPT:
                 del self._alone[next(iter(self._alone))]
-            self._alone[key] = _read(path)
+            self._alone[key] = _read_outputs(path)
         alone = self._alone[key]
-        return outputs_differ(alone, _read(shared)) if alone else None
+        return outputs_differ(alone, _read_outputs(shared)) if alone else None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_outputs(path: Path) -> dict[str, Any]:
     import numpy as np
 
     return dict(np.load(path)) if path.exists() else {}

@@ -110,7 +110,7 @@ def run_tool(
         return Finished(printed, log)
     if code is not None and (known := explain(printed)) is not None:
         raise known
-    fix = _kept(tool, log) if keep_log else ""
+    fix = _keep_log(tool, log) if keep_log else ""
     if code is None and fix:
         fix += "; --profiler-limit gives it longer"
     what = f"failed ({_cause(code)})" if code is not None else f"did not end within {time_limit_s:g} s and was ended"
@@ -139,7 +139,7 @@ def _exit_code(command: Sequence[str], log: Path, time_limit_s: float, environme
             _end_group(process)
 
 
-def _kept(tool: str, log: Path) -> str:
+def _keep_log(tool: str, log: Path) -> str:
     """Copy the end of a log to where it stays when its directory goes; return where, for the error's fix."""
     try:
         with log.open("rb") as source:

@@ -26,9 +26,9 @@ from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.measurement import save_arrays
 from gpuprof.profiling.collector import Collector
 from gpuprof.profiling.cpu.op_rows import op_facts
+from gpuprof.profiling.per_op.op_backend import Observation, op_backend
 from gpuprof.profiling.per_op.op_model import OpSource, distinct_ops, write_op_model
-from gpuprof.profiling.per_op.op_stand import Observation, op_stand
-from gpuprof.profiling.sweep.campaign import machine
+from gpuprof.profiling.sweep.campaign import machine_columns
 from gpuprof.profiling.sweep.planning import NamedModel
 
 _LOAD_S = 300.0
@@ -44,7 +44,7 @@ class OpOutcome:
 
 
 @dataclass(slots=True)
-class _Harvest:
+class _PendingRows:
     """Rows that are not on the disk yet."""
 
     run_id: str
@@ -76,7 +76,7 @@ class PerOp:
         self.collector = collector
         self.share = share
         self.force = force
-        self._stand = op_stand(device, share)
+        self._backend = op_backend(device, share)
 
     def pending(self, models: Iterable[NamedModel], batches: Sequence[int]) -> tuple[list[OpSource], list[OpOutcome]]:
         """Return the distinct ops that are to be measured, and what is known of the others."""
@@ -84,7 +84,7 @@ class PerOp:
         for model in models:
             for batch in batches:
                 wanted = {**distinct_ops(model.path, batch, model.name), **wanted}
-        known = {} if self.force else self._known()
+        known = {} if self.force else self._read_known()
         missing = [source for signature, source in wanted.items() if signature not in known]
         return missing, [OpOutcome(known[signature], False) for signature in wanted if signature in known]
 
@@ -98,22 +98,22 @@ class PerOp:
         UnavailableError
             When the share cannot be enforced here.
         """
-        harvest = self._fresh()
+        pending = self._fresh()
         try:
             for source, reply in self._measure(sources):
-                seen = self._stand.observe(harvest.run_id, source, reply)
-                row = self._row(harvest.run_id, source, seen)
-                harvest.ops.append(row)
-                harvest.kernels += seen.kernels
+                seen = self._backend.observe(pending.run_id, source, reply)
+                row = self._row(pending.run_id, source, seen)
+                pending.ops.append(row)
+                pending.kernels += seen.kernels
                 yield OpOutcome(asdict(row), True)
-                if time.monotonic() - harvest.since > _KEEP_EVERY_S:
-                    self._keep(harvest)
-                    harvest = self._fresh()
+                if time.monotonic() - pending.since > _KEEP_EVERY_S:
+                    self._keep(pending)
+                    pending = self._fresh()
         finally:
-            self._keep(harvest)
+            self._keep(pending)
 
     def _measure(self, sources: Sequence[OpSource]) -> Iterator[tuple[OpSource, Mapping[str, object]]]:
-        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._stand.seat() as (task, environment):
+        with tempfile.TemporaryDirectory(prefix="gpuprof-") as name, self._backend.bind() as (task, environment):
             left = list(sources)
             while left:
                 with Child(task, "ops", environment=environment) as child:
@@ -161,35 +161,35 @@ class PerOp:
             repeats=len(seen.times_ns),
         )
 
-    def _fresh(self) -> _Harvest:
+    def _fresh(self) -> _PendingRows:
         started = datetime.now(UTC)
-        return _Harvest(new_run_id(started), started)
+        return _PendingRows(new_run_id(started), started)
 
-    def _keep(self, harvest: _Harvest) -> None:
-        if not harvest.ops:
+    def _keep(self, pending: _PendingRows) -> None:
+        if not pending.ops:
             return
         runtime, runtime_version = self.collector.runtime()
         run = RunRow(
-            run_id=harvest.run_id,
-            started_at=harvest.started_at,
+            run_id=pending.run_id,
+            started_at=pending.started_at,
             device=self.device.name,
             collector=self.collector.name,
             model=PER_OP,
             sm_share_pct=self.share.sm_pct,
             mig_profile=self.share.mig,
             processes=1,
-            duration_s=time.monotonic() - harvest.since,
+            duration_s=time.monotonic() - pending.since,
             runtime=runtime,
             runtime_version=runtime_version,
-            provider=self._stand.provider,
+            provider=self._backend.provider,
             collector_version=self.collector.version(),
-            settings=json.dumps(self._stand.settings(), sort_keys=True),
-            **machine(),
+            settings=json.dumps(self._backend.settings(), sort_keys=True),
+            **machine_columns(),
         )
-        self.database.append(Run(run, ops=harvest.ops, kernels=harvest.kernels))
+        self.database.append(Run(run, ops=pending.ops, kernels=pending.kernels))
         tidy(self.database)
 
-    def _known(self) -> dict[str, Mapping[str, Any]]:
+    def _read_known(self) -> dict[str, Mapping[str, Any]]:
         """Return the newest row of each op that these versions measured on this share, by signature."""
         runtime, runtime_version = self.collector.runtime()
         wanted = {

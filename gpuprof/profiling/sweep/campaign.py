@@ -21,7 +21,7 @@ from gpuprof.kernel_db.compaction import tidy
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Limits, Request
+from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
 from gpuprof.profiling.collector import Collected, Collector
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
@@ -43,7 +43,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CellResult:
     """What the database holds of a cell now.
 
     Attributes
@@ -72,7 +72,7 @@ class Campaign:
     collector : Collector
     force : bool
         Measure what is there already, too.
-    limits : Limits
+    limits : TimingLimits
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Campaign:
         device: Device,
         collector: Collector,
         force: bool = False,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: TimingLimits = DEFAULT_LIMITS,
     ) -> None:
         self.database = database
         self.device = device
@@ -97,7 +97,7 @@ class Campaign:
 
     def run(
         self, cells: Iterable[Cell], begin: Callable[[Cell], None] = lambda cell: None
-    ) -> Generator[Outcome, None, None]:
+    ) -> Generator[CellResult, None, None]:
         """Measure ``cells`` one after another and yield what came of each, when it is on the disk.
 
         A cell is left alone when a run of it is there with this collector and these versions, unless that run was
@@ -115,7 +115,7 @@ class Campaign:
             be known.
         """
         cells = list(cells)
-        known = {} if self.force else self._known()
+        known = {} if self.force else self._read_known()
         open_cells = [cell for cell in cells if self._key(cell) not in known]
         self._check_models(open_cells)
         alone = {key: rows[0]["latency_mean_ms"] for key, rows in known.items()}
@@ -123,7 +123,7 @@ class Campaign:
             begin(cell)
             rows = known.get(self._key(cell))
             if rows is not None:
-                yield Outcome(cell, rows[0], tuple(rows[1:]), measured_now=False)
+                yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             outcome = self._measure(cell, alone)
             alone[self._key(cell)] = outcome.row["latency_mean_ms"]
@@ -142,11 +142,11 @@ class Campaign:
                 row = measure_ceilings(self.device, share, run_id)
                 runtime, version = self.collector.runtime()
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
-                run = replace(run, runtime=runtime, runtime_version=version, **machine())
+                run = replace(run, runtime=runtime, runtime_version=version, **machine_columns())
                 self.database.append(Run(run, devices=[row]))
                 tidy(self.database)
 
-    def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> Outcome:
+    def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> CellResult:
         started = datetime.now(UTC)
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
@@ -160,7 +160,7 @@ class Campaign:
         self.verdicts.save()
         tidy(self.database)
         rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
-        return Outcome(cell, rows[0], tuple(rows[1:]))
+        return CellResult(cell, rows[0], tuple(rows[1:]))
 
     def _run(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> Run:
         graph, share = cell.job.graph, cell.job.share
@@ -187,7 +187,7 @@ class Campaign:
             settings=json.dumps(dict(collected.settings), sort_keys=True),
             notes="; ".join(collected.notes) or None,
             clocks_policy=_text(collected.settings.get("clock_control")),
-            **machine(),
+            **machine_columns(),
         )
         run = replace(run, driver=_text(collected.settings.get("nvidia_driver")) or run.driver)
         parts = (collected.devices, collected.models, collected.ops, collected.kernels, collected.colocations)
@@ -205,7 +205,7 @@ class Campaign:
             _beside(cell) or None,
         )
 
-    def _known(self) -> dict[tuple[object, ...], list[Mapping[str, Any]]]:
+    def _read_known(self) -> dict[tuple[object, ...], list[Mapping[str, Any]]]:
         """Return the rows of every cell of which a run is there that need not be repeated."""
         runtime, runtime_version = self.collector.runtime()
         wanted = {
@@ -290,7 +290,7 @@ def _failure(request: Request, cell: Cell, error: str) -> Collected:
     return Collected(models=(ModelRow(**common, model_path=job.graph.path),))
 
 
-def machine() -> dict[str, Any]:
+def machine_columns() -> dict[str, Any]:
     """Return what a run says of where and by what it was measured."""
     return {
         "host": platform.node(),

@@ -79,7 +79,7 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
     return tuple(models)
 
 
-def freed(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
+def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
     """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
 
     Parameters

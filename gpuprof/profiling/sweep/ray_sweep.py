@@ -54,7 +54,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TaskResult:
     """What came of a task: the tables of each run as Arrow files, and what was said when it failed.
 
     Attributes
@@ -70,7 +70,7 @@ class Measured:
     said: str = ""
 
 
-class Place:
+class SweepWorker:
     """A GPU or a machine of the cluster; an actor."""
 
     def device(self, wanted: str | None) -> str:
@@ -84,7 +84,7 @@ class Place:
             names = [name for name in (local_cpu().name, *gpus) if name == wanted]
         return names[0] if names else ""
 
-    def measure(self, task: Task, device: str, seed: Mapping[str, bytes]) -> Measured:
+    def measure(self, task: Task, device: str, seed: Mapping[str, bytes]) -> TaskResult:
         """Run a task and return what it added to ``seed``."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-sweep-") as directory:
             database = Path(directory) / "db"
@@ -101,10 +101,10 @@ class Place:
             )
             last = next((line for line in reversed(done.stderr.splitlines()) if line.startswith("gpuprof: ")), "")
             known = set(before["runs"]["run_id"].to_pylist())
-            return Measured(_added(KernelDb(database), known), done.returncode, last.removeprefix("gpuprof: "))
+            return TaskResult(_added_tables(KernelDb(database), known), done.returncode, last.removeprefix("gpuprof: "))
 
 
-def _added(database: KernelDb, known: set[str]) -> dict[str, dict[str, bytes]]:
+def _added_tables(database: KernelDb, known: set[str]) -> dict[str, dict[str, bytes]]:
     """Return the tables of the runs that are not ``known``."""
     runs: dict[str, dict[str, bytes]] = {}
     for name in TABLES:
@@ -213,7 +213,7 @@ class RaySweep:
         """Give every idle place a task."""
         while group.idle and group.waiting:
             place, (task, attempt) = group.idle.pop(), group.waiting.pop(0)
-            measuring = place.measure.remote(task, group.device, self._seed())
+            measuring = place.measure.remote(task, group.device, self._seed_tables())
             running[measuring] = _Running(group, place, task, attempt)
 
     def _again(self, ended: _Running, busy: Sequence[_Group], tell: Callable[[str], None]) -> list[GpuprofError]:
@@ -252,12 +252,12 @@ class RaySweep:
         count = int(resources.get("GPU", 0)) if with_gpus else min(1, int(resources.get("CPU", 0)))
         share = {"num_gpus": 1, "num_cpus": 0} if with_gpus else {"num_cpus": int(resources.get("CPU", 0))}
         for _ in range(count):
-            yield self._ray.remote(scheduling_strategy=here, **share)(Place).remote()
+            yield self._ray.remote(scheduling_strategy=here, **share)(SweepWorker).remote()
 
-    def _seed(self) -> dict[str, bytes]:
+    def _seed_tables(self) -> dict[str, bytes]:
         return {name: table_bytes(self._database.read(name)) for name in SEED_TABLES}
 
-    def _keep(self, measured: Measured) -> Iterator[dict[str, Any]]:
+    def _keep(self, measured: TaskResult) -> Iterator[dict[str, Any]]:
         known = set(self._database.read("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
             if run in known:

@@ -23,7 +23,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class GpuRequirement:
     """Figures of one run of a model, medians over the runs that were recorded; None: not recorded.
 
     A profiler slows down the first run that it sees: it allocates and registers. Counts and bytes are means.
@@ -55,7 +55,9 @@ class Requirement:
     d2h_bytes: float | None
 
 
-def requirement(kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Device | None) -> Requirement | None:
+def compute_requirement(
+    kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Device | None
+) -> GpuRequirement | None:
     """Return what one run of the model needs; None where no kernel has a time.
 
     A metric is None unless it is known of every kernel that ran: an average over those that happened to be counted
@@ -75,8 +77,8 @@ def requirement(kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Devi
         return None
     timed = timed.assign(sm_util_pct=_sm_utilization(timed, device))
     runs = [_of_run(part) for _, part in timed.groupby("repeat", sort=True)]
-    copied = {name: _copied(copies, name, len(runs)) for name in (H2D, D2H)}
-    return Requirement(
+    copied = {name: _copied_bytes(copies, name, len(runs)) for name in (H2D, D2H)}
+    return GpuRequirement(
         max_occupancy_pct=_median(run["max_occupancy_pct"] for run in runs),
         wavg_occupancy_pct=_median(run["wavg_occupancy_pct"] for run in runs),
         wavg_sm_util_pct=_median(run["wavg_sm_util_pct"] for run in runs),
@@ -119,15 +121,15 @@ def overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[Integ
 def _of_run(part: pd.DataFrame) -> dict[str, float | None]:
     starts = part["start_ns"].to_numpy(dtype=np.int64)
     ends = starts + np.maximum(part["duration_ns"].to_numpy(dtype=np.int64), 0)
-    occupancy = _known(part, "achieved_occupancy_pct")
-    utilization = _known(part, "sm_util_pct")
+    occupancy = _complete_column(part, "achieved_occupancy_pct")
+    utilization = _complete_column(part, "sm_util_pct")
     lengths, sums, counts = overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
     busy = float(lengths[counts > 0].sum())
     found: dict[str, float | None] = {
         "busy_ms": busy / 1e6,
         "dispatch_ms": float(lengths[counts == 0].sum()) / 1e6,
-        "l2_pct": _weighted(part, "l2_throughput_pct"),
-        "dram_pct": _weighted(part, "dram_throughput_pct"),
+        "l2_pct": _weighted_mean(part, "l2_throughput_pct"),
+        "dram_pct": _weighted_mean(part, "dram_throughput_pct"),
         "max_occupancy_pct": None,
         "wavg_occupancy_pct": None,
         "wavg_sm_util_pct": None,
@@ -166,17 +168,17 @@ def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
 _SHARED = ("static", "dynamic")
 
 
-def _known(part: pd.DataFrame, name: str) -> Floats | None:
+def _complete_column(part: pd.DataFrame, name: str) -> Floats | None:
     values = column(part, name)
     return None if values.isna().any() else values.to_numpy(dtype=np.float64)
 
 
-def _weighted(part: pd.DataFrame, name: str) -> float | None:
-    values, weights = _known(part, name), part["duration_ns"].to_numpy(dtype=np.float64)
+def _weighted_mean(part: pd.DataFrame, name: str) -> float | None:
+    values, weights = _complete_column(part, name), part["duration_ns"].to_numpy(dtype=np.float64)
     return None if values is None or not weights.sum() else float(np.average(values, weights=weights))
 
 
-def _copied(copies: pd.DataFrame | None, direction: str, runs: int) -> float | None:
+def _copied_bytes(copies: pd.DataFrame | None, direction: str, runs: int) -> float | None:
     if copies is None:
         return None
     return float(copies.loc[copies["direction"] == direction, "bytes"].sum()) / runs

@@ -76,7 +76,7 @@ def join_kernels(kernels: pd.DataFrame, counters: pd.DataFrame) -> tuple[pd.Data
         unmatched = joined[joined["joined"] == kind]
         if len(unmatched):
             names = list(dict.fromkeys(str(name) for name in unmatched["name"]))
-            notes.append(f"{len(unmatched)} kernels that the {word}: {_shown(names)}")
+            notes.append(f"{len(unmatched)} kernels that the {word}: {_shorten_names(names)}")
     return joined, tuple(notes)
 
 
@@ -137,6 +137,6 @@ def _with_counters(part: pd.DataFrame, counters: pd.DataFrame, matched: np.ndarr
     return part.reset_index(drop=True).assign(**new, joined=np.where(matched >= 0, BOTH, TIMELINE))
 
 
-def _shown(names: list[str], most: int = 3) -> str:
+def _shorten_names(names: list[str], most: int = 3) -> str:
     more = f" and {len(names) - most} others" if len(names) > most else ""
     return ", ".join(name[:80] for name in names[:most]) + more

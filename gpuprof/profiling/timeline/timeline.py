@@ -61,7 +61,7 @@ class Timeline:
         """Runs of the model in the recording; 0 where no run is marked."""
         return int(self.kernels["repeat"].max()) + 1 if "repeat" in self.kernels and len(self.kernels) else 0
 
-    def measured(self) -> Timeline:
+    def select_runs(self) -> Timeline:
         """Return the part inside of marked runs; all of it, as one run, where none is marked."""
         if self.repeats == 0:
             note = f"no {RUN_RANGE} range in the recording: all of it counts as one run"

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gpuprof.machine.mig_layout import MigLayout, cut, restore
-from gpuprof.machine.mps import MpsDaemon, adopted_daemon, mps_daemon
+from gpuprof.machine.mps import MpsDaemon, adopt_daemon, mps_daemon
 from gpuprof.serving.machine.launcher import WorkerOrder
 
 
@@ -42,7 +42,7 @@ class GpuHolder:
                 layout["enabled"], tuple((name, start) for name, start in layout["instances"])
             )
         for uuid, (pipe, log) in legacy.get("daemons", {}).items():
-            daemon = self._running.enter_context(adopted_daemon(uuid, pipe, log))
+            daemon = self._running.enter_context(adopt_daemon(uuid, pipe, log))
             if daemon is not None:
                 self._daemons[uuid] = daemon
 

@@ -9,7 +9,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.profiling.child.children import Child
-from gpuprof.profiling.child.measurement import Seat, measure, running, slices_of
+from gpuprof.profiling.child.measurement import ShareBinding, keep_running, measure, slices_of
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import QUICK, a_job
@@ -66,6 +66,6 @@ def test_neighbours_end_their_batch_before_they_are_ended(tmp_path: Path, monkey
 
     monkeypatch.setattr(Child, "tell", told)
     monkeypatch.setattr(Child, "expect", heard)
-    with running([a_job(write_mlp(tmp_path / "mlp.onnx"))], [Seat(ORT_CPU, {})]):
+    with keep_running([a_job(write_mlp(tmp_path / "mlp.onnx"))], [ShareBinding(ORT_CPU, {})]):
         assert said[-1] == "go"
     assert said[-2:] == ["stop", "done"]

@@ -113,7 +113,7 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
     def shares(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
         yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
 
-    monkeypatch.setattr(collectors, "bound_shares", shares)
+    monkeypatch.setattr(collectors, "bind_shares", shares)
     assert NsysCollector().collect(_request(tools, 50.0)).models[0].error is None
     monkeypatch.setattr(shared_outputs, "outputs_differ", lambda alone, shared: "output y differs")
     (row,) = NsysCollector().collect(_request(tools, 50.0)).models
@@ -130,7 +130,7 @@ def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_s
     (tools / "report.sqlite").write_bytes(b"no database")
     with pytest.raises(UnavailableError, match="cannot read what was recorded"):
         NsysCollector().collect(_request(tools))
-    monkeypatch.setattr(collectors, "bound_shares", shares)
+    monkeypatch.setattr(collectors, "bind_shares", shares)
     found = NsysCollector().collect(_request(tools, 50.0))
     assert found.kernels == () and found.models[0].latency_mean_ms is not None
     assert any(note.startswith("no kernels under the share: cannot read what was recorded") for note in found.notes)
@@ -152,7 +152,7 @@ def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     def shares(_: object, wanted: list[Share]) -> Iterator[tuple[dict[str, str], ...]]:
         yield tuple({} for _ in wanted)
 
-    monkeypatch.setattr(collectors, "bound_shares", shares)
+    monkeypatch.setattr(collectors, "bind_shares", shares)
     request = _request(tools, 50.0)
     beside = a_job(write_mlp(tools / "other.onnx", width=32), share=50.0)
     found = NsysCollector().collect(replace(request, beside=(beside,)))

@@ -10,7 +10,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.store import KernelDb
-from gpuprof.profiling.gpu.replay import ReplayCollector, ingest, read_reports, recorded_device, replayed_job
+from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, read_reports, replayed_job
 from tests.profiling import kineto_files
 from tests.profiling.models import OPSET, write_mlp
 from tests.profiling.ncu_files import NOISE, kernel, raw_csv
@@ -128,9 +128,9 @@ def test_a_report_without_marked_runs_counts_as_one(tmp_path: Path) -> None:
 
 
 def test_the_device_is_the_one_that_the_reports_name(tmp_path: Path, nsys: Path, ncu: Path) -> None:
-    assert recorded_device(read_reports([nsys])).name == "v100"
+    assert device_of_recording(read_reports([nsys])).name == "v100"
     with pytest.raises(InputError, match=r"name no GPU.*--device"):
-        recorded_device(read_reports([ncu]))
+        device_of_recording(read_reports([ncu]))
 
 
 def test_two_timelines_cannot_be_joined(tmp_path: Path, nsys: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.profiling.nsight import nsys_tool
 from gpuprof.profiling.nsight.nsys_report import read_nsys
-from gpuprof.profiling.nsight.nsys_tool import exported, find_importer, find_nsys, record
+from gpuprof.profiling.nsight.nsys_tool import export_report, find_importer, find_nsys, record_program
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp
 from tests.profiling.nsys_files import two_runs
@@ -49,12 +49,12 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_recording_traces_graphs_node_by_node(fake: Path) -> None:
-    report = record(["python", "-c", "pass"], fake / "x", time_limit_s=30)
+    report = record_program(["python", "-c", "pass"], fake / "x", time_limit_s=30)
     assert report == fake / "x.nsys-rep"
     words = (fake / "command").read_text().split()
     assert "--cuda-graph-trace=node" in words and "--trace=cuda,nvtx" in words
     assert words[-3:] == ["python", "-c", "pass"]
-    with exported(report) as sqlite:
+    with export_report(report) as sqlite:
         assert len(read_nsys(sqlite).kernels) == 7
     assert not sqlite.exists()
 
@@ -62,26 +62,26 @@ def test_a_recording_traces_graphs_node_by_node(fake: Path) -> None:
 def test_a_tool_that_leaves_no_report_is_an_error(fake: Path) -> None:
     write_program(fake / "bin-nsys", "echo 'nothing collected'")
     with pytest.raises(UnavailableError, match="left no report: nothing collected"):
-        record(["true"], fake / "x", time_limit_s=30)
+        record_program(["true"], fake / "x", time_limit_s=30)
 
 
 def test_a_start_that_nsys_itself_lost_is_tried_once_more(fake: Path) -> None:
     lost = f"if mkdir {fake}/tried 2>/dev/null; then echo '= sem_open' >&2; exit 1; fi"
     whole = (fake / "bin-nsys").read_text().split("\n", 1)[1]
     write_program(fake / "bin-nsys", f"{lost}\n{whole}")
-    assert record(["true"], fake / "x", time_limit_s=30) == fake / "x.nsys-rep"
+    assert record_program(["true"], fake / "x", time_limit_s=30) == fake / "x.nsys-rep"
     write_program(fake / "bin-nsys", "echo '= sem_open' >&2; exit 1")
     with pytest.raises(UnavailableError, match="sem_open"):
-        record(["true"], fake / "x", time_limit_s=30)
+        record_program(["true"], fake / "x", time_limit_s=30)
 
 
 def test_a_raw_recording_without_an_importer_says_what_is_missing(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = fake / "x.qdstrm"
     raw.touch()
     monkeypatch.setattr(nsys_tool, "find_importer", lambda _: None)
-    with pytest.raises(UnavailableError, match="nsys's importer is not installed"), exported(raw):
+    with pytest.raises(UnavailableError, match="nsys's importer is not installed"), export_report(raw):
         pass
-    with pytest.raises(InputError, match="no such file"), exported(fake / "none.nsys-rep"):
+    with pytest.raises(InputError, match="no such file"), export_report(fake / "none.nsys-rep"):
         pass
 
 
@@ -98,14 +98,17 @@ def test_a_report_that_nsys_refuses_is_named(fake: Path) -> None:
     report = fake / "x.nsys-rep"
     report.touch()
     write_program(fake / "bin-nsys", "echo 'Exportation error: Cannot read from stream.'; exit 1")
-    with pytest.raises(InputError, match=r"bin-nsys cannot read .*x\.nsys-rep: Exportation error"), exported(report):
+    with (
+        pytest.raises(InputError, match=r"bin-nsys cannot read .*x\.nsys-rep: Exportation error"),
+        export_report(report),
+    ):
         pass
 
 
 def test_without_nsys_what_to_install_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nsys_tool, "find_nsys", lambda: None)
     with pytest.raises(UnavailableError, match=r"nsys is not installed \(apt-get install nsight-systems"):
-        record(["true"], tmp_path / "x", time_limit_s=1)
+        record_program(["true"], tmp_path / "x", time_limit_s=1)
 
 
 @pytest.mark.slow
@@ -116,14 +119,14 @@ def test_the_real_nsys_records_the_ranges_of_a_run_on_the_cpu(tmp_path: Path) ->
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     root = str(Path(nsys_tool.__file__).parents[3])
-    report = record(
+    report = record_program(
         [sys.executable, str(program), str(model)],
         tmp_path / "x",
         time_limit_s=120,
         trace="nvtx",
         environment={"PYTHONPATH": root},
     )
-    with exported(report) as sqlite:
+    with export_report(report) as sqlite:
         timeline = read_nsys(sqlite, expect_kernels=False)
         names = timeline.ranges["name"].tolist()
         assert names.count("gpuprof-run") == 3 and "the end" in names

@@ -11,7 +11,7 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.collector import Collected
-from gpuprof.profiling.sweep.campaign import Campaign, Cell, Outcome
+from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
 
@@ -63,7 +63,7 @@ def collector() -> FakeCollector:
     return FakeCollector()
 
 
-def _run(tmp_path: Path, collector: FakeCollector, cells: list[Cell], force: bool = False) -> list[Outcome]:
+def _run(tmp_path: Path, collector: FakeCollector, cells: list[Cell], force: bool = False) -> list[CellResult]:
     return list(Campaign(KernelDb.create(tmp_path / "db"), CPU, collector, force, QUICK).run(cells))
 
 

@@ -10,7 +10,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.profiling.sweep.planning import (
-    freed,
+    free_batch_model,
     parse_batches,
     parse_models,
     parse_neighbour,
@@ -86,15 +86,15 @@ def test_a_model_whose_batch_cannot_be_freed_may_be_measured_at_its_own(tmp_path
     weights = {"first": np.array([0]), "w": np.ones((2, 3, 1, 1), np.float32)}
     path = write_model(tmp_path / "m.onnx", nodes, {"x": [3, 8, 8]}, {"y": [1, 2, 8, 8]}, weights)
     (model,) = parse_models([str(path)])
-    assert freed(model, (3,), tmp_path / "copies") == model
+    assert free_batch_model(model, (3,), tmp_path / "copies") == model
     with pytest.raises(InputError, match=r"conv \(Conv\) stands in the way.*at the one that it has: --batch 3"):
-        freed(model, (1,), tmp_path / "copies")
+        free_batch_model(model, (1,), tmp_path / "copies")
 
 
 def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> None:
     (model,) = parse_models([str(write_mlp(tmp_path / "a.onnx", batch=1))])
-    assert freed(model, (1,), tmp_path / "copies") == model
-    copy = freed(model, (1, 4), tmp_path / "copies")
+    assert free_batch_model(model, (1,), tmp_path / "copies") == model
+    copy = free_batch_model(model, (1, 4), tmp_path / "copies")
     assert copy.name == "a"
     assert copy.path.is_relative_to(tmp_path / "copies")
     assert copy.job(4, Share()).graph.inputs[0].shape == (4, 64)

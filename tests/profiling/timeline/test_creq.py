@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.catalogue import device
-from gpuprof.profiling.timeline.creq import overlapping, requirement
+from gpuprof.profiling.timeline.creq import compute_requirement, overlapping
 
 V100 = device("v100")
 
@@ -30,7 +30,7 @@ def kernels(*rows: tuple[int, int, float, int], repeat: int = 0) -> pd.DataFrame
 
 
 def test_occupancies_of_kernels_that_overlap_add_up() -> None:
-    found = requirement(kernels((0, 10, 40.0, 1), (5, 15, 30.0, 1), (20, 25, 60.0, 1)), None, None)
+    found = compute_requirement(kernels((0, 10, 40.0, 1), (5, 15, 30.0, 1), (20, 25, 60.0, 1)), None, None)
     assert found is not None
     assert found.max_occupancy_pct == 70.0
     # 40 for 5 ns, 70 for 5, 30 for 5, nothing for 5, 60 for 5.
@@ -41,14 +41,14 @@ def test_occupancies_of_kernels_that_overlap_add_up() -> None:
 
 def test_sm_utilisation_is_the_thesis_on_a_v100() -> None:
     # 1024 threads: two blocks an SM, so that 80 blocks need 40 of 80 SMs and 400 more than there are.
-    found = requirement(kernels((0, 10, 1.0, 80), (10, 30, 1.0, 400)), None, V100)
+    found = compute_requirement(kernels((0, 10, 1.0, 80), (10, 30, 1.0, 400)), None, V100)
     assert found is not None
     assert found.wavg_sm_util_pct == pytest.approx((50.0 * 10 + 100.0 * 20) / 30)
-    assert requirement(kernels((0, 10, 1.0, 80)), None, None).wavg_sm_util_pct is None  # type: ignore[union-attr]
+    assert compute_requirement(kernels((0, 10, 1.0, 80)), None, None).wavg_sm_util_pct is None  # type: ignore[union-attr]
 
 
 def test_bandwidths_are_weighted_by_time() -> None:
-    found = requirement(kernels((0, 10, 1.0, 1), (10, 40, 1.0, 1)), None, None)
+    found = compute_requirement(kernels((0, 10, 1.0, 1), (10, 40, 1.0, 1)), None, None)
     assert found is not None
     assert found.l2_pct == pytest.approx((10 * 10 + 20 * 30) / 40)
     assert found.dram_pct is None
@@ -57,7 +57,7 @@ def test_bandwidths_are_weighted_by_time() -> None:
 def test_runs_are_averaged_and_copies_counted_for_one() -> None:
     both = pd.concat([kernels((0, 10, 20.0, 1)), kernels((100, 110, 40.0, 1), (110, 120, 40.0, 1), repeat=1)])
     copies = pd.DataFrame({"bytes": [100, 300, 8], "direction": ["h2d", "h2d", "d2h"]})
-    found = requirement(both, copies, None)
+    found = compute_requirement(both, copies, None)
     assert found is not None
     assert found.max_occupancy_pct == 30.0
     assert found.kernel_count == 1.5
@@ -66,16 +66,16 @@ def test_runs_are_averaged_and_copies_counted_for_one() -> None:
 
 def test_what_is_not_known_of_every_kernel_is_null() -> None:
     some = kernels((0, 10, 20.0, 1), (10, 20, np.nan, 1))
-    found = requirement(some, None, V100)
+    found = compute_requirement(some, None, V100)
     assert found is not None
     assert found.max_occupancy_pct is None and found.wavg_occupancy_pct is None
     assert found.h2d_bytes is None
     assert found.wavg_sm_util_pct is not None
-    assert requirement(some.drop(columns="registers_per_thread"), None, V100).wavg_sm_util_pct is None  # type: ignore[union-attr]
+    assert compute_requirement(some.drop(columns="registers_per_thread"), None, V100).wavg_sm_util_pct is None  # type: ignore[union-attr]
 
 
 def test_kernels_without_a_time_say_nothing() -> None:
-    assert requirement(kernels((0, 10, 1.0, 1)).drop(columns="start_ns"), None, V100) is None
+    assert compute_requirement(kernels((0, 10, 1.0, 1)).drop(columns="start_ns"), None, V100) is None
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 100)), min_size=1, max_size=10)
@@ -98,5 +98,5 @@ def test_a_first_run_that_the_profiler_slowed_down_does_not_speak_for_the_others
         pd.DataFrame({"name": ["a", "b"], "start_ns": [at, at + gap], "duration_ns": [10, 10], "repeat": turn})
         for turn, (at, gap) in enumerate([(0, 5_000_000), (10_000_000, 110), (20_000_000, 130)])
     ]
-    needed = requirement(pd.concat(runs, ignore_index=True), None, None)
+    needed = compute_requirement(pd.concat(runs, ignore_index=True), None, None)
     assert needed is not None and needed.dispatch_ms == pytest.approx(120e-6)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from gpuprof.domain.catalogue import device
-from gpuprof.profiling.gpu.gpu_rows import Recorded, device_rows
+from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.timeline.link import LEAST_BYTES, link_rates, link_row
@@ -66,9 +66,9 @@ def test_a_timeline_of_nsys_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
     for run in range(2):
         at = 1000 * (run + 1) + 700
         export.copy(at, 4 * MIB, 1, 301 + run, srcKind=1, dstKind=2, end=at + 100)
-    timeline = read_nsys(export.write(tmp_path / "r.sqlite")).measured()
+    timeline = read_nsys(export.write(tmp_path / "r.sqlite")).select_runs()
     request = a_request(write_mlp(tmp_path / "mlp.onnx"))
-    (row,) = device_rows(request, Recorded(timeline.kernels, timeline.copies, (), {"nsys": "1", "ncu": "2"}))
+    (row,) = device_rows(request, Recording(timeline.kernels, timeline.copies, (), {"nsys": "1", "ncu": "2"}))
     assert row.run_id == request.run_id and row.pcie_memory == "pinned"
     assert row.pcie_bytes_per_s == pytest.approx(4 * MIB / 100e-9)
     assert row.source is not None and row.source.endswith("by nsys")
@@ -79,7 +79,7 @@ def test_a_trace_of_torch_gives_the_rate_of_its_runs(tmp_path: Path) -> None:
     for event in document["traceEvents"]:
         if event.get("cat") == "gpu_memcpy" and "HtoD" in event["name"]:
             event["args"]["bytes"] = 3 * MIB
-    copies = read_kineto(kineto_files.write(tmp_path / "t.json", document)).measured().copies
+    copies = read_kineto(kineto_files.write(tmp_path / "t.json", document)).select_runs().copies
     (one,) = link_rates(copies)
     assert (one.direction, one.memory, one.copies) == ("h2d", "pageable", 2)
     assert one.bytes_per_s == pytest.approx(3 * MIB / 5e-6)

@@ -60,9 +60,9 @@ def _profiler(module: ModuleType) -> None:
 def _runner(module: Any) -> None:
     from bench.gpu.rehearsal import kernels
 
-    if counted := os.environ.get(kernels.COUNTED):
+    if count_last_run := os.environ.get(kernels.COUNTED):
         opened = module.open_run
-        module.open_run = lambda *given, **more: kernels.counted(opened(*given, **more), counted)
+        module.open_run = lambda *given, **more: kernels.count_last_run(opened(*given, **more), count_last_run)
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {

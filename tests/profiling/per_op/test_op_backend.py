@@ -13,9 +13,9 @@ from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import PER_OP
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.cpu.ort import OrtCollector
-from gpuprof.profiling.per_op import op_stand
+from gpuprof.profiling.per_op import op_backend
+from gpuprof.profiling.per_op.op_backend import GpuOpBackend
 from gpuprof.profiling.per_op.op_model import distinct_ops
-from gpuprof.profiling.per_op.op_stand import GpuStand
 from gpuprof.profiling.per_op.per_op import PerOp
 from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import TORCH_CPU
@@ -25,10 +25,10 @@ from tests.profiling.models import write_mlp
 GPU = device("a100-80")
 
 
-def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_stand.Observation:
+def _stand(tmp_path: Path, document: Mapping[str, Any]) -> op_backend.Observation:
     source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
     path = write(tmp_path / "trace.json", document)
-    seen = GpuStand(GPU, Share(50.0)).observe("r1", source, {"trace": str(path)})
+    seen = GpuOpBackend(GPU, Share(50.0)).observe("r1", source, {"trace": str(path)})
     assert not path.exists()
     return seen
 
@@ -51,13 +51,13 @@ def test_an_op_that_launches_nothing_has_no_time_and_says_so(tmp_path: Path) -> 
 
 def test_what_the_child_could_not_run_is_remembered_with_the_reason(tmp_path: Path) -> None:
     source = next(iter(distinct_ops(write_mlp(tmp_path / "m.onnx"), 2, "m").values()))
-    assert GpuStand(GPU, Share()).observe("r1", source, {"error": "no"}).note == "not measured: no"
+    assert GpuOpBackend(GPU, Share()).observe("r1", source, {"error": "no"}).note == "not measured: no"
 
 
 def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match="torch is not installed"):
-        op_stand.op_stand(GPU, Share())
+        op_backend.op_backend(GPU, Share())
 
 
 def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
@@ -65,13 +65,13 @@ def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
 ) -> None:
     """The real child, model by model, with PyTorch on the CPU: no kernels, and a whole trace for each op."""
     pytest.importorskip("torch")
-    monkeypatch.setattr(GpuStand, "provider", TORCH_CPU)
+    monkeypatch.setattr(GpuOpBackend, "provider", TORCH_CPU)
 
     @contextmanager
     def unbound(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
         yield ({},)
 
-    monkeypatch.setattr(op_stand, "bound_shares", unbound)
+    monkeypatch.setattr(op_backend, "bind_shares", unbound)
     plan = PerOp(KernelDb.create(tmp_path / "db"), GPU, OrtCollector(), Share())
     missing, _ = plan.pending([NamedModel("m", write_mlp(tmp_path / "m.onnx"))], [2])
     rows = [outcome.row for outcome in plan.run(missing)]

@@ -15,7 +15,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.schema import PER_OP, KernelRow
-from gpuprof.machine.gpu_share import bound_shares
+from gpuprof.machine.gpu_share import bind_shares
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
@@ -53,7 +53,7 @@ class Observation:
     note: str | None = None
 
 
-class OpStand(Protocol):
+class OpBackend(Protocol):
     """Runs single ops under one share of one device."""
 
     @property
@@ -65,7 +65,7 @@ class OpStand(Protocol):
         """Return what decides the figures."""
         ...
 
-    def seat(self) -> Any:
+    def bind(self) -> Any:
         """Give, while it is open, the task for a child process, and the environment it needs."""
         ...
 
@@ -74,7 +74,7 @@ class OpStand(Protocol):
         ...
 
 
-def op_stand(device: Device, share: Share) -> OpStand:
+def op_backend(device: Device, share: Share) -> OpBackend:
     """Return the stand for a device.
 
     Raises
@@ -83,16 +83,16 @@ def op_stand(device: Device, share: Share) -> OpStand:
         For a GPU without PyTorch, whose profiler sees the kernels of any runtime in its process.
     """
     if device.kind == "cpu":
-        return CpuStand(device, share)
+        return CpuOpBackend(device, share)
     if importlib.util.find_spec("torch") is None:
         raise UnavailableError(
             "ops on a GPU are timed by torch.profiler, and torch is not installed", "pip install torch"
         )
-    return GpuStand(device, share)
+    return GpuOpBackend(device, share)
 
 
 @dataclass(frozen=True)
-class CpuStand:
+class CpuOpBackend:
     """Cores of this machine, and ONNX Runtime's own profile."""
 
     device: Device
@@ -108,7 +108,7 @@ class CpuStand:
         return {**session_settings(slices_of([self.share])[0].threads), "effort": dict(EFFORT)}
 
     @contextmanager
-    def seat(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+    def bind(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
         """Give a task held to its cores."""
         part = slices_of([self.share])[0]
         with shared_group("ops") as group:
@@ -145,7 +145,7 @@ class CpuStand:
 
 
 @dataclass(frozen=True)
-class GpuStand:
+class GpuOpBackend:
     """A share of a GPU, and torch.profiler, which sees the kernels that whatever runtime launches."""
 
     device: Device
@@ -161,9 +161,9 @@ class GpuStand:
         return {**session_settings(1, self.provider), "effort": dict(GPU_EFFORT), "occupancy": ESTIMATED}
 
     @contextmanager
-    def seat(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
+    def bind(self) -> Iterator[tuple[dict[str, Any], dict[str, str] | None]]:
         """Give a task bound to its share by MPS or MIG."""
-        with bound_shares(self.device, [self.share]) as environments:
+        with bind_shares(self.device, [self.share]) as environments:
             task = {"kind": "kernels", "threads": 1, "provider": self.provider, "slice": None, "group": ""}
             yield {**task, "range": RUN_RANGE, **GPU_EFFORT}, environments[0] or None
 
@@ -173,7 +173,7 @@ class GpuStand:
             return Observation(note=f"not measured: {error}")
         path = Path(str(reply["trace"]))
         try:
-            timeline = read_kineto(path, expect_kernels=False).measured()
+            timeline = read_kineto(path, expect_kernels=False).select_runs()
         except InputError as error:
             return Observation(note=f"not measured: {error}")
         finally:
