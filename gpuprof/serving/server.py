@@ -1,4 +1,4 @@
-"""The server: starts the workers of a plan, opens the door, watches, and drains."""
+"""The server: starts the workers of a plan, opens its ports, watches, and drains."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpuprof.serving.change.shadow import Shadows
 from gpuprof.serving.change.workforce import Move, Workforce
 from gpuprof.serving.control import control_path, open_control
 from gpuprof.serving.engines.local_engine import Engine, LocalEngine
-from gpuprof.serving.front_door import close_door
+from gpuprof.serving.listening import stop_listening
 from gpuprof.serving.plan.planner import MapSource, Planner
 from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
@@ -279,10 +279,10 @@ class Server:
             for model in self.router.all():
                 model.forget_cancelled()
 
-    async def _close_door(self, listener: asyncio.Server) -> None:
+    async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""
         loop = asyncio.get_running_loop()
-        waiting = close_door(listener.sockets)
+        waiting = stop_listening(listener.sockets)
         listener.close()
         for connection in waiting:
             connection.setblocking(False)
@@ -294,7 +294,7 @@ class Server:
         """Answer what was asked, and what is being asked, then return."""
         self.router.draining = True
         await asyncio.sleep(_GRACE_S)  # whoever asks for readiness can see it and send no more
-        await self._close_door(listener)
+        await self._stop_listening(listener)
         if self._grpc is not None:
             await self._grpc.stop(self._settings.drain_s)
         deadline = time.monotonic() + self._settings.drain_s

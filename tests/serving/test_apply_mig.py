@@ -13,7 +13,7 @@ import pytest
 from gpuprof.domain.deployment import parse_map
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.machine.gpu_holder import GpuHolder
-from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance
+from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.plan.planner import MapSource, Planner
 from tests.machine.test_mig_layout import Smi
@@ -47,7 +47,7 @@ def test_instances_are_wanted_only_when_that_is_asked_for() -> None:
 
 
 def test_workers_are_planned_on_the_instances_that_were_made() -> None:
-    parts = MachineParts((0,), (LocalGpu(1, "a100-80", "GPU-1", (MigInstance("3g.40gb", 4, "MIG-new"),)),))
+    parts = MachineParts((0,), (LocalGpu(1, "a100-80", "GPU-1", (LocalMigInstance("3g.40gb", 4, "MIG-new"),)),))
     (planned,) = Planner("g", apply_mig=True).plan(source_of(mig_map(("3g.40gb", 4))), {"n": parts})
     assert planned.orders[0].gpu is not None
     assert planned.orders[0].gpu.uuid == "MIG-new"

@@ -16,7 +16,7 @@ from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.door import Door
+from gpuprof.serving.transport.rendezvous import Rendezvous
 from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.logs import LOGGER
 
@@ -84,7 +84,7 @@ class LocalEngine:
     def __init__(self, arena: Arena, hang_s: float) -> None:
         self._arena = arena
         self._hang_s = hang_s
-        self._door = Door()
+        self._rendezvous = Rendezvous()
         self._machine: MachineLink | None = None
         self._process: LivingProcess | None = None
         self._ended = asyncio.Event()
@@ -116,12 +116,12 @@ class LocalEngine:
         async with self._opening:
             if self._machine is None:
                 memory = SharedMemory(self._arena.fd, self._arena.capacity)
-                self._order = MachineOrder(_NAME, await self._door.open_local(), memory)
+                self._order = MachineOrder(_NAME, await self._rendezvous.open_local(), memory)
                 try:
                     self._start()
                 except OSError as error:
                     raise UnavailableError(f"cannot start a process: {error.strerror or error}") from None
-                self._machine = MachineLink(_NAME, self._door)
+                self._machine = MachineLink(_NAME, self._rendezvous)
                 self._machine.on_silence = self._kill
             return self._machine
 
@@ -133,7 +133,7 @@ class LocalEngine:
     async def close(self) -> None:
         """Let the machine process end, help it along after a while, and wait for its end."""
         self._closing = True
-        self._door.close()
+        self._rendezvous.close()
         if self._machine is not None:
             self._machine.close()
         if self._process is not None:

@@ -1,7 +1,7 @@
 """Keeps machine processes on the nodes of a Ray cluster: Ray places, watches and replaces them.
 
-Only orders to start a machine go through Ray. Machines and workers come to the router's door by TCP, and the tensors
-travel on these connections.
+Only orders to start a machine go through Ray. Machines and workers come to the router's rendezvous by TCP, and the
+tensors travel on these connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.door import Door, DoorKey
+from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
 from gpuprof.serving.transport.security import Security, check_exposure
 from gpuprof.serving.watch.logs import LOGGER
 
@@ -44,7 +44,7 @@ def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
     address : str or None
         Of the cluster; None: the one of this machine.
     insecure : bool
-        Whether the door may be open to other machines without TLS.
+        Whether the rendezvous may be open to other machines without TLS.
 
     Raises
     ------
@@ -68,11 +68,11 @@ class RayEngine:
     address : str
         Of the cluster; empty: the one of this machine.
     security : Security
-        Its certificate is the door's, too; machines and workers have a secret of their own in place of the token.
+        Its certificate is the rendezvous's, too; machines and workers have a secret of their own in place of the token.
     hang_s : float
         A machine that is silent for so long while a worker is missing is told of.
     insecure : bool
-        Whether the door may be open to other machines without TLS.
+        Whether the rendezvous may be open to other machines without TLS.
     """
 
     def __init__(self, address: str, security: Security, hang_s: float, insecure: bool) -> None:
@@ -80,10 +80,10 @@ class RayEngine:
         self._security = security
         self._hang_s = hang_s
         self._insecure = insecure
-        self._door = Door()
+        self._rendezvous = Rendezvous()
         self._machines: dict[str, MachineLink] = {}
         self._keeper: asyncio.subprocess.Process | None = None
-        self._key: DoorKey | None = None
+        self._key: RendezvousKey | None = None
         self._answers: dict[str, asyncio.Future[None]] = {}
         self._joined: asyncio.Future[str] | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -123,7 +123,7 @@ class RayEngine:
         async with self._opening:
             if node not in self._machines:
                 await self._join()
-                link = MachineLink(node, self._door)
+                link = MachineLink(node, self._rendezvous)
                 link.on_moved = self.on_moved
                 try:
                     await self._ask(node)
@@ -143,7 +143,7 @@ class RayEngine:
         self._closing = True
         if self._rejoining is not None:
             self._rejoining.cancel()
-        self._door.close()
+        self._rendezvous.close()
         for machine in self._machines.values():
             machine.close()
         keeper = self._keeper
@@ -157,14 +157,14 @@ class RayEngine:
             await keeper.wait()
 
     async def _join(self) -> None:
-        """Join the cluster, once, and open the door where its nodes can reach it."""
+        """Join the cluster, once, and open the rendezvous where its nodes can reach it."""
         if self._key is not None:
             return
         host = await self._start_keeper()
         check_exposure(host, Security("internal", context=self._security.context), self._insecure)
         context, certificate = self._security.context, self._security.certificate
         try:
-            self._key = await self._door.open_remote(host, context, certificate)
+            self._key = await self._rendezvous.open_remote(host, context, certificate)
         except OSError as error:
             raise UnavailableError(f"cannot listen on {host} for machines: {error.strerror or error}") from None
 

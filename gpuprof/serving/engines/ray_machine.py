@@ -6,7 +6,7 @@ import asyncio
 import os
 from typing import Any
 
-from gpuprof.serving.machine.machine import Machine, MachineOrder
+from gpuprof.serving.machine.machine import MachineOrder, MachineProcess
 
 
 class RayMachine:
@@ -28,7 +28,7 @@ class RayMachine:
         # Ray hides the GPUs from actors that ask it for none; workers are given theirs by UUID.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         told = MachineOrder.from_json(order)
-        asyncio.run(Machine(told).run())
+        asyncio.run(MachineProcess(told).run())
         return told.node
 
 

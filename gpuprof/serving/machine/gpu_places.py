@@ -16,7 +16,7 @@ _DOCTOR = "see gpuprof doctor"
 
 
 @dataclass(frozen=True, slots=True)
-class MigInstance:
+class LocalMigInstance:
     """A MIG instance that exists: profile, first memory slice, UUID."""
 
     profile: str
@@ -31,7 +31,7 @@ class LocalGpu:
     index: int
     device: str
     uuid: str
-    instances: tuple[MigInstance, ...] = ()
+    instances: tuple[LocalMigInstance, ...] = ()
 
     def place(self, mig: MigPlace | None) -> str:
         """Return the UUID of the whole GPU, or of one of its MIG instances.
@@ -96,7 +96,7 @@ def _gpu(nvml: Any, index: int) -> LocalGpu:
     return LocalGpu(index, name, _text(nvml.nvmlDeviceGetUUID(handle)), tuple(_instances(nvml, handle)))
 
 
-def _instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
+def _instances(nvml: Any, handle: Any) -> Iterator[LocalMigInstance]:
     try:
         count = int(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))
     except nvml.NVMLError:  # no MIG
@@ -109,7 +109,7 @@ def _instances(nvml: Any, handle: Any) -> Iterator[MigInstance]:
         owner = nvml.nvmlDeviceGetGpuInstanceById(handle, nvml.nvmlDeviceGetGpuInstanceId(mig))
         start = int(nvml.nvmlGpuInstanceGetInfo(owner).placement.start)
         profile = _text(nvml.nvmlDeviceGetName(mig)).rsplit("MIG ", 1)[-1]
-        yield MigInstance(profile, start, _text(nvml.nvmlDeviceGetUUID(mig)))
+        yield LocalMigInstance(profile, start, _text(nvml.nvmlDeviceGetUUID(mig)))
 
 
 def _text(value: str | bytes) -> str:

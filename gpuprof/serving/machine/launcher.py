@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gpuprof.serving.machine.mps import GpuShare
-from gpuprof.serving.transport.door import DoorKey
+from gpuprof.serving.transport.rendezvous import RendezvousKey
 
 #: What of an order the worker is not told: it is started with it.
 _KEPT = ("environment", "gpu", "with_mps", "latency_ms", "latency_cv", "node")
@@ -88,15 +88,17 @@ class SharedMemory:
     size: int
 
 
-def start_worker(number: str, order: WorkerOrder, key: DoorKey, memory: SharedMemory | None) -> subprocess.Popen[bytes]:
-    """Start a worker in a fresh interpreter; where nothing forbids a fork, `nursery_link.NurseryLink` is quicker.
+def start_worker(
+    number: str, order: WorkerOrder, key: RendezvousKey, memory: SharedMemory | None
+) -> subprocess.Popen[bytes]:
+    """Start a worker in a fresh interpreter; where nothing forbids a fork, `ForkServerLink` is quicker.
 
     Parameters
     ----------
     number : str
         Under which the router waits for it.
     order : WorkerOrder
-    key : DoorKey
+    key : RendezvousKey
         Where it finds the router.
     memory : SharedMemory or None
         What it shares with the router; None: its tensors travel with the messages.

@@ -2,9 +2,9 @@
 
     python -m gpuprof.serving.machine.machine < ORDER
 
-The router starts it on its own machine; on others Ray does. It comes to the router's door, is told which workers are
-to be there, and keeps them so. Tensors do not pass through it: its workers go to the router's door themselves. When it
-is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes, and
+The router starts it on its own machine; on others Ray does. It comes to the router's rendezvous, is told which
+workers are to be there, and keeps them so. Tensors do not pass through it: its workers go to the rendezvous themselves.
+When it is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes, and
 then ends its workers and undoes what it did to the GPUs.
 """
 
@@ -22,14 +22,14 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
+from gpuprof.serving.machine.fork_server import WorkerSetup
+from gpuprof.serving.machine.fork_server_link import ForkServerLink
 from gpuprof.serving.machine.gpu_holder import GpuHolder
 from gpuprof.serving.machine.launcher import SharedMemory, WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
-from gpuprof.serving.machine.nursery import Household
-from gpuprof.serving.machine.nursery_link import NurseryLink
-from gpuprof.serving.machine.post import PATIENCE_S, Post
-from gpuprof.serving.transport.door import DoorKey, connect
+from gpuprof.serving.machine.supervised_worker import PATIENCE_S, SupervisedWorker
 from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.rendezvous import RendezvousKey, connect
 from gpuprof.serving.transport.wire import Frame, Kind
 from gpuprof.serving.watch.living_process import LivingProcess
 
@@ -44,13 +44,13 @@ class MachineOrder:
     ----------
     node : str
         Its name in the map.
-    key : DoorKey
+    key : RendezvousKey
     memory : SharedMemory or None
         What its workers share with the router; None: the router is elsewhere.
     """
 
     node: str
-    key: DoorKey
+    key: RendezvousKey
     memory: SharedMemory | None = None
 
     def to_json(self) -> str:
@@ -62,10 +62,10 @@ class MachineOrder:
         """Return what `to_json` described."""
         said = json.loads(text)
         memory = None if said["memory"] is None else SharedMemory(**said["memory"])
-        return cls(said["node"], DoorKey(**said["key"]), memory)
+        return cls(said["node"], RendezvousKey(**said["key"]), memory)
 
 
-class Machine:
+class MachineProcess:
     """Keeps the workers that the router wants.
 
     Parameters
@@ -75,13 +75,13 @@ class Machine:
 
     def __init__(self, order: MachineOrder) -> None:
         self._order = order
-        self._posts: dict[str, Post] = {}
+        self._posts: dict[str, SupervisedWorker] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._welcome = False
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._tell_legacy)
-        self._nursery = NurseryLink(Household(order.key, order.memory))
+        self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
     async def run(self) -> None:
         """Keep workers until the router has gone, then end them.
@@ -95,7 +95,7 @@ class Machine:
         await self._router_has_gone.wait()
         await asyncio.gather(*(self._dismiss(number, _HURRY_S) for number in list(self._posts)))
         await self._gpus.close()
-        self._nursery.close()
+        self._fork_server.close()
         if not self._welcome:
             raise ConnectionError("the router does not want this machine")
 
@@ -137,14 +137,14 @@ class Machine:
         self._send(Kind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
-        post = Post(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
+        post = SupervisedWorker(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
         self._posts[number] = post
         if post.order.gpu is None:
-            self._do(self._nursery.prepare())  # also where the worker lives: it may have to be replaced
+            self._do(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
         post.begin(None if living is None else LivingProcess.adopt(*living))
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
-        return await self._nursery.start(number, await self._gpus.bound(order))
+        return await self._fork_server.start(number, await self._gpus.bound(order))
 
     async def _dismiss(self, number: str, patience_s: float = PATIENCE_S) -> None:
         post = self._posts.pop(number, None)
@@ -183,7 +183,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # the router drains first, and closes when it has
         signal.signal(number, signal.SIG_IGN)
     try:
-        asyncio.run(Machine(MachineOrder.from_json(sys.stdin.read())).run())
+        asyncio.run(MachineProcess(MachineOrder.from_json(sys.stdin.read())).run())
     except OSError:  # the router has gone meanwhile; if not, it notices
         return 1
     return 0

@@ -11,15 +11,15 @@ from typing import Any, Protocol
 from gpuprof.errors import UnavailableError
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
-from gpuprof.serving.transport.door import Door, Guest
 from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.rendezvous import ExpectedPeer, Rendezvous
 from gpuprof.serving.transport.wire import Frame, Kind
 from gpuprof.serving.watch.logs import LOGGER
 
 _NUMBERS = itertools.count()
 
 
-class Posted(Guest, Protocol):
+class Posted(ExpectedPeer, Protocol):
     """The router's end of a worker that a machine keeps."""
 
     @property
@@ -53,13 +53,13 @@ class MachineLink:
     ----------
     node : str
         Name in the map.
-    door : Door
+    rendezvous : Rendezvous
         Waits for the machine and for its workers.
     """
 
-    def __init__(self, node: str, door: Door) -> None:
+    def __init__(self, node: str, rendezvous: Rendezvous) -> None:
         self.node = node
-        self._door = door
+        self._rendezvous = rendezvous
         self._posts: dict[str, _Post] = {}
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._connection: FrameConnection | None = None
@@ -72,7 +72,7 @@ class MachineLink:
         self.pid: int | None = None
         self.on_silence: Callable[[], None] | None = None
         self.on_moved: Callable[[], None] | None = None
-        door.expect(f"machine:{node}", self)
+        rendezvous.expect(f"machine:{node}", self)
 
     async def wait(self) -> MachineParts:
         """Wait until a process has come as this machine; return what it found there."""
@@ -108,7 +108,7 @@ class MachineLink:
         """Let the machine keep a worker from now on; return its id."""
         number = f"worker:{self.node}/{order.model}/{next(_NUMBERS)}"
         self._posts[number] = _Post(order, posted)
-        self._door.expect(number, posted)
+        self._rendezvous.expect(number, posted)
         if self._connection is not None:
             self._connection.send(Kind.POST, [number, order.to_machine(), None])
         return number
@@ -117,7 +117,7 @@ class MachineLink:
         """Let the machine keep a worker no longer; what is returned is done when nothing is left of it."""
         gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         known = self._posts.pop(number, None)
-        self._door.forget(number)
+        self._rendezvous.forget(number)
         if known is None or self._connection is None:
             gone.set_result(None)
         else:
@@ -145,11 +145,11 @@ class MachineLink:
 
     def close(self) -> None:
         """Let the machine end, and everything on it."""
-        self._door.forget(f"machine:{self.node}")
+        self._rendezvous.forget(f"machine:{self.node}")
         if self._connection is not None:
             self._connection.close()
 
-    # --- the door's side
+    # --- the rendezvous's side
 
     def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Tell a process that came as this machine what is to be there."""

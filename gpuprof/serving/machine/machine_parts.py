@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpuprof.machine.cpu_share import own_cores
-from gpuprof.serving.machine.gpu_places import LocalGpu, MigInstance, local_places
+from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance, local_places
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class MachineParts:
     def from_message(cls, message: dict[str, Any]) -> MachineParts:
         """Return what `to_message` described."""
         gpus = (
-            LocalGpu(gpu["index"], gpu["device"], gpu["uuid"], tuple(MigInstance(**mig) for mig in gpu["instances"]))
+            LocalGpu(
+                gpu["index"], gpu["device"], gpu["uuid"], tuple(LocalMigInstance(**mig) for mig in gpu["instances"])
+            )
             for gpu in message["gpus"]
         )
         return cls(tuple(message["cores"]), tuple(gpus))

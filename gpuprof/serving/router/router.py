@@ -1,4 +1,4 @@
-"""The router: every model that is served, behind one door for all protocols."""
+"""The router: every model that is served, behind one entry for all protocols."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class WorkerLink:
             self._connection.close()
         await gone
 
-    # --- the door's and the machine's side
+    # --- the rendezvous's and the machine's side
 
     def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Tell a worker what it is to serve."""

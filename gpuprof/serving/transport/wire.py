@@ -35,7 +35,7 @@ class Kind(IntEnum):
     FAILED = 5  # worker: the model raised an error on the batch
     PING = 6  # router: are you there?
     PONG = 7  # worker, machine: yes
-    CHALLENGE = 8  # door: prove that you know the secret; head: a number that is used once
+    CHALLENGE = 8  # rendezvous: prove that you know the secret; head: a number that is used once
     HELLO = 9  # machine, worker: who it is, and the proof
     WELCOME = 10  # router to machine: what a machine process before it left behind; null: nothing
     POST = 11  # router to machine: keep a worker; head: its id, its order, and one that may live already

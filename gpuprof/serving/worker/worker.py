@@ -2,9 +2,9 @@
 
     python -m gpuprof.serving.worker.worker NUMBER [ARENA_FD ARENA_BYTES] < KEY
 
-The machine process starts it so, or has its nursery fork it. It goes to the router's door by itself, where it is known
-by its number, is told what it is to serve, then sent batches; it ends when the router closes the connection. Without an
-arena, which is shared only within one machine, tensors travel with the messages.
+The machine process starts it so, or has its fork server fork it. It goes to the router's rendezvous by itself, where it
+is known by its number, is told what it is to serve, then sent batches; it ends when the router closes the connection.
+Without an arena, which is shared only within one machine, tensors travel with the messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpuprof.machine.cpu_share import confine
 from gpuprof.machine.scheduling import compute_steadily
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.serving.transport.arena import map_arena
-from gpuprof.serving.transport.door import DoorKey, knock
+from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.watch.living_process import start_time
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
@@ -33,19 +33,19 @@ from gpuprof.serving.worker.runtime import ModelError, Runtime, example_inputs
 
 def main(arguments: list[str]) -> int:
     """Serve until the router has gone."""
-    key = DoorKey(**json.loads(sys.stdin.read()))
+    key = RendezvousKey(**json.loads(sys.stdin.read()))
     arena = map_arena(int(arguments[1]), int(arguments[2])) if arguments[1:] else None
     return work(arguments[0], key, arena)
 
 
-def work(number: str, key: DoorKey, arena: memoryview | None) -> int:
+def work(number: str, key: RendezvousKey, arena: memoryview | None) -> int:
     """Serve until the router has gone; return the exit code of the process.
 
     Parameters
     ----------
     number : str
         Under which the router waits for this worker.
-    key : DoorKey
+    key : RendezvousKey
     arena : memoryview or None
         Shared with the router; None: tensors travel with the messages.
     """
@@ -53,7 +53,7 @@ def work(number: str, key: DoorKey, arena: memoryview | None) -> int:
         signal.signal(ignored, signal.SIG_IGN)
     said = {"process": [os.getpid(), start_time(os.getpid())], "shares_memory": arena is not None}
     try:
-        stream = knock(key, number, said)
+        stream = join_rendezvous(key, number, said)
     except OSError:  # the router has gone meanwhile, or no longer wants this worker
         return 0
     try:

@@ -27,8 +27,8 @@ def _has_followed(server: RunningServer, old: psutil.Process) -> bool:
 def test_the_workers_are_the_machines_and_the_machine_is_the_routers(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m"), replica("m")])) as server:
         (machine,) = machines(server)
-        (nursery,) = {psutil.Process(worker.ppid()) for worker in server.workers()}
-        assert nursery.ppid() == machine.pid
+        (fork_server,) = {psutil.Process(worker.ppid()) for worker in server.workers()}
+        assert fork_server.ppid() == machine.pid
         assert len(server.workers()) == 2
 
 

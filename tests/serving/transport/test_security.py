@@ -1,4 +1,4 @@
-"""Tokens and TLS: for clients by HTTP and gRPC, and for the machines and workers that come to the router's door."""
+"""Tokens and TLS: for clients by HTTP and gRPC, and for the machines and workers that come to the rendezvous."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import trustme
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.load import LoadSettings, Stream, run_load
 from gpuprof.serving.load.target import Target
-from gpuprof.serving.transport.door import Door, DoorKey, knock
 from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.security import (
     Security,
     check_exposure,
@@ -187,8 +187,8 @@ def test_the_token_does_not_appear_when_settings_are_printed() -> None:
     assert TOKEN not in repr(Security(TOKEN))
 
 
-class Guest:
-    """Somebody whom the door waits for."""
+class RecordingPeer:
+    """Somebody whom the rendezvous waits for."""
 
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
@@ -204,9 +204,9 @@ class Guest:
         pass
 
 
-def at_the_door(key: DoorKey, who: str) -> Any:
-    """Return what the door says to somebody who knocks; None when it closes."""
-    stream = knock(key, who, {})
+def first_answer(key: RendezvousKey, who: str) -> Any:
+    """Return what the rendezvous says to somebody who comes; None when it closes."""
+    stream = join_rendezvous(key, who, {})
     frame = stream.receive()
     stream.close()
     return None if frame is None else frame.head
@@ -215,18 +215,18 @@ def at_the_door(key: DoorKey, who: str) -> Any:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_the_door_lets_in_only_those_it_waits_for_who_know_the_secret(papers: Papers, encrypted: bool) -> None:
     async def scene() -> None:
-        door, guest = Door(), Guest()
+        rendezvous, peer = Rendezvous(), RecordingPeer()
         security = server_security(None, papers.chain, papers.key) if encrypted else Security()
-        key = await door.open_remote("127.0.0.1", security.context, security.certificate)
-        door.expect("machine:n", guest)
-        assert await asyncio.to_thread(at_the_door, key, "machine:n") == "in"
-        assert await asyncio.to_thread(at_the_door, key, "machine:other") is None
-        assert await asyncio.to_thread(at_the_door, replace(key, secret="00" * 32), "machine:n") is None
+        key = await rendezvous.open_remote("127.0.0.1", security.context, security.certificate)
+        rendezvous.expect("machine:n", peer)
+        assert await asyncio.to_thread(first_answer, key, "machine:n") == "in"
+        assert await asyncio.to_thread(first_answer, key, "machine:other") is None
+        assert await asyncio.to_thread(first_answer, replace(key, secret="00" * 32), "machine:n") is None
         if encrypted:
             with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
-                await asyncio.to_thread(at_the_door, replace(key, certificate=OTHER), "machine:n")
-        assert len(guest.said) == 1
-        door.close()
+                await asyncio.to_thread(first_answer, replace(key, certificate=OTHER), "machine:n")
+        assert len(peer.said) == 1
+        rendezvous.close()
 
     asyncio.run(scene())
 
@@ -236,8 +236,8 @@ OTHER = trustme.CA().issue_cert("127.0.0.1").cert_chain_pems[0].bytes().decode()
 
 def test_a_stranger_that_sends_a_large_frame_is_cut_off() -> None:
     async def scene() -> None:
-        door = Door()
-        key = await door.open_remote("127.0.0.1")
+        rendezvous = Rendezvous()
+        key = await rendezvous.open_remote("127.0.0.1")
         _, host, port = key.address.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(bytes([9, 0, 0, 0, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0]))
@@ -245,6 +245,6 @@ def test_a_stranger_that_sends_a_large_frame_is_cut_off() -> None:
         challenge = await asyncio.wait_for(reader.read(), 10.0)  # to the end: the connection is closed
         assert len(challenge) < 200
         writer.close()
-        door.close()
+        rendezvous.close()
 
     asyncio.run(scene())

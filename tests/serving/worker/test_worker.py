@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpuprof.serving.transport.door import DoorKey
+from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.worker import worker
 
@@ -23,7 +23,7 @@ ORDER = {
 def router(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The router's end of the connection of the worker that is worked next, in this process."""
     ours, theirs = socket.socketpair()
-    monkeypatch.setattr(worker, "knock", lambda key, number, said: BlockingStream(theirs))
+    monkeypatch.setattr(worker, "join_rendezvous", lambda key, number, said: BlockingStream(theirs))
     monkeypatch.setattr(worker, "gc", SimpleNamespace(collect=list, freeze=list))
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
     with ours, theirs:
@@ -31,7 +31,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def work() -> int:
-    return worker.work("7", DoorKey("unix:nowhere", ""), None)
+    return worker.work("7", RendezvousKey("unix:nowhere", ""), None)
 
 
 def test_one_whose_router_goes_while_it_loads_ends_without_a_word(

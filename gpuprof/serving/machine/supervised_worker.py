@@ -21,7 +21,7 @@ PATIENCE_S = 5.0
 Start = Callable[[str, WorkerOrder], Awaitable[LivingProcess]]
 
 
-class Post:
+class SupervisedWorker:
     """Keeps one worker running.
 
     Parameters

@@ -13,7 +13,7 @@ _SO_ATTACH_FILTER = 26
 _RETURN_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)  # classic BPF: keep 0 bytes of the packet, that is, drop it
 
 
-def close_door(listening: Iterable[socket.socket]) -> list[socket.socket]:
+def stop_listening(listening: Iterable[socket.socket]) -> list[socket.socket]:
     """Let no new connection in and return those that wait to be accepted; the caller then closes the sockets.
 
     Between the last accept and the close a connection could still come, and would be reset with its request on the
@@ -21,8 +21,8 @@ def close_door(listening: Iterable[socket.socket]) -> list[socket.socket]:
     and is refused, which it can tell from a request that was lost.
     """
     waiting = []
-    for door in listening:
-        with socket.socket(fileno=os.dup(door.fileno())) as own:
+    for listener in listening:
+        with socket.socket(fileno=os.dup(listener.fileno())) as own:
             _drop_arrivals(own)
             own.setblocking(False)
             with suppress(BlockingIOError):

@@ -4,14 +4,14 @@ import socket
 
 import pytest
 
-from gpuprof.serving.front_door import close_door
+from gpuprof.serving.listening import stop_listening
 
 
 def test_who_waits_at_the_door_is_let_in_and_who_comes_later_is_refused() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        address = door.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
         early = [socket.create_connection(address) for _ in range(3)]
-        waiting = close_door([door])
+        waiting = stop_listening([listener])
         assert {accepted.getpeername() for accepted in waiting} == {client.getsockname() for client in early}
         with socket.socket() as late:
             late.settimeout(0.2)

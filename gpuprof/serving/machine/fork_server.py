@@ -1,11 +1,11 @@
-"""The nursery: a process that has imported what every worker needs, and forks a worker whenever it is asked for one.
+"""The fork server: a process that has imported what every worker needs, and forks a worker whenever it is asked to.
 
-    python -m gpuprof.serving.machine.nursery SOCKET_FD ROOM < WHAT-THEY-SHARE
+    python -m gpuprof.serving.machine.fork_server SOCKET_FD ROOM < WHAT-THEY-SHARE
 
 An interpreter that imports everything anew takes two thirds of the time in which a worker starts, and all of it on
 cores that are busy because a worker has just died; a fork takes a few milliseconds. ONNX Runtime is left to the worker:
 it starts a thread as soon as it is imported, and threads do not survive a fork. What is bound to a GPU is started by
-`launcher.start_worker` instead. The nursery ends when the machine closes the socket; what it forked lives on.
+`launcher.start_worker` instead. The fork server ends when the machine closes the socket; what it forked lives on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 from gpuprof.serving.machine.launcher import SharedMemory
 from gpuprof.serving.transport.arena import map_arena
-from gpuprof.serving.transport.door import DoorKey
+from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.watch.process_name import name_process
 from gpuprof.serving.worker.worker import work
 
@@ -34,18 +34,18 @@ MESSAGE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Household:
-    """What all workers of a nursery have in common.
+class WorkerSetup:
+    """What all workers of a fork server have in common.
 
     Attributes
     ----------
-    key : DoorKey
+    key : RendezvousKey
         Where they find the router.
     memory : SharedMemory or None
         What they share with it.
     """
 
-    key: DoorKey
+    key: RendezvousKey
     memory: SharedMemory | None
 
     def to_json(self) -> str:
@@ -53,55 +53,55 @@ class Household:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Household:
+    def from_json(cls, text: str) -> WorkerSetup:
         """Return what `to_json` described."""
         said = json.loads(text)
         memory = None if said["memory"] is None else SharedMemory(**said["memory"])
-        return cls(DoorKey(**said["key"]), memory)
+        return cls(RendezvousKey(**said["key"]), memory)
 
 
-class Nursery:
+class ForkServer:
     """Forks workers.
 
     Parameters
     ----------
     machine : socket
         On which it is asked for them: a message for each, answered by a process id and a descriptor of the process.
-    household : Household
+    setup : WorkerSetup
     """
 
-    def __init__(self, machine: socket.socket, household: Household) -> None:
+    def __init__(self, machine: socket.socket, setup: WorkerSetup) -> None:
         self._machine = machine
-        self._household = household
+        self._setup = setup
         self._children: dict[int, int] = {}
 
     def run(self) -> None:
         """Fork workers until the machine closes the socket."""
-        self._say({"threads": _threads()})
+        self._reply({"threads": _threads()})
         while True:
             readable, _, _ = select.select([*self._children, self._machine.fileno()], [], [])
             for descriptor in readable:
                 if descriptor in self._children:
-                    self._bury(descriptor)
+                    self._reap(descriptor)
                 elif text := self._machine.recv(MESSAGE_BYTES):
-                    self._bear(json.loads(text))
+                    self._fork_worker(json.loads(text))
                 else:
-                    self._leave()
+                    self._reap_ended()
                     return
 
-    def _bear(self, asked: dict[str, Any]) -> None:
+    def _fork_worker(self, asked: dict[str, Any]) -> None:
         try:
             pid = os.fork()
         except OSError as error:
-            self._say({"errno": error.errno})
+            self._reply({"errno": error.errno})
             return
         if not pid:
-            self._live(asked)
+            self._run_worker(asked)
         descriptor = os.pidfd_open(pid)  # nobody else waits for it, so that it is there even if it has ended
         self._children[descriptor] = pid
-        self._say({"pid": pid}, [descriptor])
+        self._reply({"pid": pid}, [descriptor])
 
-    def _live(self, asked: dict[str, Any]) -> None:
+    def _run_worker(self, asked: dict[str, Any]) -> None:
         """Be a worker, and never return."""
         code = 1
         try:
@@ -110,25 +110,25 @@ class Nursery:
                 os.close(descriptor)
             os.environ.update(asked["environment"])
             name_process([sys.executable, "-m", "gpuprof.serving.worker.worker", asked["number"]])
-            memory = self._household.memory
+            memory = self._setup.memory
             arena = None if memory is None else map_arena(memory.fd, memory.size)
-            code = work(asked["number"], self._household.key, arena)
+            code = work(asked["number"], self._setup.key, arena)
         except BaseException:  # what a process of its own would print
             traceback.print_exc()
         finally:
-            os._exit(code)  # what the nursery has is not this one's to tidy up
+            os._exit(code)  # what the fork server has is not this one's to close
 
-    def _bury(self, descriptor: int) -> None:
+    def _reap(self, descriptor: int) -> None:
         os.waitpid(self._children.pop(descriptor), 0)
         os.close(descriptor)
 
-    def _leave(self) -> None:
-        """Bury those whose end the machine has seen before it closed the socket; the others live on."""
+    def _reap_ended(self) -> None:
+        """Reap those whose end the machine has seen before it closed the socket; the others live on."""
         ended, _, _ = select.select(list(self._children), [], [], 0.0)
         for descriptor in ended:
-            self._bury(descriptor)
+            self._reap(descriptor)
 
-    def _say(self, what: dict[str, Any], descriptors: list[int] | None = None) -> None:
+    def _reply(self, what: dict[str, Any], descriptors: list[int] | None = None) -> None:
         with suppress(ConnectionError):  # the machine has gone, as the next look at the socket tells
             socket.send_fds(self._machine, [json.dumps(what).encode()], descriptors or [])
 
@@ -141,13 +141,13 @@ def main(arguments: list[str]) -> int:
     """Fork workers until the machine has gone."""
     for ignored in (signal.SIGINT, signal.SIGTERM):  # the router drains first
         signal.signal(ignored, signal.SIG_IGN)
-    household = Household.from_json(sys.stdin.read())
+    setup = WorkerSetup.from_json(sys.stdin.read())
     import numpy  # noqa: F401 - so that workers need not
 
     gc.collect()
     gc.freeze()  # a collection would touch, and so copy, what workers share
     with socket.socket(fileno=int(arguments[0])) as machine:
-        Nursery(machine, household).run()
+        ForkServer(machine, setup).run()
     return 0
 
 

@@ -12,29 +12,29 @@ from pathlib import Path
 import psutil
 import pytest
 
+from gpuprof.serving.machine.fork_server import WorkerSetup
+from gpuprof.serving.machine.fork_server_link import ForkServerLink
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.machine.nursery import Household
-from gpuprof.serving.machine.nursery_link import NurseryLink
-from gpuprof.serving.transport.door import DoorKey
+from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.watch.process_name import ROOM
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_reliability import Askers, figure
 
-#: A door behind which nobody is: workers that come there end at once.
-NOWHERE = Household(DoorKey("unix:gpuprof-nobody", "00"), None)
+#: A rendezvous behind which nobody is: workers that come there end at once.
+NOWHERE = WorkerSetup(RendezvousKey("unix:gpuprof-nobody", "00"), None)
 ORDER = WorkerOrder("m", "1", "null:4", 1)
 
 
 @pytest.fixture
-def nursery() -> Iterator[NurseryLink]:
-    link = NurseryLink(NOWHERE)
+def fork_server() -> Iterator[ForkServerLink]:
+    link = ForkServerLink(NOWHERE)
     yield link
     link.close()
 
 
 def nursery_of(server: RunningServer) -> psutil.Process:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    (found,) = [child for child in children if "gpuprof.serving.machine.nursery" in child.cmdline()]
+    (found,) = [child for child in children if "gpuprof.serving.machine.fork_server" in child.cmdline()]
     return found
 
 
@@ -64,9 +64,9 @@ def test_a_killed_nursery_costs_no_worker_and_another_forks_the_next(tmp_path: P
         assert not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE
 
 
-def test_the_end_of_a_forked_worker_is_seen_and_no_zombie_stays(nursery: NurseryLink) -> None:
+def test_the_end_of_a_forked_worker_is_seen_and_no_zombie_stays(fork_server: ForkServerLink) -> None:
     async def bear() -> int:
-        living = await nursery.start("worker:n/m/0", ORDER)
+        living = await fork_server.start("worker:n/m/0", ORDER)
         ended = asyncio.Event()
         asyncio.get_running_loop().add_reader(living.fileno(), ended.set)
         await asyncio.wait_for(ended.wait(), 30)
@@ -78,11 +78,11 @@ def test_the_end_of_a_forked_worker_is_seen_and_no_zombie_stays(nursery: Nursery
     assert eventually(lambda: not psutil.pid_exists(pid))
 
 
-def test_what_is_bound_to_a_gpu_is_started_with_its_environment_and_not_forked(nursery: NurseryLink) -> None:
+def test_what_is_bound_to_a_gpu_is_started_with_its_environment_and_not_forked(fork_server: ForkServerLink) -> None:
     order = WorkerOrder("m", "1", "null:4", 1, environment={"CUDA_VISIBLE_DEVICES": "GPU-1"})
 
     async def bear() -> dict[str, str]:
-        living = await nursery.start("worker:n/m/0", order)
+        living = await fork_server.start("worker:n/m/0", order)
         process = psutil.Process(living.pid)
         seen = process.environ()
         assert process.ppid() == os.getpid()
@@ -93,11 +93,13 @@ def test_what_is_bound_to_a_gpu_is_started_with_its_environment_and_not_forked(n
     assert asyncio.run(bear())["CUDA_VISIBLE_DEVICES"] == "GPU-1"
 
 
-def test_a_nursery_that_has_threads_is_done_without(nursery: NurseryLink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NurseryLink, "_hear", lambda link: ({"threads": 2}, []))
+def test_a_fork_server_that_has_threads_is_done_without(
+    fork_server: ForkServerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ForkServerLink, "_receive_reply", lambda link: ({"threads": 2}, []))
 
     async def bear() -> None:
-        living = await nursery.start("worker:n/m/0", ORDER)
+        living = await fork_server.start("worker:n/m/0", ORDER)
         assert psutil.Process(living.pid).ppid() == os.getpid()
         living.release()
 

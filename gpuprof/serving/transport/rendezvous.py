@@ -1,8 +1,8 @@
 """Where machines and workers come to the router: by a socket of this machine, or by TCP from others.
 
 Whoever comes is sent a number that is used once, and says who it is together with that number, hashed with a secret
-that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the door has
-a certificate, and whoever comes accepts no other.
+that only the router and what it started have (HMAC, RFC 2104). By TCP the connection is encrypted where the rendezvous
+has a certificate, and whoever comes accepts no other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class DoorKey:
+class RendezvousKey:
     """What a machine or a worker needs to be let in.
 
     Attributes
@@ -36,7 +36,7 @@ class DoorKey:
     secret : str
         Hexadecimal.
     certificate : str
-        The one certificate that the door has, PEM; empty: the connection is not encrypted.
+        The one certificate that the rendezvous has, PEM; empty: the connection is not encrypted.
     """
 
     address: str
@@ -52,7 +52,7 @@ class DoorKey:
         return hmac.new(bytes.fromhex(self.secret), f"{challenge}/{who}".encode(), hashlib.sha256).hexdigest()
 
     def context(self) -> ssl.SSLContext | None:
-        """Return what accepts the door's certificate and no other; None where it has none."""
+        """Return what accepts the rendezvous's certificate and no other; None where it has none."""
         if not self.certificate:
             return None
         context = ssl.create_default_context(cadata=self.certificate)
@@ -61,8 +61,8 @@ class DoorKey:
         return context
 
 
-class Guest(Protocol):
-    """Whom the door waits for: the router's end of a machine or of a worker."""
+class ExpectedPeer(Protocol):
+    """Whom the rendezvous waits for: the router's end of a machine or of a worker."""
 
     def receive(self, frame: Frame) -> None:
         """Take a frame."""
@@ -77,7 +77,7 @@ class Guest(Protocol):
         ...
 
 
-class Door:
+class Rendezvous:
     """Lets in those whom it waits for.
 
     Parameters
@@ -88,17 +88,19 @@ class Door:
 
     def __init__(self, secret: str = "") -> None:
         self._secret = secret or secrets.token_hex(_SECRET_BYTES)
-        self._guests: dict[str, Guest] = {}
+        self._peers: dict[str, ExpectedPeer] = {}
         self._listeners: list[asyncio.AbstractServer] = []
 
-    async def open_local(self) -> DoorKey:
+    async def open_local(self) -> RendezvousKey:
         """Listen for processes of this machine."""
         name = f"gpuprof-{secrets.token_hex(8)}"
         server = await asyncio.get_running_loop().create_unix_server(self._greet, f"\0{name}", backlog=1024)
         self._listeners.append(server)
-        return DoorKey(f"unix:{name}", self._secret)
+        return RendezvousKey(f"unix:{name}", self._secret)
 
-    async def open_remote(self, host: str, context: ssl.SSLContext | None = None, certificate: str = "") -> DoorKey:
+    async def open_remote(
+        self, host: str, context: ssl.SSLContext | None = None, certificate: str = ""
+    ) -> RendezvousKey:
         """Listen on any free port of ``host``, with ``certificate`` where ``context`` has it loaded.
 
         Raises
@@ -109,15 +111,15 @@ class Door:
         server = await asyncio.get_running_loop().create_server(self._greet, host, 0, ssl=context, backlog=1024)
         self._listeners.append(server)
         port = server.sockets[0].getsockname()[1]
-        return DoorKey(f"tcp:{host}:{port}", self._secret, certificate)
+        return RendezvousKey(f"tcp:{host}:{port}", self._secret, certificate)
 
-    def expect(self, name: str, guest: Guest) -> None:
+    def expect(self, name: str, peer: ExpectedPeer) -> None:
         """Let in who calls itself ``name``, as often as it comes."""
-        self._guests[name] = guest
+        self._peers[name] = peer
 
     def forget(self, name: str) -> None:
         """Let it in no more."""
-        self._guests.pop(name, None)
+        self._peers.pop(name, None)
 
     def close(self) -> None:
         """Let nobody in any more; who is in stays."""
@@ -128,36 +130,36 @@ class Door:
         """Hand a connection to whom it is for, if what was said proves that it may come in."""
         if not isinstance(said, dict) or not all(isinstance(said.get(key), str) for key in ("who", "proof")):
             return False
-        expected = DoorKey("", self._secret).proof(challenge, said["who"])
-        guest = self._guests.get(said["who"])
-        if not hmac.compare_digest(said["proof"].encode(), expected.encode()) or guest is None:
+        expected = RendezvousKey("", self._secret).proof(challenge, said["who"])
+        peer = self._peers.get(said["who"])
+        if not hmac.compare_digest(said["proof"].encode(), expected.encode()) or peer is None:
             return False
         connection.trust()
-        connection.receiver = guest
-        guest.came(connection, said)
+        connection.receiver = peer
+        peer.came(connection, said)
         return True
 
     def _greet(self) -> FrameConnection:
-        return _Arrival(_Stranger(self))
+        return _GreetedConnection(_UnknownPeer(self))
 
 
-class _Arrival(FrameConnection):
+class _GreetedConnection(FrameConnection):
     """The connection of somebody who has not said yet who it is."""
 
-    def __init__(self, stranger: _Stranger) -> None:
-        super().__init__(stranger, MAX_GREETING_BYTES)
-        self._stranger = stranger
+    def __init__(self, unknown: _UnknownPeer) -> None:
+        super().__init__(unknown, MAX_GREETING_BYTES)
+        self._unknown = unknown
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._stranger.ask(self)
+        self._unknown.ask(self)
 
 
-class _Stranger:
-    """Somebody at the door who has not said yet who it is."""
+class _UnknownPeer:
+    """Somebody at the rendezvous who has not said yet who it is."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self._rendezvous = rendezvous
         self._challenge = secrets.token_hex(_SECRET_BYTES)
         self._connection: FrameConnection | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -170,7 +172,7 @@ class _Stranger:
     def receive(self, frame: Frame) -> None:
         assert self._connection is not None
         self._stop_waiting()
-        if frame.kind != Kind.HELLO or not self._door.admit(self._connection, self._challenge, frame.head):
+        if frame.kind != Kind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
             self._connection.abort()
 
     def closed(self) -> None:
@@ -181,15 +183,15 @@ class _Stranger:
             self._patience.cancel()
 
 
-def knock(key: DoorKey, who: str, said: dict[str, Any]) -> BlockingStream:
-    """Come to the door as ``who``, saying also ``said``; return the connection.
+def join_rendezvous(key: RendezvousKey, who: str, said: dict[str, Any]) -> BlockingStream:
+    """Come to the rendezvous as ``who``, saying also ``said``; return the connection.
 
     Raises
     ------
     OSError
         When nobody opens.
     """
-    connection = _connected(key)
+    connection = _open_socket(key)
     stream = BlockingStream(connection)
     try:
         frame = stream.receive()
@@ -202,8 +204,8 @@ def knock(key: DoorKey, who: str, said: dict[str, Any]) -> BlockingStream:
     return stream
 
 
-async def connect(key: DoorKey, connection: FrameConnection) -> None:
-    """Bring ``connection`` to the door; its receiver is asked who it is by a `Kind.CHALLENGE`.
+async def connect(key: RendezvousKey, connection: FrameConnection) -> None:
+    """Bring ``connection`` to the rendezvous; its receiver is asked who it is by a `Kind.CHALLENGE`.
 
     Raises
     ------
@@ -219,7 +221,7 @@ async def connect(key: DoorKey, connection: FrameConnection) -> None:
         await loop.create_connection(lambda: connection, host, int(port), ssl=key.context())
 
 
-def _connected(key: DoorKey) -> socket.socket:
+def _open_socket(key: RendezvousKey) -> socket.socket:
     kind, _, where = key.address.partition(":")
     if kind == "unix":
         connection = socket.socket(socket.AF_UNIX)

@@ -1,4 +1,4 @@
-"""The machine's end of its nursery."""
+"""The machine's end of its fork server."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from gpuprof.serving.machine.fork_server import MESSAGE_BYTES, WorkerSetup
 from gpuprof.serving.machine.launcher import WorkerOrder, start_worker, thread_environment
-from gpuprof.serving.machine.nursery import MESSAGE_BYTES, Household
 from gpuprof.serving.watch.living_process import LivingProcess
 from gpuprof.serving.watch.process_name import ROOM
 
 _TIMEOUT_S = 30.0
 
 
-class NurseryLink:
-    """Has workers forked by a nursery, which it starts and keeps, and starts afresh those that cannot be.
+class ForkServerLink:
+    """Has workers forked by a fork server, which it starts and keeps, and starts afresh those that cannot be.
 
     Parameters
     ----------
-    household : Household
+    setup : WorkerSetup
     """
 
-    def __init__(self, household: Household) -> None:
-        self._household = household
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._can_fork = True
         self._one_at_a_time = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Start the nursery unless it is there, so that who is started next need not wait for it."""
+        """Start the fork server unless it is there, so that who is started next need not wait for it."""
         async with self._one_at_a_time:
             with suppress(OSError):  # told to who needs it
-                await asyncio.to_thread(self._open)
+                await asyncio.to_thread(self._ensure_running)
 
     async def start(self, number: str, order: WorkerOrder) -> LivingProcess:
         """Start a worker.
@@ -58,7 +58,7 @@ class NurseryLink:
             return await asyncio.to_thread(self._start, number, order)
 
     def close(self) -> None:
-        """Let the nursery end."""
+        """Let the fork server end."""
         if self._socket is not None:
             self._socket.close()
         if self._process is not None:
@@ -67,37 +67,37 @@ class NurseryLink:
 
     def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
         if order.environment:  # it is bound to a GPU: CUDA reads this when it starts, and does not survive a fork
-            return self._fresh(number, order)
+            return self._start_interpreter(number, order)
         try:
             return self._fork(number, order)
         except (ConnectionError, TimeoutError):  # it was killed, or hangs: once more with another
-            self._give_up()
+            self._kill_server()
             return self._fork(number, order)
 
-    def _fresh(self, number: str, order: WorkerOrder) -> LivingProcess:
-        child = start_worker(number, order, self._household.key, self._household.memory)
+    def _start_interpreter(self, number: str, order: WorkerOrder) -> LivingProcess:
+        child = start_worker(number, order, self._setup.key, self._setup.memory)
         return LivingProcess(child.pid, child)
 
     def _fork(self, number: str, order: WorkerOrder) -> LivingProcess:
-        self._open()
+        self._ensure_running()
         if not self._can_fork or self._socket is None:
-            return self._fresh(number, order)
+            return self._start_interpreter(number, order)
         asked = {"number": number, "environment": thread_environment(order)}
         self._socket.send(json.dumps(asked).encode())
-        answer, descriptors = self._hear()
+        answer, descriptors = self._receive_reply()
         if "errno" in answer:
             raise OSError(answer["errno"], os.strerror(answer["errno"]))
         return LivingProcess(answer["pid"], descriptor=descriptors[0])
 
-    def _open(self) -> None:
-        """Start the nursery unless it is there."""
+    def _ensure_running(self) -> None:
+        """Start the fork server unless it is there."""
         if self._socket is not None or not self._can_fork:
             return
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        memory = self._household.memory
+        memory = self._setup.memory
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuprof.serving.machine.nursery", str(theirs.fileno()), ROOM],
+                [sys.executable, "-m", "gpuprof.serving.machine.fork_server", str(theirs.fileno()), ROOM],
                 pass_fds=(theirs.fileno(),) if memory is None else (theirs.fileno(), memory.fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -108,20 +108,20 @@ class NurseryLink:
         ours.settimeout(_TIMEOUT_S)
         assert process.stdin is not None
         with process.stdin as pipe:
-            pipe.write(self._household.to_json().encode())
-        threads = self._hear()[0]["threads"]
+            pipe.write(self._setup.to_json().encode())
+        threads = self._receive_reply()[0]["threads"]
         if threads > 1:  # a library has some of its own here
             self._can_fork = False
-            self._give_up()
+            self._kill_server()
 
-    def _hear(self) -> tuple[dict[str, Any], list[int]]:
+    def _receive_reply(self) -> tuple[dict[str, Any], list[int]]:
         assert self._socket is not None
         text, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, 1)
         if not text:
-            raise ConnectionResetError("the nursery has ended")
+            raise ConnectionResetError("the fork server has ended")
         return json.loads(text), descriptors
 
-    def _give_up(self) -> None:
+    def _kill_server(self) -> None:
         if self._process is not None:
             self._process.kill()
         self.close()
