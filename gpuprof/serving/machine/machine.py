@@ -4,8 +4,8 @@
 
 The router starts it on its own machine; on others Ray does. It comes to the router's rendezvous, is told which
 workers are to be there, and keeps them so. Tensors do not pass through it: its workers go to the rendezvous themselves.
-When it is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes, and
-then ends its workers and undoes what it did to the GPUs.
+When it is killed its workers go on, and the process that comes after it takes them over. It ends when the router goes,
+and then ends its workers and undoes what it did to the GPUs.
 """
 
 from __future__ import annotations
