@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+from gpuprof.domain.arrival_process import Arriving, Bursts, Diurnal, Gamma
 from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
@@ -25,7 +26,6 @@ from gpuprof.domain.deployment import (
     Replica,
     ReplicaPrediction,
 )
-from gpuprof.simulator.arrivals import Arriving, Bursts, Diurnal, Gamma
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import Outcome

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Recorded
 from gpuprof.domain.deployment import Replica
-from gpuprof.simulator.arrivals import Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure

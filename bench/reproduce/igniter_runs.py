@@ -9,6 +9,7 @@ from pathlib import Path
 from bench.igniter_profiles import IgniterEstimator, read_estimator, table_3
 from bench.reproduce.command import published
 from bench.reproduce.served_map import rewritten
+from gpuprof.domain.arrival_process import Arriving, Constant
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.domain.device import Device
@@ -21,7 +22,6 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import ModelFile, Options, Problem
-from gpuprof.simulator.arrivals import Arriving, Constant
 from gpuprof.simulator.cluster import Options as SimulationOptions
 from gpuprof.simulator.engine import simulate
 

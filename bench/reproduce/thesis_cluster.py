@@ -11,6 +11,7 @@ import numpy as np
 from bench.published_profiles import PublishedEstimator, v100
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
+from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded, Times
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -26,7 +27,6 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
-from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded, Times
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.network import THESIS

@@ -15,6 +15,7 @@ import numpy as np
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, schedulers
+from gpuprof.domain.arrival_process import Arriving, Recorded
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -23,7 +24,6 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
 from gpuprof.report.chart import Axis
-from gpuprof.simulator.arrivals import Arriving, Recorded
 from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate

@@ -11,8 +11,8 @@ from gpuprof.cli.output import Column, Format, number, print_rows
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 
 if TYPE_CHECKING:
+    from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.autoscaling import Autoscaling
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.outcome import Outcome

@@ -16,8 +16,8 @@ from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.cli.rescheduling import Loop
+    from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.interference import Interference
     from gpuprof.simulator.merged_queues import MergedQueues

@@ -14,8 +14,8 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.cli.rescheduling import Loop
+    from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.simulator.arrivals import Arriving
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
@@ -72,7 +72,7 @@ class Traffic:
         InputError
             When nothing would be left to count.
         """
-        from gpuprof.simulator.duration import parse_duration
+        from gpuprof.domain.duration import parse_duration
 
         seconds = parse_duration(self.duration, "--duration") if self.duration else trace_s or 60.0
         warmup_s = parse_duration(self.warmup, "--warmup") if self.warmup else 0.0
@@ -116,9 +116,9 @@ class Served:
         InputError
             When a duration, a network or a failure cannot be read.
         """
+        from gpuprof.domain.duration import parse_duration
         from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
         from gpuprof.simulator.cluster import Options
-        from gpuprof.simulator.duration import parse_duration
         from gpuprof.simulator.failures import parse_failure
         from gpuprof.simulator.sampling import expected_requests
 
@@ -172,7 +172,7 @@ class Following:
             When a duration cannot be read.
         """
         from gpuprof.cli.rescheduling import Loop
-        from gpuprof.simulator.duration import parse_duration
+        from gpuprof.domain.duration import parse_duration
         from gpuprof.simulator.reschedule import MoveCosts
 
         if self.every is None:

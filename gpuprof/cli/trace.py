@@ -47,8 +47,8 @@ class Process:
         InputError
             When nothing says what comes, or a rate, the process or the duration cannot be read.
         """
-        from gpuprof.simulator.arrival_text import parse_arrivals
-        from gpuprof.simulator.duration import parse_duration
+        from gpuprof.domain.arrival_text import parse_arrivals
+        from gpuprof.domain.duration import parse_duration
         from gpuprof.simulator.trace import record
 
         processes = {model: parse_arrivals(self.arrivals, value) for model, value in self._rates_rps().items()}

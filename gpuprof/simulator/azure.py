@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.arrival_process import NS_PER_S, Times
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import NS_PER_S, Times
 from gpuprof.simulator.trace import MAX_REQUESTS, Trace, open_rows
 
 _HEADER_2019 = ["HashOwner", "HashApp", "HashFunction", "Trigger"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.simulator import failing
-from gpuprof.simulator.arrivals import NS_PER_S
 from gpuprof.simulator.choice import set_alive
 from gpuprof.simulator.cluster import Options, Place
 from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.arrival_process import NS_PER_S, Arriving
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.simulator import changes, kernel
-from gpuprof.simulator.arrivals import NS_PER_S, Arriving
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
 from gpuprof.simulator.cluster import Options, Place, build_cluster, places_of

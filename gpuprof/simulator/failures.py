@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.duration import parse_duration
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.simulator.duration import parse_duration
 
 _FORM = re.compile(r"(?P<node>[^/@]+)(?:/(?P<gpu>\d+))?@(?P<at>[^+]+)(?:\+(?P<lasts>.+))?")
 

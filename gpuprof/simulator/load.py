@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpuprof.domain.arrival_process import Arriving
+from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.simulator.arrival_text import parse_arrivals
-from gpuprof.simulator.arrivals import Arriving
 from gpuprof.simulator.trace import Trace
 
 

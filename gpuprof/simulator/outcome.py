@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.simulator.arrivals import NS_PER_S
 from gpuprof.simulator.cluster import Options, Place
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuprof.domain.arrival_process import NS_PER_S, Arriving
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
-from gpuprof.simulator.arrivals import NS_PER_S, Arriving
 from gpuprof.simulator.cluster import Options, Switch
 from gpuprof.simulator.outcome import EpochOutcome
 from gpuprof.simulator.streams import arrival_streams

@@ -21,10 +21,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.arrival_process import (
+    NS_PER_S,
+    Arriving,
+    Batched,
+    Bursts,
+    Diurnal,
+    Gamma,
+    Hyperexponential,
+    Lognormal,
+    Recorded,
+)
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK
-from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Bursts, Diurnal, Gamma, Recorded
 from gpuprof.simulator.cluster import Options, places_of
 from gpuprof.simulator.engine import simulate_to_tally
 from gpuprof.simulator.histogram import FINE_BITS, bin_of
@@ -135,7 +145,7 @@ def slot_process(process: Arriving, rate_rps: float, turn: int = 0) -> Arriving:
     """
     if isinstance(process, Bursts):
         return replace(process, rate_rps=rate_rps, start=(_R2[0] * turn % 1.0, _R2[1] * turn % 1.0))
-    if isinstance(process, Gamma):
+    if isinstance(process, (Gamma, Lognormal, Hyperexponential, Batched)):
         return replace(process, rate_rps=rate_rps)
     return process if rate_rps == process.rate_rps else Gamma(rate_rps)
 

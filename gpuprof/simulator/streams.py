@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpuprof.domain.arrival_process import Arriving, Stream
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.simulator.arrivals import Arriving, Stream
 
 
 def arrival_streams(deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seed: int) -> list[Stream | None]:

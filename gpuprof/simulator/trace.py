@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.domain.arrival_process import NS_PER_S, Arriving, Recorded, Times
+from gpuprof.domain.duration import LONGEST_S
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import NS_PER_S, Arriving, Recorded, Times
-from gpuprof.simulator.duration import LONGEST_S
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000

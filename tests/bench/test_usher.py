@@ -10,7 +10,7 @@ import pytest
 from bench.reproduce import usher_fig15, usher_fig18, usher_fig21, usher_fig24
 from bench.reproduce.reproduction import Reproduction
 from bench.reproduce.usher_runs import BASELINES, USHERS, decide, demands, schedulers, why
-from gpuprof.simulator.arrivals import Recorded
+from gpuprof.domain.arrival_process import Recorded
 
 NOWHERE = Path("nowhere")
 

@@ -12,11 +12,11 @@ import pytest
 from gpuprof.cli import planning
 from gpuprof.cli.main import main
 from gpuprof.cli.rescheduling import policy_scheduler, reschedule
+from gpuprof.domain.arrival_process import Recorded
 from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
-from gpuprof.simulator.arrivals import Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.reschedule import MoveCosts

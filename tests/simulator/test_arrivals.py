@@ -7,11 +7,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprof.domain.arrival_process import (
+    Arriving,
+    Batched,
+    Bursts,
+    Constant,
+    Diurnal,
+    Gamma,
+    Hyperexponential,
+    Lognormal,
+    Recorded,
+    Times,
+    at_rate,
+    peaks,
+)
+from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrival_text import parse_arrivals
-from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Diurnal, Gamma, Recorded, Times
 
-PROCESSES = [Constant(100.0), Gamma(100.0), Gamma(100.0, 4.0), Bursts(100.0, 5.0, 0.2, 0.8), Diurnal(100.0, 4.0, 10.0)]
+PROCESSES = [
+    Constant(100.0),
+    Gamma(100.0),
+    Gamma(100.0, 4.0),
+    Lognormal(100.0, 4.0),
+    Hyperexponential(100.0, 4.0),
+    Batched(100.0, 7),
+    peaks(100.0, 3.0, 0.2),
+    Bursts(100.0, 5.0, 0.2, 0.8),
+    Diurnal(100.0, 4.0, 10.0),
+]
 
 
 def take(process: Arriving, count: int, seed: int = 1) -> Times:
@@ -50,6 +73,33 @@ def test_gamma_gaps_vary_as_asked(scv: float) -> None:
     assert gaps.var() / gaps.mean() ** 2 == pytest.approx(scv, rel=0.05)
 
 
+@pytest.mark.parametrize("law", [Lognormal, Hyperexponential])
+def test_other_gaps_vary_as_asked(law: type[Lognormal] | type[Hyperexponential]) -> None:
+    gaps = np.diff(take(law(1000.0, 3.0), 800_000))
+    assert gaps.var() / gaps.mean() ** 2 == pytest.approx(3.0, rel=0.1)
+
+
+def test_batches_come_together() -> None:
+    times = take(Batched(100.0, 5), 5_000)
+    assert (times.reshape(-1, 5) == times[::5, None]).all()
+    assert (np.diff(times[::5]) > 0).all()
+
+
+def test_peaks_have_the_rate_and_the_length_that_were_asked() -> None:
+    process = peaks(1000.0, 3.0, 0.5)
+    calm = 1000.0 / ((process.ratio * process.burst_s + process.calm_s) / (process.burst_s + process.calm_s))
+    assert calm * process.ratio == pytest.approx(3000.0)
+    assert process.burst_s == 0.5
+
+
+@pytest.mark.parametrize("process", [*PROCESSES, Recorded(np.arange(1, 1001) * 10_000_000, 10.0)], ids=repr)
+def test_a_process_at_another_rate_keeps_its_shape(process: Arriving) -> None:
+    faster = at_rate(process, 2.0 * process.rate_rps)
+    assert faster.rate_rps == pytest.approx(2.0 * process.rate_rps)
+    if not isinstance(process, (Bursts, Diurnal)):
+        assert np.abs(2 * take(faster, 500) - take(process, 500)).max() <= 2
+
+
 def test_bursts_vary_more_than_poisson_over_the_time_of_a_burst() -> None:
     def dispersion(process: Arriving) -> float:
         counts = np.bincount(take(process, 200_000) // 200_000_000)
@@ -77,6 +127,10 @@ def test_a_recording_is_replayed_and_ends() -> None:
         ("Poisson", Gamma(9.0)),
         ("gamma:4", Gamma(9.0, 4.0)),
         ("bursts", Bursts(9.0)),
+        ("lognormal:2", Lognormal(9.0, 2.0)),
+        ("hyperexponential:2", Hyperexponential(9.0, 2.0)),
+        ("batch:8", Batched(9.0, 8)),
+        ("mmpp:3,500ms", Bursts(9.0, 5.0, 0.5, 2.5)),
         ("bursts:3,500ms,1m", Bursts(9.0, 3.0, 0.5, 60.0)),
         ("diurnal:2,12h", Diurnal(9.0, 2.0, 43200.0)),
     ],
@@ -88,7 +142,7 @@ def test_processes_are_read_from_text(text: str, expected: Arriving) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gama:4", "unknown arrival process 'gama' (did you mean gamma?)"),
+        ("gama:4", "unknown arrival process 'gama' (did you mean gamma or lognormal?)"),
         ("gamma:0", "the SCV must lie in [1e-06, 10000] but got 0"),
         ("gamma:nan", "the SCV must lie in [1e-06, 10000] but got nan"),
         ("gamma:x", "the SCV must be a number but got 'x'"),

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuprof.domain.arrival_process import Arriving, Bursts, Constant, Gamma, Recorded
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.routing import routing_rule
-from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Gamma, Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.compiled import HAS_NUMBA
 from gpuprof.simulator.engine import simulate

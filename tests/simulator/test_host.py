@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.rules.host_work import HostWork, Running, disturbed
-from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.outcome import Outcome

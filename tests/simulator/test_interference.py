@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded
 from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import Arriving, Gamma, Recorded
 from gpuprof.simulator.cluster import Options, Place
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure

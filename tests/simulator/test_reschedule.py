@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Arriving, Constant, Gamma, Recorded
 from gpuprof.domain.deployment import DeploymentMap, MigPlace, Node
-from gpuprof.simulator.arrivals import Arriving, Constant, Gamma, Recorded
 from gpuprof.simulator.autoscaling import autoscaling
 from gpuprof.simulator.cluster import Options, Switch, places_of
 from gpuprof.simulator.engine import simulate

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Arriving, Bursts, Constant, Diurnal, Gamma, Recorded
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Diurnal, Gamma, Recorded
 from gpuprof.simulator.cluster import Options
 from gpuprof.simulator.compiled import HAS_NUMBA
 from gpuprof.simulator.engine import simulate

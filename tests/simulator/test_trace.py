@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuprof.domain.arrival_process import Constant, Gamma
 from gpuprof.errors import InputError
-from gpuprof.simulator.arrivals import Constant, Gamma
 from gpuprof.simulator.azure import read_azure
 from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
 

@@ -1,19 +1,40 @@
-"""Arrival processes as people write them: ``poisson``, ``gamma:4``, ``bursts:5,2s,8s``, ``diurnal:4,24h``."""
+"""Arrival processes as people write them: ``poisson``, ``gamma:4``, ``batch:8``, ``mmpp:3,2s``, ``diurnal:4,24h``."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
+from gpuprof.domain.arrival_process import (
+    Arriving,
+    Batched,
+    Bursts,
+    Constant,
+    Diurnal,
+    Gamma,
+    Hyperexponential,
+    Lognormal,
+    peaks,
+)
+from gpuprof.domain.duration import parse_duration
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.simulator.arrivals import Arriving, Bursts, Constant, Diurnal, Gamma
-from gpuprof.simulator.duration import parse_duration
 
 FORMS = {
     "constant": "constant",
     "poisson": "poisson",
     "gamma": "gamma:SCV, as in gamma:4",
+    "lognormal": "lognormal:SCV, as in lognormal:4",
+    "hyperexponential": "hyperexponential:SCV, as in hyperexponential:4",
+    "batch": "batch:SIZE, as in batch:8",
+    "mmpp": "mmpp:PEAK_TO_MEAN,WINDOW, as in mmpp:3,2s",
     "bursts": "bursts:RATIO,BURST,CALM, as in bursts:5,2s,8s",
     "diurnal": "diurnal:PEAK_TO_TROUGH,PERIOD, as in diurnal:4,24h",
+}
+_MOST_GIVEN = {"gamma": 1, "lognormal": 1, "hyperexponential": 1, "batch": 1, "mmpp": 2, "bursts": 3, "diurnal": 2}
+_RENEWALS: dict[str, Callable[..., Arriving]] = {
+    "gamma": Gamma,
+    "lognormal": Lognormal,
+    "hyperexponential": Hyperexponential,
 }
 
 
@@ -31,7 +52,7 @@ def parse_arrivals(text: str, rate_rps: float) -> Arriving:
     if name not in FORMS:
         raise unknown_name("arrival process", name, sorted(FORMS))
     given = [word.strip() for word in rest.split(",")] if rest else []
-    if len(given) > {"gamma": 1, "bursts": 3, "diurnal": 2}.get(name, 0):
+    if len(given) > _MOST_GIVEN.get(name, 0):
         raise InputError(f"too many parameters in {text!r}", f"write {FORMS[name]}")
     return _build(name, given, rate_rps)
 
@@ -41,12 +62,25 @@ def _build(name: str, given: list[str], rate_rps: float) -> Arriving:
         return Constant(rate_rps)
     if name == "poisson":
         return Gamma(rate_rps)
-    if name == "gamma":
-        return Gamma(rate_rps, *(_number(word, "the SCV", 1e-6, 1e4) for word in given))
+    if name in _RENEWALS:
+        least = 1.0 if name == "hyperexponential" else 1e-6
+        return _RENEWALS[name](rate_rps, *(_number(word, "the SCV", least, 1e4) for word in given))
+    if name == "batch":
+        return Batched(rate_rps, *(_whole(word, "the size") for word in given))
     lengths = [parse_duration(word) for word in given[1:]]
+    if name == "mmpp":
+        peak = _number(given[0], "peak to mean", 1.0, 1e6) if given else 3.0
+        return peaks(rate_rps, peak, lengths[0] if lengths else 1.0)
     if name == "bursts":
         return Bursts(rate_rps, *(_number(word, "the ratio", 1.0, 1e6) for word in given[:1]), *lengths)
     return Diurnal(rate_rps, *(_number(word, "peak to trough", 1.0, 1e6) for word in given[:1]), *lengths)
+
+
+def _whole(text: str, what: str) -> int:
+    value = _number(text, what, 1.0, 1e6)
+    if value != int(value):
+        raise InputError(f"{what} must be a whole number but got {text}")
+    return int(value)
 
 
 def _number(text: str, what: str, low: float, high: float) -> float:

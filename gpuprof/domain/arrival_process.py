@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -66,6 +66,56 @@ class Gamma:
         if self.scv == 1.0:
             return _Renewal(lambda count: gap * random.standard_exponential(count))
         return _Renewal(lambda count: gap * self.scv * random.standard_gamma(1.0 / self.scv, count))
+
+
+@dataclass(frozen=True, slots=True)
+class Lognormal:
+    """Independent gaps of a lognormal distribution with squared coefficient of variation ``scv``."""
+
+    rate_rps: float
+    scv: float = 1.0
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times."""
+        variance = math.log1p(self.scv)
+        gap = NS_PER_S / self.rate_rps
+        return _Renewal(lambda count: gap * random.lognormal(-0.5 * variance, math.sqrt(variance), count))
+
+
+@dataclass(frozen=True, slots=True)
+class Hyperexponential:
+    """Independent gaps, short or long exponential ones, with squared coefficient of variation ``scv`` of at least 1.
+
+    Both kinds take the same part of the time ("balanced means": Whitt 1982, "Approximating a point process by a
+    renewal process", section 3).
+    """
+
+    rate_rps: float
+    scv: float = 4.0
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times."""
+        short = 0.5 * (1.0 + math.sqrt((self.scv - 1.0) / (self.scv + 1.0)))
+        gap = NS_PER_S / self.rate_rps
+
+        def gaps(count: int) -> Floats:
+            part = np.where(random.random(count) < short, short, 1.0 - short)
+            return np.asarray(gap * random.standard_exponential(count) / (2.0 * part))
+
+        return _Renewal(gaps)
+
+
+@dataclass(frozen=True, slots=True)
+class Batched:
+    """Groups of ``size`` requests at once, the groups a Poisson process."""
+
+    rate_rps: float
+    size: int = 4
+
+    def stream(self, random: np.random.Generator) -> Stream:
+        """Return the times."""
+        gap = NS_PER_S * self.size / self.rate_rps
+        return _Grouped(_Renewal(lambda count: gap * random.standard_exponential(count)), self.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +188,7 @@ class Diurnal:
         return _Modulated(random, time_of)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Recorded:
     """Times that were recorded, replayed as they were: an ndarray of shape (requests,), ascending, in nanoseconds."""
 
@@ -153,6 +203,23 @@ class Recorded:
     def stream(self, random: np.random.Generator) -> Stream:
         """Return the times; nothing is random in them."""
         return _Replay(self.times)
+
+
+def peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> Bursts:
+    """Return bursts of a mean length of ``window_s`` at ``peak_to_mean`` times the mean rate.
+
+    Half of the requests come within them, so that the calm has a little over half the mean rate.
+    """
+    ratio = 2.0 * peak_to_mean - 1.0
+    return Bursts(rate_rps, ratio, window_s, window_s * ratio)
+
+
+def at_rate(process: Arriving, rate_rps: float) -> Arriving:
+    """Return the process at another mean rate: a recording is played faster or slower, the others keep their shape."""
+    if isinstance(process, Recorded):
+        scale = process.rate_rps / rate_rps
+        return Recorded(np.rint(process.times * scale).astype(np.int64), process.duration_s * scale)
+    return replace(process, rate_rps=rate_rps)  # type: ignore[type-var]
 
 
 class _Even:
@@ -180,6 +247,20 @@ class _Renewal:
         if count:
             self._last = float(times[-1])
         return times.astype(np.int64)
+
+
+class _Grouped:
+    """Each time of a stream so many times over."""
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._size = stream, size
+        self._left = np.zeros(0, np.int64)
+
+    def take(self, count: int) -> Times:
+        groups = max(0, math.ceil((count - len(self._left)) / self._size))
+        times = np.concatenate([self._left, np.repeat(self._stream.take(groups), self._size)])
+        self._left = times[count:]
+        return times[:count]
 
 
 class _Modulated:
