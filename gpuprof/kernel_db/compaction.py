@@ -74,20 +74,10 @@ def tidy(database: KernelDb) -> None:
             _merge(database, segments if everything else runs)
 
 
-def replaced_segments(database: KernelDb) -> list[Path]:
-    """Return segments whose rows are in a compacted one and that a killed compaction did not get to remove."""
-    live = {segment.name for segment in database.segments()}
-    return [path for path in sorted(database.path.iterdir()) if _visible(path) and path.name not in live]
-
-
 def remove_replaced(database: KernelDb) -> None:
-    """Remove what `replaced_segments` names.
-
-    In the order of their names, that is compacted ones last: one that went before those that it replaces would
-    bring their rows back.
-    """
+    """Remove the segments whose rows a compacted one holds too; a killed compaction did not get to it."""
     with database.writing():
-        for path in replaced_segments(database):
+        for path in database.replaced_segments():
             remove_segment(path)
 
 
@@ -118,10 +108,6 @@ def _merge(database: KernelDb, old: list[Path]) -> None:
     with database.writing():
         write_segment(database.path, name, tables, {REPLACES: names})
     remove_replaced(database)
-
-
-def _visible(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
 
 
 def _bytes(segment: Path) -> int:

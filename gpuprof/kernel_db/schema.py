@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
 SCHEMA_VERSION = 2
@@ -413,6 +414,20 @@ def arrow_schema(table: str) -> pa.Schema:
     hints = get_type_hints(row_type)
     columns = [_arrow_field(field.name, hints[field.name]) for field in fields(row_type)]
     return pa.schema(columns, metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+#: What a column holds at least, whatever was measured: anything less is a damaged or forged file.
+LEAST: Mapping[str, int] = types.MappingProxyType({"batch": 1, "processes": 1, "repeat": 0, "position": 0})
+
+
+def find_impossible(rows: pa.Table) -> str | None:
+    """Return in words the first value that no measurement can give, such as a batch below one; None: there is none."""
+    for name, least in LEAST.items():
+        if name in rows.column_names and rows.num_rows:
+            smallest = pc.min(rows.column(name)).as_py()
+            if smallest is not None and smallest < least:
+                return f"{name} must be at least {least} but is {smallest}"
+    return None
 
 
 def to_arrow(table: str, rows: Iterable[Row]) -> pa.Table:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 
 TEMPORARY_PREFIX = ".tmp-"
+#: In a segment: the CRC-32 of each Parquet file's footer. Pages carry checksums of their own, footers do not.
+FOOTERS = "footers.json"
+_TRAILER_BYTES = 8
 _SORTED_INTEGERS = ("start_ns", "position", "repeat", "process_id", "duration_ns")
 
 
@@ -39,6 +45,8 @@ def write_segment(database: Path, name: str, tables: Mapping[str, pa.Table], ext
         for table, rows in tables.items():
             if rows.num_rows:
                 _write_parquet(rows, temporary / f"{table}.parquet")
+        checksums = {file.name: _footer_checksum(file) for file in sorted(temporary.glob("*.parquet"))}
+        (temporary / FOOTERS).write_text(json.dumps(checksums))
         for file_name, content in extra.items():
             (temporary / file_name).write_bytes(content)
         for file in temporary.iterdir():
@@ -72,6 +80,49 @@ def table_files(segment: Path) -> dict[str, Path]:
     """Return the Parquet file of each table that ``segment`` has."""
     found = {path.stem: path for path in segment.glob("*.parquet")}
     return {table: found[table] for table in TABLES if table in found}
+
+
+def check_footers(segment: Path, names: Iterable[str]) -> None:
+    """Check the footers of Parquet files against the checksums that were written with them.
+
+    Segments of a gpuprof that wrote none pass; a flipped bit in a page is found where the page is read.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the segment is gone.
+    InputError
+        When a footer, or the list of checksums, is damaged.
+    """
+    try:
+        expected = json.loads((segment / FOOTERS).read_text())
+    except FileNotFoundError:
+        if not segment.exists():
+            raise
+        return
+    except ValueError as error:
+        raise damaged(segment / FOOTERS, "it is no JSON") from error
+    for name in names:
+        if name in expected and _footer_checksum(segment / name) != expected[name]:
+            raise damaged(segment / name, "its footer does not match its checksum")
+
+
+def damaged(file: Path, detail: str) -> InputError:
+    """Return what a file that cannot be trusted says to people."""
+    return InputError(
+        f"{file} is damaged: {detail}",
+        f"restore {file.parent} from a copy, or remove it and profile again; gpuprof db verify checks the others",
+    )
+
+
+def _footer_checksum(path: Path) -> int:
+    """Return the CRC-32 of the footer, its length and the magic bytes, which end every Parquet file."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _TRAILER_BYTES))
+        footer_bytes = int.from_bytes(file.read(4), "little")
+        file.seek(max(0, size - _TRAILER_BYTES - footer_bytes))
+        return zlib.crc32(file.read())
 
 
 def _write_parquet(rows: pa.Table, path: Path) -> None:

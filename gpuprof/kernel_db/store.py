@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,9 +30,10 @@ from gpuprof.kernel_db.schema import (
     OpRow,
     RunRow,
     arrow_schema,
+    find_impossible,
     to_arrow,
 )
-from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, write_segment
+from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damaged, write_segment
 
 #: In a segment that compaction made: the names of the segments whose rows it holds.
 REPLACES = "replaces.json"
@@ -42,6 +43,10 @@ COMPACTED_PREFIX = "compacted-"
 COPIES = ".models"
 _LOCK = ".lock"
 _READ_ATTEMPTS = 5
+#: Pages are written with checksums, which Arrow checks only where it is told to.
+_FORMAT = ds.ParquetFileFormat(
+    default_fragment_scan_options=ds.ParquetFragmentScanOptions(page_checksum_verification=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +137,17 @@ class KernelDb:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with self.writing():
+                self._refuse_known(run_id)
                 write_segment(self.path, run_id, tables)
         except OSError as error:
             raise unwritable(self.path, error) from error
+
+    def _refuse_known(self, run_id: str) -> None:
+        """Refuse an id that the database has: readers would pass over its rows where a compacted segment names it."""
+        found = _listing(self.path)
+        with suppress(FileNotFoundError):
+            if run_id in found or run_id in replaced_names(found.values()):
+                raise InputError(f"run {run_id} is in the kernel database {self.path} already")
 
     def read(
         self,
@@ -178,14 +191,24 @@ class KernelDb:
 
     def segments(self) -> list[Path]:
         """Return the directories that hold the rows, oldest first; each row is in exactly one of them."""
-        found, again = _listing(self.path), _listing(self.path)
-        while found.keys() != again.keys():  # a listing is no snapshot: a compaction may pass through it
-            found, again = again, _listing(self.path)
-        replaced: set[str] = set()
-        for path in found.values():
+        while True:
+            found = _listing(self.path)
+            with suppress(FileNotFoundError):  # a compaction removed one of them: look again
+                replaced = replaced_names(found.values())
+                if found.keys() == _listing(self.path).keys():  # else a compaction passed through: no snapshot
+                    return [found[name] for name in sorted(found) if name not in replaced]
+
+    def replaced_segments(self) -> list[Path]:
+        """Return the segments whose rows a committed, compacted one holds too, in the order in which they may go.
+
+        Only what a committed segment names counts: whatever else there is, such as a run that was appended a moment
+        ago, is not replaced. Those that were compacted themselves come last: one that went before those that it
+        replaces would bring their rows back.
+        """
+        while True:
+            found = _listing(self.path)
             with suppress(FileNotFoundError):
-                replaced.update(_replaced_by(path))
-        return [found[name] for name in sorted(found) if name not in replaced]
+                return [found[name] for name in sorted(replaced_names(found.values()) & found.keys())]
 
     def clear_leftovers(self) -> list[str]:
         """Remove what killed writers left behind, unless a writer is at work; return the names of what went."""
@@ -212,21 +235,41 @@ def _read(
     table: str, segments: Sequence[Path], columns: Sequence[str] | None, condition: pc.Expression | None
 ) -> pa.Table:
     schema = arrow_schema(table)
-    files = [file for segment in segments if (file := segment / f"{table}.parquet").exists()]
+    files = [file for segment in segments if (file := _table_file(segment, table)) is not None]
     if not files:
         return schema.empty_table().select(list(columns) if columns is not None else schema.names)
     try:
-        return pa.concat_tables([part.to_table(columns=columns, filter=condition) for part in _parts(table, files)])
+        rows = pa.concat_tables([part.to_table(columns=columns, filter=condition) for part in _parts(table, files)])
     except FileNotFoundError:
         raise
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _damaged(files, error) from error
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+        raise _find_damaged(files, error) from error
+    if impossible := find_impossible(rows):
+        raise _find_impossible_file(table, files, impossible)
+    return rows
+
+
+def _table_file(segment: Path, table: str) -> Path | None:
+    """Return the file of ``table``, its footer checked; None: the segment has no rows of it.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the segment is gone: its rows are in another now.
+    """
+    file = segment / f"{table}.parquet"
+    if not file.exists():
+        if not segment.exists():
+            raise FileNotFoundError(segment)
+        return None
+    check_footers(segment, [file.name])
+    return file
 
 
 def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
     """Return datasets in the order of ``files``: one for each stretch of files of the present version."""
     schema = arrow_schema(table)
-    dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+    dataset = ds.dataset([str(file) for file in files], schema=schema, format=_FORMAT)
     current: list[ds.Fragment] = []
     parts: list[ds.Dataset] = []
     for fragment in dataset.get_fragments():
@@ -234,11 +277,11 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
         if version_of(fragment.physical_schema, fragment.path) == SCHEMA_VERSION:
             current.append(fragment)
             continue
-        parts.append(ds.FileSystemDataset(current, schema, ds.ParquetFileFormat()))
+        parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
         current = []
         old = fragment.to_table(schema=fragment.physical_schema)
         parts.append(ds.dataset(migrated(table, old, fragment.path)))
-    parts.append(ds.FileSystemDataset(current, schema, ds.ParquetFileFormat()))
+    parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
     return parts
 
 
@@ -250,14 +293,24 @@ def _listing(database: Path) -> dict[str, Path]:
         return {}
 
 
-def _replaced_by(segment: Path) -> list[str]:
-    listing = segment / REPLACES
-    if not segment.name.startswith(COMPACTED_PREFIX):
-        return []
-    try:
-        return [str(name) for name in json.loads(listing.read_text())]
-    except ValueError as error:
-        raise InputError(f"{listing} is damaged", "restore it from a copy") from error
+def replaced_names(segments: Iterable[Path]) -> set[str]:
+    """Return the names of all segments that any of these, made by compaction, says it replaces.
+
+    Raises
+    ------
+    FileNotFoundError
+        When one of them went meanwhile.
+    InputError
+        When the list of one is damaged.
+    """
+    names: set[str] = set()
+    for segment in segments:
+        if segment.name.startswith(COMPACTED_PREFIX):
+            try:
+                names.update(map(str, json.loads((segment / REPLACES).read_text())))
+            except ValueError as error:
+                raise damaged(segment / REPLACES, "it is no JSON") from error
+    return names
 
 
 def _expression(where: Mapping[str, object]) -> pc.Expression | None:
@@ -276,15 +329,23 @@ def _term(column: Any, value: object) -> pc.Expression:
     return column == value
 
 
-def _damaged(files: Sequence[Path], error: Exception) -> InputError:
-    """Find which file it is that cannot be read."""
+def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
+    """Return an error that names the file that cannot be read."""
     for file in files:
         try:
-            ds.dataset(str(file), format="parquet").to_table()
-        except (pa.ArrowInvalid, OSError) as culprit:
-            detail = str(culprit).split("\n")[0].replace(str(file), "").strip(" ':")
-            return InputError(f"{file} is damaged: {detail}", f"remove {file.parent} and profile again")
+            ds.dataset(str(file), format=_FORMAT).to_table()
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as culprit:
+            return damaged(file, str(culprit).split("\n")[0].replace(str(file), "").strip(" ':"))
     return InputError(f"cannot read the kernel database: {error}")
+
+
+def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) -> InputError:
+    """Return an error that names the file with a value that no measurement gives."""
+    for file in files:
+        rows = pa.concat_tables([part.to_table() for part in _parts(table, [file])])
+        if found := find_impossible(rows):
+            return damaged(file, found)
+    return InputError(f"the kernel database is damaged: {impossible}")
 
 
 def unwritable(path: Path, error: OSError) -> InputError:

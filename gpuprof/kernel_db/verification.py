@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.compaction import remove_replaced, replaced_segments
+from gpuprof.kernel_db.compaction import remove_replaced
 from gpuprof.kernel_db.migration import migrated
-from gpuprof.kernel_db.schema import arrow_schema
-from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, table_files
+from gpuprof.kernel_db.schema import arrow_schema, find_impossible
+from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, table_files
 from gpuprof.kernel_db.store import COMPACTED_PREFIX, KernelDb
 
 
@@ -57,7 +57,7 @@ def verify(database: KernelDb, repair: bool = False) -> list[Problem]:
         for path in sorted(database.path.glob(f"{TEMPORARY_PREFIX}*"))
     ]
     problems += [
-        Problem(path, "already compacted, but not yet removed", harmless=True) for path in replaced_segments(database)
+        Problem(path, "already compacted, but not yet removed", harmless=True) for path in database.replaced_segments()
     ]
     seen: dict[str, Path] = {}
     for segment in database.segments():
@@ -74,8 +74,9 @@ def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Problem]:
         yield Problem(segment, "has no runs.parquet")
     for table, file in files.items():  # runs come first
         try:
+            check_footers(segment, [file.name])
             content = _checked(table, file)
-        except (pa.ArrowInvalid, OSError, InputError) as error:
+        except (pa.ArrowException, OSError, InputError, ValueError, OverflowError) as error:
             yield Problem(file, f"cannot be read: {str(error).splitlines()[0]}")
             continue
         ids = set(pc.unique(content.column("run_id")).to_pylist())
@@ -91,6 +92,8 @@ def _checked(table: str, file: Path) -> pa.Table:
     for field in arrow_schema(table):
         if not field.nullable and content.column(field.name).null_count:
             raise InputError(f"{field.name} is missing in {content.column(field.name).null_count} rows")
+    if impossible := find_impossible(content):
+        raise InputError(impossible)
     return content
 
 

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import errno
 import shutil
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db import compaction
+from gpuprof.kernel_db import compaction, store
 from gpuprof.kernel_db.compaction import compact, tidy
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
@@ -97,6 +100,50 @@ def test_a_run_appended_while_compacting_is_there_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(compaction, "write_segment", slow)
     compact(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3", "r7"]
+
+
+def test_a_run_appended_between_the_listings_of_a_compaction_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = _database(tmp_path / "db")
+    list_segments = store.replaced_names
+    late = [f"late{number}" for number in range(20)]
+
+    def list_then_append(segments: Iterable[Path]) -> set[str]:
+        names = list_segments(segments)
+        if late:
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "replaced_names", list_segments)
+                KernelDb(database.path).append(a_run(late.pop()))
+        return names
+
+    monkeypatch.setattr(store, "replaced_names", list_then_append)
+    compact(database)
+    appended = 20 - len(late)
+    late.clear()
+    assert appended > 0
+    assert len(_ids(database)) == 4 + appended
+    assert verify(database) == []
+
+
+@pytest.mark.slow
+def test_no_acknowledged_run_is_lost_while_four_processes_append_and_compact(tmp_path: Path) -> None:
+    path = tmp_path / "db"
+    with ProcessPoolExecutor(4, mp_context=get_context("spawn")) as pool:
+        written = list(pool.map(_append_and_compact, [path] * 4, range(4)))
+    assert _ids(KernelDb(path)) == sorted(run_id for some in written for run_id in some)
+    assert verify(KernelDb(path)) == []
+
+
+def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
+    compaction._MOST_RUNS, compaction._MOST_COMPACTED = 4, 3
+    database = KernelDb.create(path)
+    acknowledged = []
+    for number in range(runs):
+        database.append(a_run(f"w{writer}-{number:04}", kernels=1))
+        acknowledged.append(f"w{writer}-{number:04}")
+        tidy(database)
+    return acknowledged
 
 
 def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.migration import migrated
 from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
+from gpuprof.kernel_db.segment import FOOTERS
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from tests.kernel_db.rows import a_run
@@ -18,6 +19,7 @@ def _as_version(file: Path, version: int, names: dict[str, str]) -> None:
     content = pq.read_table(file)
     content = content.rename_columns([names.get(name, name) for name in content.column_names])
     pq.write_table(content.replace_schema_metadata({VERSION_KEY: str(version).encode()}), file)
+    (file.parent / FOOTERS).unlink(missing_ok=True)  # an older gpuprof wrote none
 
 
 def test_a_database_of_version_1_is_read_beside_newer_runs(tmp_path: Path) -> None:
@@ -57,5 +59,6 @@ def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
     database.append(a_run("r1"))
     pq.write_table(pa.table({"a": [1]}), database.path / "r1" / "models.parquet")
+    (database.path / "r1" / FOOTERS).unlink()
     with pytest.raises(InputError, match="was not written by gpuprof"):
         database.read("models")

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import random
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gpuprof.errors import InputError
+from gpuprof.kernel_db.compaction import compact
 from gpuprof.kernel_db.store import KernelDb, new_run_id
 from tests.kernel_db.rows import a_run
 
@@ -23,11 +25,11 @@ def test_an_appended_run_is_read_back(tmp_path: Path) -> None:
 def test_rows_are_filtered_by_value_list_and_null(tmp_path: Path) -> None:
     database = KernelDb.create(tmp_path / "db")
     for number in range(4):
-        database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number))
+        database.append(a_run(f"r{number}", model=f"m{number % 2}", batch=number + 1))
     read = database.read("models", ["run_id"], {"model": "m1"})
     assert read.column_names == ["run_id"]
     assert read.column("run_id").to_pylist() == ["r1", "r3"]
-    assert database.read("models", where={"batch": [0, 3]}).num_rows == 2
+    assert database.read("models", where={"batch": [1, 4]}).num_rows == 2
     assert database.read("models", where={"mig_profile": None, "model": "m0"}).num_rows == 2
     assert database.read("models", where={"mig_profile": "3g.40gb"}).num_rows == 0
 
@@ -115,3 +117,56 @@ def test_run_ids_sort_by_time_and_never_meet() -> None:
     later = datetime(2026, 1, 2, 3, 4, 5, 7, tzinfo=UTC)
     assert new_run_id(first) < new_run_id(later)
     assert len({new_run_id(first) for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("table", ["runs", "models", "kernels"])
+def test_whatever_bit_of_a_file_is_flipped_the_rows_are_right_or_refused(tmp_path: Path, table: str) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1", kernels=50))
+    whole = database.read(table)
+    file = database.path / "r1" / f"{table}.parquet"
+    content, draw = file.read_bytes(), random.Random(7)
+    for _ in range(400):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        file.write_bytes(flipped)
+        try:
+            assert database.read(table).equals(whole)
+        except InputError as error:
+            assert str(file) in str(error)
+
+
+def test_a_negative_batch_in_a_file_is_one_line_that_names_it(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2", batch=-1))
+    with pytest.raises(InputError, match=r"r2/models\.parquet is damaged: batch must be at least 1 but is -1"):
+        database.read("models")
+
+
+def test_a_run_that_is_there_already_is_refused_even_after_it_was_compacted(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(a_run("r1"))
+    database.append(a_run("r2"))
+    compact(database)
+    with pytest.raises(InputError, match="run r1 is in the kernel database"):
+        database.append(a_run("r1"))
+    assert database.read("models").num_rows == 2
+
+
+def test_a_reader_whose_segments_are_compacted_away_reads_them_where_they_are_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    for number in range(3):
+        database.append(a_run(f"r{number}"))
+    list_segments = KernelDb.segments
+
+    def list_and_compact(self: KernelDb) -> list[Path]:
+        found = list_segments(self)
+        monkeypatch.setattr(KernelDb, "segments", list_segments)
+        compact(KernelDb(self.path))
+        return found
+
+    monkeypatch.setattr(KernelDb, "segments", list_and_compact)
+    assert database.read("models").num_rows == 3
