@@ -13,7 +13,7 @@ from pathlib import Path
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.segment import remove_segment, write_segment
-from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, unwritable
+from gpuprof.kernel_db.store import COMPACTED_PREFIX, REPLACES, KernelDb, new_run_id, write_error
 
 _COMPACT_LOCK = ".compact.lock"
 _MOST_RUNS = 64
@@ -43,7 +43,7 @@ def compact(database: KernelDb) -> Compaction:
         When a segment is damaged, the directory cannot be written to, or another compaction is at work.
     """
     try:
-        with _alone(database) as free:
+        with _lock_compaction(database) as free:
             if not free:
                 raise InputError(f"another compaction of {database.path} is at work", "wait for it")
             remove_replaced(database)
@@ -52,11 +52,11 @@ def compact(database: KernelDb) -> Compaction:
             _merge(database, before)
             after = database.segments()
     except OSError as error:
-        raise unwritable(database.path, error) from error
+        raise write_error(database.path, error) from error
     return Compaction(len(before), len(after), bytes_before, sum(map(_bytes, after)))
 
 
-def tidy(database: KernelDb) -> None:
+def compact_when_due(database: KernelDb) -> None:
     """Keep the number of segments small while runs are appended; call it after each.
 
     Every `_MOST_RUNS` runs become one segment, and every `_MOST_COMPACTED` of these one again, so that a row is
@@ -67,7 +67,7 @@ def tidy(database: KernelDb) -> None:
     runs = [path for path in segments if not path.name.startswith(COMPACTED_PREFIX)]
     if len(runs) < _MOST_RUNS:
         return
-    with suppress(OSError), _alone(database) as free:
+    with suppress(OSError), _lock_compaction(database) as free:
         if free:
             remove_replaced(database)
             everything = len(segments) - len(runs) >= _MOST_COMPACTED
@@ -82,7 +82,7 @@ def remove_replaced(database: KernelDb) -> None:
 
 
 @contextmanager
-def _alone(database: KernelDb) -> Iterator[bool]:
+def _lock_compaction(database: KernelDb) -> Iterator[bool]:
     """Say whether no other compaction is at work, and keep others out meanwhile."""
     with (database.path / _COMPACT_LOCK).open("a") as lock:
         try:

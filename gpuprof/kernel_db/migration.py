@@ -35,7 +35,7 @@ def version_of(schema: pa.Schema, path: str) -> int:
     return version
 
 
-def migrated(table: str, old: pa.Table, path: str) -> pa.Table:
+def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
     """Return the rows of ``old``, of any older version, with the present schema of ``table``."""
     for version in range(version_of(old.schema, path), SCHEMA_VERSION):
         renamed = RENAMED.get(version, {}).get(table, {})

@@ -101,13 +101,13 @@ def check_footers(segment: Path, names: Iterable[str]) -> None:
             raise
         return
     except ValueError as error:
-        raise damaged(segment / FOOTERS, "it is no JSON") from error
+        raise damage_error(segment / FOOTERS, "it is no JSON") from error
     for name in names:
         if name in expected and _footer_checksum(segment / name) != expected[name]:
-            raise damaged(segment / name, "its footer does not match its checksum")
+            raise damage_error(segment / name, "its footer does not match its checksum")
 
 
-def damaged(file: Path, detail: str) -> InputError:
+def damage_error(file: Path, detail: str) -> InputError:
     """Return what a file that cannot be trusted says to people."""
     return InputError(
         f"{file} is damaged: {detail}",

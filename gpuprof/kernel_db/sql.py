@@ -20,7 +20,7 @@ qualify row_number() over (
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class QueryResult:
     """What a query gave.
 
     Attributes
@@ -33,7 +33,7 @@ class Result:
     rows: tuple[tuple[Any, ...], ...]
 
 
-def query(database: KernelDb, statement: str) -> Result:
+def query(database: KernelDb, statement: str) -> QueryResult:
     """Run one SQL statement over the tables and the view ``latest_models``.
 
     The statement can neither reach files nor the network nor change settings, and nothing that it changes outlives it.
@@ -56,7 +56,7 @@ def query(database: KernelDb, statement: str) -> Result:
         connection.execute("set lock_configuration = true")
         answer = connection.execute(statement)
         columns = tuple(str(column[0]) for column in answer.description or ())
-        return Result(columns, tuple(answer.fetchall()))
+        return QueryResult(columns, tuple(answer.fetchall()))
     except duckdb.Error as error:
         detail = " ".join(str(error).split("\n\n")[0].split())
         raise InputError(f"the query failed: {detail}", "gpuprof db show TABLE lists columns") from error

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.migration import migrated, version_of
+from gpuprof.kernel_db.migration import migrate_table, version_of
 from gpuprof.kernel_db.schema import (
     SCHEMA_VERSION,
     TABLES,
@@ -33,7 +33,7 @@ from gpuprof.kernel_db.schema import (
     find_impossible,
     to_arrow,
 )
-from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damaged, write_segment
+from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, damage_error, write_segment
 
 #: In a segment that compaction made: the names of the segments whose rows it holds.
 REPLACES = "replaces.json"
@@ -140,7 +140,7 @@ class KernelDb:
                 self._refuse_known(run_id)
                 write_segment(self.path, run_id, tables)
         except OSError as error:
-            raise unwritable(self.path, error) from error
+            raise write_error(self.path, error) from error
 
     def _refuse_known(self, run_id: str) -> None:
         """Refuse an id that the database has: readers would pass over its rows where a compacted segment names it."""
@@ -280,7 +280,7 @@ def _parts(table: str, files: Sequence[Path]) -> list[ds.Dataset]:
         parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
         current = []
         old = fragment.to_table(schema=fragment.physical_schema)
-        parts.append(ds.dataset(migrated(table, old, fragment.path)))
+        parts.append(ds.dataset(migrate_table(table, old, fragment.path)))
     parts.append(ds.FileSystemDataset(current, schema, _FORMAT))
     return parts
 
@@ -309,7 +309,7 @@ def replaced_names(segments: Iterable[Path]) -> set[str]:
             try:
                 names.update(map(str, json.loads((segment / REPLACES).read_text())))
             except ValueError as error:
-                raise damaged(segment / REPLACES, "it is no JSON") from error
+                raise damage_error(segment / REPLACES, "it is no JSON") from error
     return names
 
 
@@ -335,7 +335,7 @@ def _find_damaged(files: Sequence[Path], error: Exception) -> InputError:
         try:
             ds.dataset(str(file), format=_FORMAT).to_table()
         except (pa.ArrowException, OSError, ValueError, OverflowError) as culprit:
-            return damaged(file, str(culprit).split("\n")[0].replace(str(file), "").strip(" ':"))
+            return damage_error(file, str(culprit).split("\n")[0].replace(str(file), "").strip(" ':"))
     return InputError(f"cannot read the kernel database: {error}")
 
 
@@ -344,11 +344,11 @@ def _find_impossible_file(table: str, files: Sequence[Path], impossible: str) ->
     for file in files:
         rows = pa.concat_tables([part.to_table() for part in _parts(table, [file])])
         if found := find_impossible(rows):
-            return damaged(file, found)
+            return damage_error(file, found)
     return InputError(f"the kernel database is damaged: {impossible}")
 
 
-def unwritable(path: Path, error: OSError) -> InputError:
+def write_error(path: Path, error: OSError) -> InputError:
     """Return what a failed write says to people: the disk is full, or the database may only be read."""
     reason = (error.strerror or str(error)).lower()
     return InputError(f"cannot write to the kernel database {path}: {reason}", "choose another with --db")

@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.compaction import remove_replaced
-from gpuprof.kernel_db.migration import migrated
+from gpuprof.kernel_db.migration import migrate_table
 from gpuprof.kernel_db.schema import arrow_schema, find_impossible
 from gpuprof.kernel_db.segment import TEMPORARY_PREFIX, check_footers, table_files
 from gpuprof.kernel_db.store import COMPACTED_PREFIX, KernelDb
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Defect:
     """Something wrong with a database.
 
     Attributes
@@ -36,7 +36,7 @@ class Problem:
     harmless: bool = False
 
 
-def verify(database: KernelDb, repair: bool = False) -> list[Problem]:
+def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
     """Read every page of every file against its checksum and check that rows and runs belong together.
 
     Parameters
@@ -46,49 +46,49 @@ def verify(database: KernelDb, repair: bool = False) -> list[Problem]:
 
     Returns
     -------
-    list of Problem
+    list of Defect
         Empty: everything is whole.
     """
     if repair:
         remove_replaced(database)
         database.clear_leftovers()
-    problems = [
-        Problem(path, "left behind by a writer that was killed, or one at work", harmless=True)
+    defects = [
+        Defect(path, "left behind by a writer that was killed, or one at work", harmless=True)
         for path in sorted(database.path.glob(f"{TEMPORARY_PREFIX}*"))
     ]
-    problems += [
-        Problem(path, "already compacted, but not yet removed", harmless=True) for path in database.replaced_segments()
+    defects += [
+        Defect(path, "already compacted, but not yet removed", harmless=True) for path in database.replaced_segments()
     ]
     seen: dict[str, Path] = {}
     for segment in database.segments():
-        problems += _check_segment(segment, seen)
-    return problems
+        defects += _check_segment(segment, seen)
+    return defects
 
 
-def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Problem]:
+def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
     files = table_files(segment)
     for stranger in set(segment.glob("*.parquet")) - set(files.values()):
-        yield Problem(stranger, "no table of this schema")
+        yield Defect(stranger, "no table of this schema")
     runs: set[str] = set()
     if "runs" not in files:
-        yield Problem(segment, "has no runs.parquet")
+        yield Defect(segment, "has no runs.parquet")
     for table, file in files.items():  # runs come first
         try:
             check_footers(segment, [file.name])
-            content = _checked(table, file)
+            content = _read_checked(table, file)
         except (pa.ArrowException, OSError, InputError, ValueError, OverflowError) as error:
-            yield Problem(file, f"cannot be read: {str(error).splitlines()[0]}")
+            yield Defect(file, f"cannot be read: {str(error).splitlines()[0]}")
             continue
         ids = set(pc.unique(content.column("run_id")).to_pylist())
         if table == "runs":
             runs = ids
             yield from _check_runs(segment, content, seen)
         elif ids - runs:
-            yield Problem(file, f"has rows of {', '.join(sorted(map(str, ids - runs)))}, of which there is no run")
+            yield Defect(file, f"has rows of {', '.join(sorted(map(str, ids - runs)))}, of which there is no run")
 
 
-def _checked(table: str, file: Path) -> pa.Table:
-    content = migrated(table, pq.ParquetFile(file, page_checksum_verification=True).read(), str(file))
+def _read_checked(table: str, file: Path) -> pa.Table:
+    content = migrate_table(table, pq.ParquetFile(file, page_checksum_verification=True).read(), str(file))
     for field in arrow_schema(table):
         if not field.nullable and content.column(field.name).null_count:
             raise InputError(f"{field.name} is missing in {content.column(field.name).null_count} rows")
@@ -97,11 +97,11 @@ def _checked(table: str, file: Path) -> pa.Table:
     return content
 
 
-def _check_runs(segment: Path, runs: pa.Table, seen: dict[str, Path]) -> Iterator[Problem]:
+def _check_runs(segment: Path, runs: pa.Table, seen: dict[str, Path]) -> Iterator[Defect]:
     ids = runs.column("run_id").to_pylist()
     for run_id in ids:
         if run_id in seen:
-            yield Problem(segment, f"has run {run_id}, which is in {seen[run_id].name} too")
+            yield Defect(segment, f"has run {run_id}, which is in {seen[run_id].name} too")
         seen[run_id] = segment
     if not segment.name.startswith(COMPACTED_PREFIX) and ids != [segment.name]:
-        yield Problem(segment, f"holds the runs {', '.join(ids) or 'none'}, not the one that it is named after")
+        yield Defect(segment, f"holds the runs {', '.join(ids) or 'none'}, not the one that it is named after")

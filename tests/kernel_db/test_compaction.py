@@ -11,7 +11,7 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db import compaction, store
-from gpuprof.kernel_db.compaction import compact, tidy
+from gpuprof.kernel_db.compaction import compact, compact_when_due
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
@@ -142,7 +142,7 @@ def _append_and_compact(path: Path, writer: int, runs: int = 100) -> list[str]:
     for number in range(runs):
         database.append(a_run(f"w{writer}-{number:04}", kernels=1))
         acknowledged.append(f"w{writer}-{number:04}")
-        tidy(database)
+        compact_when_due(database)
     return acknowledged
 
 
@@ -156,26 +156,26 @@ def test_two_compactions_at_once_are_refused(tmp_path: Path) -> None:
             compact(database)
 
 
-def test_tidying_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compacting_when_due_keeps_segments_few_and_rows_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "_MOST_RUNS", 3)
     monkeypatch.setattr(compaction, "_MOST_COMPACTED", 2)
     database = KernelDb.create(tmp_path / "db")
     for number in range(20):
         database.append(a_run(f"r{number:02}"))
-        tidy(database)
+        compact_when_due(database)
         assert len(database.segments()) <= 5
     assert _ids(database) == [f"r{number:02}" for number in range(20)]
     assert verify(database) == []
 
 
-def test_tidying_stands_back_while_another_compacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compacting_when_due_waits_for_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
     database = _database(tmp_path / "db")
     with (database.path / ".compact.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        tidy(database)
+        compact_when_due(database)
     assert len(database.segments()) == 4
 
 
@@ -188,7 +188,7 @@ def test_on_a_full_disk_compacting_says_so_and_loses_nothing(tmp_path: Path, mon
     with pytest.raises(InputError, match=r"cannot write to the kernel database .*no space left on device"):
         compact(database)
     monkeypatch.setattr(compaction, "_MOST_RUNS", 2)
-    tidy(database)  # whoever appends the next run is told
+    compact_when_due(database)  # whoever appends the next run is told
     assert _ids(database) == ["r0", "r1", "r2", "r3"] and verify(database) == []
 
 

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.migration import migrated
+from gpuprof.kernel_db.migration import migrate_table
 from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
 from gpuprof.kernel_db.segment import FOOTERS
 from gpuprof.kernel_db.store import KernelDb
@@ -40,7 +40,7 @@ def test_values_of_renamed_columns_are_kept_and_added_columns_are_null() -> None
         [("run_id", "string"), ("stream", pa.int64()), ("instructions", pa.int64())], {VERSION_KEY: b"1"}
     )
     old = pa.table({"run_id": ["r"], "stream": [7], "instructions": [123]}, schema=schema)
-    new = migrated("kernels", old, "x")
+    new = migrate_table("kernels", old, "x")
     assert new.schema == arrow_schema("kernels")
     assert new.column("stream_id").to_pylist() == [7]
     assert new.column("instruction_count").to_pylist() == [123]

@@ -19,7 +19,7 @@ from typing import Any
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, UnavailableError
-from gpuprof.kernel_db.compaction import tidy
+from gpuprof.kernel_db.compaction import compact_when_due
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
@@ -187,7 +187,7 @@ class PerOp:
             **machine_columns(),
         )
         self.database.append(Run(run, ops=pending.ops, kernels=pending.kernels))
-        tidy(self.database)
+        compact_when_due(self.database)
 
     def _read_known(self) -> dict[str, Mapping[str, Any]]:
         """Return the newest row of each op that these versions measured on this share, by signature."""

@@ -17,7 +17,7 @@ import gpuprof
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
-from gpuprof.kernel_db.compaction import tidy
+from gpuprof.kernel_db.compaction import compact_when_due
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
@@ -144,7 +144,7 @@ class Campaign:
                 run = RunRow(run_id, started, self.device.name, "ceilings", "", sm_share_pct=share.sm_pct)
                 run = replace(run, runtime=runtime, runtime_version=version, **machine_columns())
                 self.database.append(Run(run, devices=[row]))
-                tidy(self.database)
+                compact_when_due(self.database)
 
     def _measure(self, cell: Cell, alone: Mapping[tuple[object, ...], float | None]) -> CellResult:
         started = datetime.now(UTC)
@@ -158,7 +158,7 @@ class Campaign:
             collected = _failure(request, cell, str(error))
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
         self.verdicts.save()
-        tidy(self.database)
+        compact_when_due(self.database)
         rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
         return CellResult(cell, rows[0], tuple(rows[1:]))
 
