@@ -15,7 +15,7 @@ from gpuprof.domain.catalogue import devices
 from gpuprof.domain.device import Device
 
 PAGE = Path(__file__).parent.parent / "docs" / "devices.md"
-TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "int8")
+TYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "int8", "float8", "float4")
 INTRODUCTION = """\
 # Devices
 
@@ -38,7 +38,10 @@ def page() -> str:
         [
             INTRODUCTION,
             "## Compute and memory\n",
-            _table(("name", "GPU", "CC", "SMs", "MHz", *TYPES, "GiB", "GB/s", "L2 MiB", "W", "$/h"), map(_row, gpus)),
+            _table(
+                ("name", "GPU", "CC", "SMs", "MHz", *TYPES, "GiB", "memory", "GB/s", "L2 MiB", "W", "$/h"),
+                map(_row, gpus),
+            ),
             "## What one SM holds\n",
             _table(("name", "threads", "warps", "blocks", "registers", "shared KiB", "of a block"), map(_limits, gpus)),
             "## MIG profiles\n",
@@ -73,6 +76,7 @@ def _row(gpu: Device) -> Sequence[str]:
         _number(gpu.clock_mhz),
         *rates,
         _number(gpu.dram_bytes / 2**30),
+        (gpu.dram_type or "–").upper(),
         _number(gpu.dram_bytes_per_s / 1e9),
         _number(gpu.l2_bytes / 2**20),
         "–" if gpu.max_power_w is None else _number(gpu.max_power_w),

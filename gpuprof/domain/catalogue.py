@@ -151,6 +151,8 @@ def _device(name: str, table: dict[str, Any]) -> Device:
         price_per_hour=table.get("price_per_hour"),
         mig_slices=table.get("mig_slices", 0),
         mig_profiles=tuple(_mig_profile(profile) for profile in table.get("mig_profiles", ())),
+        dram_type=table.get("dram_type"),
+        process_nm=table.get("process_nm"),
         sources=MappingProxyType({"name": table["full_name"], **table["sources"]}),
     )
 

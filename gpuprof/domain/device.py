@@ -69,7 +69,8 @@ class Device:
     clock_mhz : float
         Boost clock (GPU) or nominal clock (CPU).
     flops_per_s : mapping of str to float
-        Peak rate by type: ``float32``, ``tfloat32``, ``float16``, ``bfloat16``, ``int8``, ``float64``.
+        Peak rate by type: ``float32``, ``tfloat32``, ``float16``, ``bfloat16``, ``int8``, ``float64``, and the tensor
+        cores' ``float8`` and ``float4``.
         GPUs: dense, tensor cores where the type has them.
     dram_bytes, dram_bytes_per_s, l2_bytes : int, float, int
         Memory size, peak bandwidth, last-level cache.
@@ -89,6 +90,10 @@ class Device:
     reread_bytes_per_s : tuple of (int, float)
         At what rate bytes are read and written again and again, by how many they are, ascending: what the caches
         deliver, and beyond them the memory. Empty: nobody measured it.
+    dram_type : str or None
+        Kind of the memory, ``"hbm2e"`` or ``"gddr6"``; None: not known.
+    process_nm : float or None
+        Process that the GPU is made in, as its foundry calls it; None: not known.
     sources : mapping of str to str
         Where each group of numbers was read.
     """
@@ -109,6 +114,8 @@ class Device:
     mig_profiles: tuple[MigProfile, ...] = ()
     launch_overhead_us: float = 0.0
     reread_bytes_per_s: tuple[tuple[int, float], ...] = ()
+    dram_type: str | None = None
+    process_nm: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def mig_profile(self, name: str) -> MigProfile:

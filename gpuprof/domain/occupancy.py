@@ -52,6 +52,7 @@ _CARVEOUTS_KIB: Mapping[tuple[int, int], tuple[int, ...]] = {
     (9, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
     (10, 0): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
     (10, 3): (0, 8, 16, 32, 64, 100, 132, 164, 196, 228),
+    (12, 0): (0, 8, 16, 32, 64, 100),
 }
 
 Integers: TypeAlias = NDArray[np.int64]
@@ -208,7 +209,7 @@ def _limits_of(device: Device) -> tuple[SmLimits, tuple[int, int]]:
     if device.sm is None or device.compute_capability is None:
         raise InputError(f"{device.name} has no SMs, so that nothing occupies them", "name a GPU")
     major, minor = (int(part) for part in device.compute_capability.split("."))
-    if not 3 <= major <= 10 or (major >= 7 and (major, minor) not in _CARVEOUTS_KIB):
+    if not 3 <= major <= 12 or (major >= 7 and (major, minor) not in _CARVEOUTS_KIB):
         raise InputError(f"the allocation rules of compute capability {device.compute_capability} are not known")
     return device.sm, (major, minor)
 

@@ -128,6 +128,8 @@ class DeviceRow:
     float16_flops_per_s: float | None = None
     bfloat16_flops_per_s: float | None = None
     int8_flops_per_s: float | None = None
+    float8_flops_per_s: float | None = None
+    float4_flops_per_s: float | None = None
     float64_flops_per_s: float | None = None
     dram_bytes: int | None = None
     dram_bytes_per_s: float | None = None

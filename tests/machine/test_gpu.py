@@ -122,21 +122,21 @@ def test_mig_profiles_are_the_catalogues_where_the_driver_wants_root() -> None:
 def test_an_unknown_board_is_scaled_from_one_of_its_capability() -> None:
     facts: dict[str, Any] = {
         "capability": (8, 6),
-        "cores": 84 * 128,
+        "cores": 70 * 128,
         "sm_mhz": 1695,
         "memory_mhz": 8001,
         "bus_bits": 384,
     }
-    (gpu,) = local_gpus(FakeNvml("NVIDIA RTX A6000", memory=48 * 2**30, **facts))
+    (gpu,) = local_gpus(FakeNvml("NVIDIA RTX A5500", memory=48 * 2**30, **facts))
     a10 = device("a10")
-    assert (gpu.name, gpu.compute_units, gpu.sm) == ("rtx-a6000", 84, a10.sm)
-    assert gpu.flops_per_s["float32"] == pytest.approx(a10.flops_per_s["float32"] * 84 / 72)
+    assert (gpu.name, gpu.compute_units, gpu.sm) == ("rtx-a5500", 70, a10.sm)
+    assert gpu.flops_per_s["float32"] == pytest.approx(a10.flops_per_s["float32"] * 70 / 72)
     assert gpu.dram_bytes_per_s == pytest.approx(768e9, rel=0.001)
     assert (gpu.price_per_hour, gpu.max_power_w) == (None, None)
 
 
 def test_a_board_of_an_unknown_capability_is_left_out() -> None:
-    facts: dict[str, Any] = {"capability": (12, 0), "cores": 1, "sm_mhz": 1, "memory_mhz": 1, "bus_bits": 1}
+    facts: dict[str, Any] = {"capability": (99, 0), "cores": 1, "sm_mhz": 1, "memory_mhz": 1, "bus_bits": 1}
     assert local_gpus(FakeNvml("NVIDIA Next", **facts)) == ()
 
 
