@@ -32,7 +32,7 @@ from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
-from gpuprof.zoo.architecture import find
+from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
 BATCHES = (1, 2, 4, 8, 16, 32)
@@ -94,7 +94,7 @@ def roofline_speed(folder: Path) -> None:
     """Print the speed of the roofline on ResNet-50 for a GPU that was never profiled."""
     gpu = catalogue_device("a100-80")
     path = folder / "resnet50.onnx"
-    build(find("resnet50"), path)
+    build(find_architecture("resnet50"), path)
     estimator = DatabaseEstimator(None)
     show("ResNet-50, file read, roofline at six batch sizes", timed(lambda: six(estimator, str(path), gpu)))
     shares = itertools.count(1)

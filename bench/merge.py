@@ -33,14 +33,14 @@ from onnx import numpy_helper
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.machine.local_device import local_cpu
-from gpuprof.merging.gain import rates_of
+from gpuprof.merging.gain import device_rates
 from gpuprof.merging.normal import normalise
 from gpuprof.merging.operators import weighted_operators
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import MergeProposal, propose_merges
 from gpuprof.merging.source import Array, read_source
 from gpuprof.runtime.session import open_session
-from gpuprof.zoo.architecture import find
+from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
 Feeds = dict[str, Array]
@@ -85,7 +85,7 @@ def zoo(directory: Path, name: str, seed: int) -> Path:
     """Return a network of the zoo."""
     path = directory / f"{name}-{seed}.onnx"
     if not path.exists():
-        build(find(name), path, None, seed)
+        build(find_architecture(name), path, None, seed)
     return path
 
 
@@ -116,7 +116,7 @@ def measure(paths: tuple[Path, Path], directory: Path, options: argparse.Namespa
     """Merge two models and print the figures."""
     start = time.perf_counter()
     batches = dict.fromkeys((path.stem for path in paths), options.batch)
-    chosen = MergeOptions(threads=options.threads, batches=batches, rates=rates_of(local_cpu()))
+    chosen = MergeOptions(threads=options.threads, batches=batches, rates=device_rates(local_cpu()))
     proposals = propose_merges(paths, chosen)
     line("time to propose the merge", f"{time.perf_counter() - start:.1f} s")
     if not proposals.merges:

@@ -21,7 +21,7 @@ from gpuprof.domain.share import Share
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import roofline_ms
 from gpuprof.graph.load import load_graph
-from gpuprof.zoo.architecture import find
+from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
 NETWORKS = ("alexnet", "densenet121", "resnet50", "vgg19", "mobilenet_v2", "bert_base")
@@ -77,7 +77,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def _work(name: str, folder: Path) -> WorkByBatch:
     path = folder / f"{name}.onnx"
-    build(find(name), path)
+    build(find_architecture(name), path)
     return WorkByBatch(lambda batch: load_graph(path, batch))
 
 

@@ -21,7 +21,7 @@ import onnx
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.runtime.session import open_session
-from gpuprof.zoo.architecture import ARCHITECTURES, find
+from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture
 from gpuprof.zoo.build import build
 
 #: Parameters in millions and multiply-adds in billions, as the papers or the libraries' model cards give them:
@@ -55,7 +55,7 @@ def measure(name: str, directory: Path) -> dict[str, float]:
     """Return the figures of one network; its answers at batch 1 and 4 must agree."""
     path = directory / f"{name}.onnx"
     start = time.perf_counter()
-    build(find(name), path)
+    build(find_architecture(name), path)
     built = time.perf_counter()
     graph = load_graph(path)
     read = time.perf_counter()
@@ -112,8 +112,9 @@ def main() -> int:
             f"{found['gflop']:10.3f}{offs[1]:>10}",
             flush=True,
         )
-        if found["parameters"] != find(name).parameters:
-            print(f"  {name} has {found['parameters']:,.0f} parameters but is listed with {find(name).parameters:,}")
+        listed = find_architecture(name).parameters
+        if found["parameters"] != listed:
+            print(f"  {name} has {found['parameters']:,.0f} parameters but is listed with {listed:,}")
             wrong.append(name)
         wrong += [off for off in offs if off != "–" and abs(float(off[:-1])) > ALLOWED_PCT]
     return 1 if wrong else 0

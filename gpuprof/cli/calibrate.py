@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.calibrate_options import Fitting, Measuring
+from gpuprof.cli.calibrate_options import FitOptions, MeasuringOptions
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -64,8 +64,8 @@ _HARDWARE_UNITS = {
 
 @with_groups
 def calibrate(
-    fitting: Fitting,
-    measuring: Measuring,
+    fitting: FitOptions,
+    measuring: MeasuringOptions,
     models: Annotated[
         list[str] | None,
         typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE: measured here first.", show_default=False),
@@ -102,7 +102,7 @@ def calibrate(
     _judge(database, target, chosen)
 
 
-def _measure(models: Sequence[str], name: str | None, measuring: Measuring, path: Path) -> Device:
+def _measure(models: Sequence[str], name: str | None, measuring: MeasuringOptions, path: Path) -> Device:
     """Measure what the device's interference models need and the database lacks; return the device."""
     from gpuprof.kernel_db.store import COPIES, KernelDb
     from gpuprof.pipeline.devices import resolve_device, resolve_local_device

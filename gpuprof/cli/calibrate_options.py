@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fitting:
+class FitOptions:
     """What is fitted, and where it is kept."""
 
     profile: Annotated[
@@ -54,7 +54,7 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Measuring:
+class MeasuringOptions:
     """How MODELs are measured."""
 
     collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"

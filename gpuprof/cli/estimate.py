@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.estimate_options import Knowledge, Running
+from gpuprof.cli.estimate_options import ScenarioOptions, SourceOptions
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -51,8 +51,8 @@ _COLUMNS = (
 
 @with_groups
 def estimate(
-    running: Running,
-    knowledge: Knowledge,
+    running: ScenarioOptions,
+    knowledge: SourceOptions,
     models: Annotated[
         list[str] | None, typer.Argument(help="Names in the database or ONNX files; none: all of the database.")
     ] = None,

@@ -23,7 +23,7 @@ _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?
 
 
 @dataclass(frozen=True)
-class Running:
+class ScenarioOptions:
     """What runs, on which part of which device."""
 
     batch: Annotated[str, typer.Option(help="Batch sizes, 1,8,32.")] = "1"
@@ -96,7 +96,7 @@ class Running:
 
 
 @dataclass(frozen=True)
-class Knowledge:
+class SourceOptions:
     """Where the figures come from."""
 
     estimator: Annotated[str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")] = (

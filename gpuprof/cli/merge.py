@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.merge_options import Gain, Likeness, Result, Sizes
+from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
 from gpuprof.errors import InfeasibleError, InputError
@@ -52,10 +52,10 @@ _DIFFERENCES = (
 @with_groups
 def merge(
     models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
-    result: Result,
-    likeness: Likeness,
-    sizes: Sizes,
-    gain: Gain,
+    result: MergeOutput,
+    likeness: SimilarityThresholds,
+    sizes: DimensionSizes,
+    gain: GainOptions,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Result:
+class MergeOutput:
     """Where the merged graph is written, and what is told of it."""
 
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
@@ -39,7 +39,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Likeness:
+class SimilarityThresholds:
     """How alike operators, weights and outputs must be."""
 
     omega: Annotated[float, typer.Option(help="Least similarity of operators to merge.")] = 0.4
@@ -58,7 +58,7 @@ class Likeness:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DimensionSizes:
     """At which sizes the models run."""
 
     dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None
@@ -86,14 +86,14 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Gain:
+class GainOptions:
     """For which device merging must pay."""
 
     device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu"
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None
     force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False
 
-    def options(self, models: Sequence[Path], likeness: Likeness, sizes: Sizes) -> MergeOptions:
+    def options(self, models: Sequence[Path], likeness: SimilarityThresholds, sizes: DimensionSizes) -> MergeOptions:
         """Return how ``models`` are to be merged.
 
         Raises
@@ -101,7 +101,7 @@ class Gain:
         InputError
             When the device, the database or a size is not what it should be.
         """
-        from gpuprof.merging.gain import rates_of
+        from gpuprof.merging.gain import device_rates
         from gpuprof.merging.pipeline import MergeOptions
         from gpuprof.pipeline.devices import open_database, resolve_device
         from gpuprof.pipeline.op_seconds import read_op_seconds
@@ -116,7 +116,7 @@ class Gain:
             force=self.force,
             dims=sizes.dims(),
             batches=sizes.batches(),
-            rates=rates_of(target),
+            rates=device_rates(target),
             measured=read_op_seconds(database, target, models),
         )
 

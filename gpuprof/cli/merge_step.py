@@ -86,7 +86,7 @@ _Proposed = tuple[list[tuple[tuple[str, ...], "MergeProposal"]], list[tuple[str,
 
 def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None) -> _Proposed:
     """Return the merges worth trying, with their models, and why each other model is in none."""
-    from gpuprof.merging.gain import rates_of
+    from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions, source_names
     from gpuprof.merging.proposal import propose_merges
     from gpuprof.pipeline.op_seconds import read_op_seconds
@@ -95,7 +95,7 @@ def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Devi
     while len(left) > 1:
         named = dict(zip(source_names(list(left.values())), left, strict=True))
         options = MergeOptions(
-            rates=rates_of(device),
+            rates=device_rates(device),
             batches={name: batches[model] for name, model in named.items()},
             measured=read_op_seconds(db, device, list(left.values())),
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuprof.cli.table import GAP, laid_out
+from gpuprof.cli.table import GAP, lay_out_columns
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
     cells = [["–" if row.get(c.key) is None else c.show(row.get(c.key)) for c in columns] for row in rows]
-    places = laid_out([c.heading for c in columns], cells, [c.right for c in columns], console.width)
+    places = lay_out_columns([c.heading for c in columns], cells, [c.right for c in columns], console.width)
     for order, group in enumerate(places):
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
         table.title = title if title and order == 0 else None

@@ -23,7 +23,7 @@ from gpuprof.cli.output import (
     say,
     say_note,
 )
-from gpuprof.cli.profile_options import Cluster, Instead, Means, Workloads
+from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
 from gpuprof.cli.reports import ingest_reports, print_ingested
 from gpuprof.errors import InputError, UnavailableError, UnstableError
 from gpuprof.pipeline.devices import resolve_local_device
@@ -58,10 +58,10 @@ _OP_COLUMNS = (
 
 @with_groups
 def profile(
-    workloads: Workloads,
-    means: Means,
-    instead: Instead,
-    cluster: Cluster,
+    workloads: WorkloadOptions,
+    means: MeasurementOptions,
+    instead: OtherMeasurements,
+    cluster: ClusterOptions,
     models: Annotated[
         list[str] | None, typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.", show_default=False)
     ] = None,
@@ -90,7 +90,11 @@ def profile(
 
 
 def _measure(
-    models: Sequence[str], workloads: Workloads, means: Means, where: tuple[Path, bool], chosen: Format
+    models: Sequence[str],
+    workloads: WorkloadOptions,
+    means: MeasurementOptions,
+    where: tuple[Path, bool],
+    chosen: Format,
 ) -> None:
     """Measure whole models into a database, at the configurations of iGniter if that is asked."""
     from gpuprof.kernel_db.store import KernelDb
@@ -117,7 +121,9 @@ def _measure(
     _judge(outcomes, db)
 
 
-def _measure_ops(models: Sequence[str], workloads: Workloads, means: Means, db: Path, chosen: Format) -> None:
+def _measure_ops(
+    models: Sequence[str], workloads: WorkloadOptions, means: MeasurementOptions, db: Path, chosen: Format
+) -> None:
     """Measure each distinct op of all models into a database."""
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.profiling.collector import choose

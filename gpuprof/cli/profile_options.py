@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Workloads:
+class WorkloadOptions:
     """What of the models is measured."""
 
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8"
@@ -31,7 +31,7 @@ class Workloads:
 
 
 @dataclass(frozen=True)
-class Means:
+class MeasurementOptions:
     """With what it is measured, and how long."""
 
     collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
@@ -56,7 +56,7 @@ class Means:
 
 
 @dataclass(frozen=True)
-class Instead:
+class OtherMeasurements:
     """What is done instead of measuring whole models at these batches and shares."""
 
     per_op: Annotated[
@@ -77,7 +77,7 @@ class Instead:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterOptions:
     """Where it is measured."""
 
     engine: Annotated[
@@ -87,7 +87,7 @@ class Cluster:
         str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
     ] = None
 
-    def words(self, workloads: Workloads, means: Means, instead: Instead) -> list[str]:
+    def words(self, workloads: WorkloadOptions, means: MeasurementOptions, instead: OtherMeasurements) -> list[str]:
         """Return the options that each place of the cluster is to be given.
 
         Raises

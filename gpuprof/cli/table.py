@@ -12,16 +12,16 @@ _LONGEST_NAME = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ColumnPlace:
     """Where a column stands: its position among those asked for, and its width in characters."""
 
     position: int
     width: int
 
 
-def laid_out(
+def lay_out_columns(
     headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], width: int
-) -> tuple[tuple[Place, ...], ...]:
+) -> tuple[tuple[ColumnPlace, ...], ...]:
     """Return the columns of each table below one another; all but the first repeat the first column.
 
     Parameters
@@ -39,7 +39,7 @@ def laid_out(
         max(_word(heading), *(_length(cell) if whole else min(_word(cell), _LONGEST_NAME) for cell in column), 1)
         for heading, column, whole in zip(headings, cells, right, strict=True)
     ]
-    return tuple(_shared_out(group, full, least, width) for group in _groups(least, width))
+    return tuple(_share_width(group, full, least, width) for group in _groups(least, width))
 
 
 def _groups(least: Sequence[int], width: int) -> list[list[int]]:
@@ -53,7 +53,9 @@ def _groups(least: Sequence[int], width: int) -> list[list[int]]:
     return groups
 
 
-def _shared_out(group: Sequence[int], full: Sequence[int], least: Sequence[int], width: int) -> tuple[Place, ...]:
+def _share_width(
+    group: Sequence[int], full: Sequence[int], least: Sequence[int], width: int
+) -> tuple[ColumnPlace, ...]:
     """Give each column its full width; where that is too much, narrow the widest that can be narrowed."""
     widths = {position: full[position] for position in group}
     room = width - GAP * (len(group) - 1)
@@ -62,7 +64,7 @@ def _shared_out(group: Sequence[int], full: Sequence[int], least: Sequence[int],
         if not wide:
             break
         widths[max(wide, key=lambda position: widths[position])] -= 1
-    return tuple(Place(position, widths[position]) for position in group)
+    return tuple(ColumnPlace(position, widths[position]) for position in group)
 
 
 def _length(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Being told to end, which is taken like Ctrl-C: whatever was started for a verb, daemons too, ends with it."""
+"""Signals that end the process are taken like Ctrl-C: whatever was started for a verb, daemons too, ends with it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def termination_as_interrupt() -> Iterator[None]:
         return
     told_s = [-_SAME_WORD_S]
 
-    def told(number: int, frame: FrameType | None) -> None:
+    def handle_signal(number: int, frame: FrameType | None) -> None:
         now_s = time.monotonic()
         if now_s - told_s[0] < _SAME_WORD_S:
             return
@@ -41,7 +41,7 @@ def termination_as_interrupt() -> Iterator[None]:
     before = {word: signal.getsignal(word) for word in _WORDS}
     taken = [word for word, handler in before.items() if handler is signal.SIG_DFL]
     for word in taken:
-        signal.signal(word, told)
+        signal.signal(word, handle_signal)
     try:
         yield
     finally:

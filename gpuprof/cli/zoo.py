@@ -48,10 +48,10 @@ def build_network(
     ] = 0,
 ) -> None:
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
-    from gpuprof.zoo.architecture import find
+    from gpuprof.zoo.architecture import find_architecture
     from gpuprof.zoo.build import build
 
-    architecture = find(name)
+    architecture = find_architecture(name)
     written = build(architecture, output or Path(f"{architecture.name}.onnx"), _batch(batch), seed)
     say(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpuprof.graph.nodes import captured
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 
 #: Larger graphs are approximated: exact search takes seconds beyond this.
 EXACT_NODES = 7
@@ -28,7 +28,7 @@ DEFAULT_EPS = 0.25
 
 
 @dataclass(frozen=True)
-class Architecture:
+class OperatorTypeGraph:
     """A model as the graph of its operators' types.
 
     Attributes
@@ -52,7 +52,7 @@ class Architecture:
         return tuple(zip(before, after, strict=True))
 
 
-def architecture_of(source: Source) -> Architecture:
+def read_type_graph(source: SourceModel) -> OperatorTypeGraph:
     """Return the operator graph of a normalised source."""
     producer = {name: i for i, node in enumerate(source.nodes) for name in node.output if name}
     edges = {
@@ -61,30 +61,30 @@ def architecture_of(source: Source) -> Architecture:
         for name in (*node.input, *captured(node))
         if name in producer
     }
-    return Architecture(tuple(node.op_type for node in source.nodes), tuple(sorted(edges)))
+    return OperatorTypeGraph(tuple(node.op_type for node in source.nodes), tuple(sorted(edges)))
 
 
-def edit_distance(a: Architecture, b: Architecture) -> float:
+def edit_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
     """Return the edit distance of two operator graphs: exact for small ones, else an upper bound."""
     if a == b:
         return 0.0
     if max(len(a.types), len(b.types)) <= EXACT_NODES:
         return _exact(a, b)
-    return _implied(a, b, _assignment(a, b))
+    return _count_edits(a, b, _assignment(a, b))
 
 
-def relative_distance(a: Architecture, b: Architecture) -> float:
+def relative_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
     """Return the edit distance for each operator and edge of the larger graph, about 0 to 1."""
     size = max(len(a.types) + len(a.edges), len(b.types) + len(b.edges))
     return edit_distance(a, b) / size if size else 0.0
 
 
-def group_architectures(architectures: Sequence[Architecture], eps: float = DEFAULT_EPS) -> list[list[int]]:
+def group_architectures(architectures: Sequence[OperatorTypeGraph], eps: float = DEFAULT_EPS) -> list[list[int]]:
     """Return groups of positions whose architectures are similar, in order of their first member.
 
     Parameters
     ----------
-    architectures : sequence of Architecture
+    architectures : sequence of OperatorTypeGraph
     eps : float
         DBSCAN's neighbourhood, as `relative_distance`.
     """
@@ -102,7 +102,7 @@ def group_architectures(architectures: Sequence[Architecture], eps: float = DEFA
     return list(groups.values())
 
 
-def _exact(a: Architecture, b: Architecture) -> float:
+def _exact(a: OperatorTypeGraph, b: OperatorTypeGraph) -> float:
     import networkx as nx
 
     graphs = []
@@ -115,7 +115,7 @@ def _exact(a: Architecture, b: Architecture) -> float:
     return float(found)
 
 
-def _assignment(a: Architecture, b: Architecture) -> dict[int, int]:
+def _assignment(a: OperatorTypeGraph, b: OperatorTypeGraph) -> dict[int, int]:
     """Return the matching of operators with the least local edit cost."""
     from scipy.optimize import linear_sum_assignment
 
@@ -130,11 +130,11 @@ def _assignment(a: Architecture, b: Architecture) -> dict[int, int]:
     return {int(i): int(j) for i, j in zip(rows, columns, strict=True) if i < n and j < m}
 
 
-def _replacing(a: Architecture, b: Architecture) -> npt.NDArray[np.float64]:
+def _replacing(a: OperatorTypeGraph, b: OperatorTypeGraph) -> npt.NDArray[np.float64]:
     kinds = sorted({*a.types, *b.types})
     at = {kind: i for i, kind in enumerate(kinds)}
 
-    def table(architecture: Architecture, side: int) -> npt.NDArray[np.float64]:
+    def table(architecture: OperatorTypeGraph, side: int) -> npt.NDArray[np.float64]:
         found = np.zeros((len(architecture.types), len(kinds)))
         for i, sides in enumerate(architecture.around):
             for kind, count in sides[side].items():
@@ -157,7 +157,7 @@ def _degree(sides: tuple[Counter[str], Counter[str]]) -> int:
     return sum(side.total() for side in sides)
 
 
-def _implied(a: Architecture, b: Architecture, matching: dict[int, int]) -> float:
+def _count_edits(a: OperatorTypeGraph, b: OperatorTypeGraph, matching: dict[int, int]) -> float:
     """Return how many edits turn ``a`` into ``b`` when operators are matched so."""
     replaced = sum(a.types[i] != b.types[j] for i, j in matching.items())
     unmatched = len(a.types) + len(b.types) - 2 * len(matching)

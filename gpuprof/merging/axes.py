@@ -101,13 +101,13 @@ def _resize(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes
     return _by_sample(node, slots, outputs, opset)
 
 
-def _kept(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
+def _elementwise(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Ops that treat each element alone."""
     first = only_first(node, slots)
     return (first.axis,) * len(node.output)
 
 
-def _quantised(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
+def _quantise_axes(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
     first, (_, scale) = only_first(node, slots), two_first(node, slots)
     if (
         scale.rank == 1
@@ -115,7 +115,7 @@ def _quantised(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> A
         and normal_axis(whole(node, "axis", 1), first.rank) == first.axis
     ):
         raise UnmergeableError(f"{node.op_type} has a scale for each part of the batch")
-    return _kept(node, slots, outputs, opset)
+    return _elementwise(node, slots, outputs, opset)
 
 
 def _softmax(node: NodeProto, slots: Slots, outputs: Outputs, opset: int) -> Axes:
@@ -197,13 +197,13 @@ _REDUCTIONS = (
 
 _RULES: dict[tuple[str, str], Rule] = {
     **{("", name): _broadcast for name in _ELEMENTWISE},
-    **{("", name): _kept for name in _UNARY},
+    **{("", name): _elementwise for name in _UNARY},
     **{("", name): _by_sample for name in _IMAGES},
     **{("", name): _reduce for name in _REDUCTIONS},
     **{("", name): recurrent_axes for name in ("LSTM", "GRU", "RNN")},
     **{("", name): _softmax for name in ("Softmax", "LogSoftmax", "Hardmax")},
     **{("", name): _from_axis for name in ("LayerNormalization", "RMSNormalization")},
-    **{("", name): _quantised for name in ("QuantizeLinear", "DequantizeLinear")},
+    **{("", name): _quantise_axes for name in ("QuantizeLinear", "DequantizeLinear")},
     **{("", name): _along(0) for name in ("Split", "ArgMax", "ArgMin", "CumSum")},
     **{("", name): reshape_axes for name in ("Reshape", "Flatten")},
     ("", "TopK"): _along(-1),
@@ -225,7 +225,7 @@ _RULES: dict[tuple[str, str], Rule] = {
     ("com.microsoft", "Attention"): attention_axes,
     ("com.microsoft", "BiasGelu"): _broadcast,
     ("com.microsoft", "FastGelu"): _broadcast,
-    ("com.microsoft", "Gelu"): _kept,
-    ("com.microsoft", "QuickGelu"): _kept,
+    ("com.microsoft", "Gelu"): _elementwise,
+    ("com.microsoft", "QuickGelu"): _elementwise,
     ("com.microsoft", "SkipLayerNormalization"): _skip_norm,
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpuprof.merging.plan import Plan
-from gpuprof.merging.step_gain import CONVOLUTIONS, given
+from gpuprof.merging.step_gain import CONVOLUTIONS, source_node
 
 _JOINS = frozenset({"Add", "Sum", "Mul"})
 _IMAGE_RANK = 4
@@ -26,7 +26,7 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
         (m, name): i
         for i, step in enumerate(plan.steps)
         for m in step.models
-        for name in given(plan, step, m).output
+        for name in source_node(plan, step, m).output
         if name
     }
     before: list[int] = []  # of each step the steps that it depends on, itself included, as the bits of a number
@@ -37,8 +37,8 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
             if key in made:
                 reached |= before[made[key]]
         before.append(reached)
-        convolving |= (given(plan, step, step.models[0]).op_type in CONVOLUTIONS) << i
-        joined = _joined(plan, i, made)
+        convolving |= (source_node(plan, step, step.models[0]).op_type in CONVOLUTIONS) << i
+        joined = _joined_steps(plan, i, made)
         if len(joined) > 1:
             union = intersection = before[joined[0]]
             for other in joined[1:]:
@@ -51,14 +51,14 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
 
 def _inputs(plan: Plan, index: int) -> list[tuple[int, str]]:
     step = plan.steps[index]
-    return [(m, name) for m in step.models for name in given(plan, step, m).input]
+    return [(m, name) for m in step.models for name in source_node(plan, step, m).input]
 
 
-def _joined(plan: Plan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
+def _joined_steps(plan: Plan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
     """Return the steps that make the images which a step joins; none where it joins none."""
     step = plan.steps[index]
     first = step.models[0]
-    node, values = given(plan, step, first), plan.sources[first].values
+    node, values = source_node(plan, step, first), plan.sources[first].values
     if node.op_type not in _JOINS or node.domain:
         return []
     return [made[first, n] for n in node.input if (first, n) in made and len(values[n].dims) >= _IMAGE_RANK]

@@ -55,11 +55,11 @@ def common_blocks(
     tolerance : float
     """
     wanted = [(i, j) for i in range(len(first)) for j in range(len(second))] if pairs is None else list(pairs)
-    search = _Search([_prepared(m) for m in first], [_prepared(m) for m in second], tolerance)
+    search = _Search([_prepare_matrix(m) for m in first], [_prepare_matrix(m) for m in second], tolerance)
     return search.run(wanted)
 
 
-def _prepared(matrix: Matrix) -> Matrix:
+def _prepare_matrix(matrix: Matrix) -> Matrix:
     if matrix.dtype.kind == "f" and matrix.dtype.itemsize > 2:
         return np.ascontiguousarray(matrix)
     if matrix.dtype.kind in "iub":
@@ -105,7 +105,7 @@ class _Search:
         found = {}
         for i, j in wanted:
             a, b = self._first[i], self._second[j]
-            found[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swapped()
+            found[i, j] = self.best[a, b] if (a, b) == self._distinct(i, j) else self.best[b, a].swap()
         return found
 
     def _enter(self, matrix: Matrix) -> int:
@@ -194,10 +194,12 @@ class _Search:
                     key, ahead, behind = (key[1], key[0]), behind, ahead
                 if key in open_pairs:
                     pair = open_pairs[key]
-                    found.setdefault(pair, _Found()).add(self._verified(pair, ahead, behind, down))
+                    found.setdefault(pair, _Found()).add(self._verify_matches(pair, ahead, behind, down))
         return found, cut
 
-    def _verified(self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool) -> _Found:
+    def _verify_matches(
+        self, pair: Pair, at_a: npt.NDArray[np.int64], at_b: npt.NDArray[np.int64], down: bool
+    ) -> _Found:
         """Return what the true ones among the matches of a pair say."""
         a, b = (self.matrices[i] for i in pair)
         rows_a, columns_a = np.divmod(at_a, a.shape[1])
@@ -253,10 +255,10 @@ class _Search:
     def _single(self, pair: Pair) -> CommonBlock:
         """Return one entry that both have, or nothing."""
         a, b = (self.matrices[i] for i in pair)
-        part = _single_in(self._ordered(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance)
-        return part or _single_in(self._ordered(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
+        part = _single_in(self._order_entries(pair[0], _FEW_ENTRIES), a, b.ravel()[:_FEW_ENTRIES], b, self._tolerance)
+        return part or _single_in(self._order_entries(pair[0], a.size), a, b.ravel(), b, self._tolerance) or EMPTY
 
-    def _ordered(self, index: int, entries: int) -> _Ordered:
+    def _order_entries(self, index: int, entries: int) -> _Ordered:
         """Return the first so many entries of a matrix by size."""
         if (index, entries) not in self._sorted:
             flat = self.matrices[index].ravel()[:entries]

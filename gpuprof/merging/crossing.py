@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpuprof.merging.gain import Gain
+from gpuprof.merging.gain import MergeGain
 from gpuprof.merging.plan import Plan, Step
-from gpuprof.merging.step_gain import CONVOLUTIONS, Setting, given, ridden, rides_along
+from gpuprof.merging.step_gain import CONVOLUTIONS, GainContext, absorbed_input, is_absorbed, source_node
 
 
 @dataclass(slots=True)
@@ -39,30 +39,30 @@ def find_crossings(plan: Plan) -> list[Crossing]:
     for i, step in enumerate(plan.steps):
         for position, axis in enumerate(step.input_axes if step.is_merged else ()):
             if axis is not None:
-                _taken(plan, found, i, step, position).consumers.append(i)
+                _record_reader(plan, found, i, step, position).consumers.append(i)
     for step in plan.steps:
         for m in step.models:
-            for position, name in enumerate(given(plan, step, m).input):
+            for position, name in enumerate(source_node(plan, step, m).input):
                 inside = step.is_merged and position < len(step.input_axes) and step.input_axes[position] is not None
-                _left(plan, found, m, name, step if inside else None)
+                _record_separate_use(plan, found, m, name, step if inside else None)
     for m, source in enumerate(plan.sources):
         for name in source.outputs:
-            _left(plan, found, m, name, None)
+            _record_separate_use(plan, found, m, name, None)
     return list(found.values())
 
 
-def concat_gain(plan: Plan, crossing: Crossing, setting: Setting) -> Gain:
+def concat_gain(plan: Plan, crossing: Crossing, setting: GainContext) -> MergeGain:
     """Return what laying a value end to end costs."""
     return _copies(plan, crossing, setting, 1)
 
 
-def split_gain(plan: Plan, crossing: Crossing, setting: Setting) -> Gain:
+def split_gain(plan: Plan, crossing: Crossing, setting: GainContext) -> MergeGain:
     """Return what taking a value apart costs."""
     return _copies(plan, crossing, setting, len(crossing.models))
 
 
-def _taken(plan: Plan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
-    names = tuple(given(plan, step, m).input[position] for m in step.models)
+def _record_reader(plan: Plan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
+    names = tuple(source_node(plan, step, m).input[position] for m in step.models)
     place = plan.laid.get((step.models[0], names[0]))
     direct = place is not None and plan.steps[place[0]].models == step.models
     same = direct and {plan.laid.get((m, name)) for m, name in zip(step.models, names, strict=True)} == {place}
@@ -71,7 +71,7 @@ def _taken(plan: Plan, found: dict[object, Crossing], index: int, step: Step, po
     return found.setdefault((step.models, names), Crossing(step.models, names, None))
 
 
-def _left(plan: Plan, found: dict[object, Crossing], model: int, name: str, step: Step | None) -> None:
+def _record_separate_use(plan: Plan, found: dict[object, Crossing], model: int, name: str, step: Step | None) -> None:
     """Note that a model needs its own part of a value that is made for all."""
     place = plan.laid.get((model, name))
     if place is None or plan.steps[place[0]].output_axes[place[1]] is None:
@@ -79,11 +79,11 @@ def _left(plan: Plan, found: dict[object, Crossing], model: int, name: str, step
     maker = plan.steps[place[0]]
     if step is not None and maker.models == step.models:
         return
-    names = tuple(given(plan, maker, m).output[place[1]] for m in maker.models)
+    names = tuple(source_node(plan, maker, m).output[place[1]] for m in maker.models)
     found.setdefault(place, Crossing(maker.models, names, place[0])).outside = True
 
 
-def _copies(plan: Plan, crossing: Crossing, setting: Setting, launches: int) -> Gain:
+def _copies(plan: Plan, crossing: Crossing, setting: GainContext, launches: int) -> MergeGain:
     """Return the cost of a copy: of layouts to leave and enter, and of what is no longer done within another op."""
     total = sum(
         plan.sources[m].values[name].bytes_at(setting.batches[m])
@@ -94,18 +94,20 @@ def _copies(plan: Plan, crossing: Crossing, setting: Setting, launches: int) -> 
         passes += 2
     if _parts_riders(plan, crossing):
         passes += 1
-    return Gain(added_bytes=round(passes * setting.rates.copied(total)), added_launches=launches + (passes - 1))
+    return MergeGain(
+        added_bytes=round(passes * setting.rates.copied_bytes(total)), added_launches=launches + (passes - 1)
+    )
 
 
 def _between_images(plan: Plan, crossing: Crossing) -> bool:
     """Return whether convolutions make the value or take it."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     maker = source.maker(name)
-    made = maker is not None and (maker.op_type in CONVOLUTIONS or rides_along(source, maker))
+    made = maker is not None and (maker.op_type in CONVOLUTIONS or is_absorbed(source, maker))
     return made or any(user.op_type in CONVOLUTIONS for user in source.users(name))
 
 
 def _parts_riders(plan: Plan, crossing: Crossing) -> bool:
     """Return whether some op is done within the one that makes the value."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
-    return any(ridden(source, user) == name for user in source.users(name))
+    return any(absorbed_input(source, user) == name for user in source.users(name))

@@ -14,13 +14,13 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import captured
 from gpuprof.merging.normal import add_weight, attribute, whole
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 
 _EPSILON = 1e-5
 _FOLDED_TYPES = (np.float32, np.float64)
 
 
-def fold_shared_norms(sources: Sequence[Source]) -> None:
+def fold_shared_norms(sources: Sequence[SourceModel]) -> None:
     """Fold every batch normalisation that stands, with the convolution before it, alike in several of the sources."""
     counts = Counter(key for source in sources for key in {key for *_, key in _pairs(source)})
     for source in sources:
@@ -34,7 +34,7 @@ def fold_shared_norms(sources: Sequence[Source]) -> None:
             source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
 
-def _pairs(source: Source) -> Iterator[tuple[NodeProto, NodeProto, object]]:
+def _pairs(source: SourceModel) -> Iterator[tuple[NodeProto, NodeProto, object]]:
     """Yield convolutions with the normalisation after them, and what of both must be alike."""
     for norm in source.nodes:
         if norm.op_type != "BatchNormalization" or norm.domain or whole(norm, "training_mode", 0):
@@ -51,7 +51,7 @@ def _pairs(source: Source) -> Iterator[tuple[NodeProto, NodeProto, object]]:
         yield conv, norm, (digests, _epsilon(norm))
 
 
-def _fold(source: Source, conv: NodeProto, norm: NodeProto) -> None:
+def _fold(source: SourceModel, conv: NodeProto, norm: NodeProto) -> None:
     weight = source.array(conv.input[1])
     scale, shift, mean, variance = (np.asarray(source.array(name), np.float64) for name in norm.input[1:5])
     given = conv.input[2] if len(conv.input) > 2 else ""
@@ -73,7 +73,7 @@ def _epsilon(norm: NodeProto) -> float:
     return value if isinstance(value, float) else _EPSILON
 
 
-def _free(source: Source, name: str) -> str:
+def _free(source: SourceModel, name: str) -> str:
     while name in source.weights or name in source.values:
         name += "_"
     return name

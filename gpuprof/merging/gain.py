@@ -36,7 +36,7 @@ class Rates:
     cache_bytes: float = float(2**25)
     blocked_images: bool = True
 
-    def moved(self, nbytes: float, working_bytes: float) -> float:
+    def moved_bytes(self, nbytes: float, working_bytes: float) -> float:
         """Return how many bytes memory moves when an op touches ``nbytes`` while ``working_bytes`` are in use.
 
         The part of the last cache that is the op's own is taken as half of it; what is in use beyond that misses. The
@@ -44,20 +44,20 @@ class Rates:
         """
         return nbytes * working_bytes / (working_bytes + 0.5 * self.cache_bytes) if nbytes else 0.0
 
-    def copied(self, nbytes: float) -> float:
+    def copied_bytes(self, nbytes: float) -> float:
         """Return how many bytes copying ``nbytes`` is worth: read, fetched to be written, and written.
 
         What the caches hold moves about four times as fast as what they do not.
         """
         traffic = 3.0 * nbytes
-        return traffic / 4.0 + self.moved(traffic, 2.0 * nbytes)
+        return traffic / 4.0 + self.moved_bytes(traffic, 2.0 * nbytes)
 
 
 #: A middling server core count and memory: used where no device is given.
 TYPICAL_CPU = Rates(flops_per_s=2e11, bytes_per_s=2e10, launch_s=5e-6)
 
 
-def rates_of(device: Device) -> Rates:
+def device_rates(device: Device) -> Rates:
     """Return the rates of a device from its peaks."""
     return Rates(
         device.flops_per_s["float32"],
@@ -69,7 +69,7 @@ def rates_of(device: Device) -> Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class MergeGain:
     """What merging some steps saves and adds at one call with every model present.
 
     Attributes
@@ -90,8 +90,8 @@ class Gain:
     added_flops: int = 0
     measured_s: float = 0.0
 
-    def __add__(self, other: Gain) -> Gain:
-        return Gain(
+    def __add__(self, other: MergeGain) -> MergeGain:
+        return MergeGain(
             self.saved_bytes + other.saved_bytes,
             self.added_bytes + other.added_bytes,
             self.saved_launches + other.saved_launches,

@@ -12,12 +12,12 @@ from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import OMEGA, best_matching
 from gpuprof.merging.operators import Moment, Weighted, moments, weight_matrix, weighted_operators
 from gpuprof.merging.similarity import block_similarity
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 
 @dataclass(slots=True)
-class Group:
+class NodeGroup:
     """Nodes of different models that correspond.
 
     Attributes
@@ -45,12 +45,12 @@ class Group:
 class Grouping:
     """All groups, and the group of each node by (model, position)."""
 
-    groups: list[Group]
+    groups: list[NodeGroup]
     of_node: dict[tuple[int, int], int]
     near_misses: list[tuple[int, int, str, float]] = field(default_factory=list)
 
 
-def group_nodes(sources: Sequence[Source], omega: float = OMEGA, tolerance: float = TOLERANCE) -> Grouping:
+def group_nodes(sources: Sequence[SourceModel], omega: float = OMEGA, tolerance: float = TOLERANCE) -> Grouping:
     """Return which nodes of normalised ``sources`` correspond.
 
     The models are taken one after the other, as in §3.4.2. Weighted operators join the groups found so far by the
@@ -62,7 +62,7 @@ def group_nodes(sources: Sequence[Source], omega: float = OMEGA, tolerance: floa
 
 
 class _Grouper:
-    def __init__(self, sources: Sequence[Source], omega: float, tolerance: float) -> None:
+    def __init__(self, sources: Sequence[SourceModel], omega: float, tolerance: float) -> None:
         self._sources = sources
         self._omega, self._tolerance = omega, tolerance
         self._moments = [moments(source) for source in sources]
@@ -113,7 +113,7 @@ class _Grouper:
             matched[position] = index
         return matched
 
-    def _alike(self, group: Group, operator: Weighted, model: int) -> bool:
+    def _alike(self, group: NodeGroup, operator: Weighted, model: int) -> bool:
         first = next(iter(group.operators.values()))
         return first.level == operator.level and _kind(first.node) == _kind(operator.node)
 
@@ -131,7 +131,7 @@ class _Grouper:
             found |= {(indices[i], positions[j], other): block for (i, j), block in blocks.items()}
         return found
 
-    def _similarity(self, block: CommonBlock, group: Group, member: int, model: int, position: int) -> float:
+    def _similarity(self, block: CommonBlock, group: NodeGroup, member: int, model: int, position: int) -> float:
         first = weight_matrix(self._sources[member], group.operators[member])
         second = weight_matrix(self._sources[model], self._operators[model][position])
         return block_similarity(block.area, first.size, second.size)
@@ -141,17 +141,17 @@ class _Grouper:
         moment = self._moments[model][position]
         operator = self._operators[model].get(position)
         if operator is None and not captured(node):
-            signature = (_said(node), moment, self._given(model, node, made))
+            signature = (_signature(node), moment, self._input_identity(model, node, made))
             known = self._by_signature.setdefault(signature, [])
             for index in known:
                 if model not in self._result.groups[index].nodes:
                     return index
             known.append(len(self._result.groups))
-        group = Group({model: position}, moment, {} if operator is None else {model: operator})
+        group = NodeGroup({model: position}, moment, {} if operator is None else {model: operator})
         self._result.groups.append(group)
         return len(self._result.groups) - 1
 
-    def _given(self, model: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> tuple[object, ...]:
+    def _input_identity(self, model: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> tuple[object, ...]:
         source = self._sources[model]
         given: list[object] = []
         for i, name in enumerate(node.input):
@@ -174,12 +174,12 @@ def _kind(node: NodeProto) -> tuple[object, ...]:
     return node.domain, node.op_type, tuple(attributes)
 
 
-def _said(node: NodeProto) -> tuple[object, ...]:
+def _signature(node: NodeProto) -> tuple[object, ...]:
     """Return what of a node must be the same in all models, beside what it is given."""
     return _kind(node), tuple(bool(name) for name in node.input), tuple(bool(name) for name in node.output)
 
 
-def _input_classes(sources: Sequence[Source]) -> list[dict[str, object]]:
+def _input_classes(sources: Sequence[SourceModel]) -> list[dict[str, object]]:
     """Return for each model's inputs which class they belong to: the same type and shape, in order, namesakes first."""
     classes: list[dict[str, object]] = []
     for source in sources:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onnx import NodeProto
 
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 
 _TABLE = {"Gather": (0,)}
 _RECURRENT = {"LSTM": (1, 2), "GRU": (1, 2), "RNN": (1, 2)}
@@ -17,7 +17,7 @@ _INPUTS = _TABLE | _RECURRENT
 _LEAST_PART = 0.01
 
 
-def held_weights(source: Source, node: NodeProto) -> tuple[str, ...]:
+def held_weights(source: SourceModel, node: NodeProto) -> tuple[str, ...]:
     """Return the constants that an op holds, none where they are too small a part of the model to be worth sharing."""
     if node.domain not in ("", "ai.onnx"):
         return ()

@@ -16,7 +16,7 @@ from gpuprof.graph.file import elem_type
 from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, write_description
 from gpuprof.graph.nodes import graphs_of
 from gpuprof.merging.plan import Plan, Step
-from gpuprof.merging.source import Array, Size, Source
+from gpuprof.merging.source import Array, Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, WeightView, bias_of, view_weight
 
 _TO_THE_END = np.iinfo(np.int64).max
@@ -107,7 +107,7 @@ class _Builder:
             if axis is None:
                 found = whole
             else:
-                names = [self._given(step, m).output[place[1]] for m in step.models]
+                names = [self._source_node(step, m).output[place[1]] for m in step.models]
                 found = self.taken_out(whole, step.models, names, axis, model)
         self._names[model, name] = found
         return found
@@ -159,14 +159,14 @@ class _Builder:
 
     # how a step becomes nodes
 
-    def _given(self, step: Step, model: int) -> NodeProto:
+    def _source_node(self, step: Step, model: int) -> NodeProto:
         return self.plan.sources[model].nodes[step.node_positions[model]]
 
     def _once(self, step: Step) -> None:
         first = step.models[0]
-        node = self._given(step, first)
+        node = self._source_node(step, first)
         inputs = [
-            self.together(step.models, [self._given(step, m).input[i] for m in step.models], axis)
+            self.together(step.models, [self._source_node(step, m).input[i] for m in step.models], axis)
             if node.input[i]
             else ""
             for i, axis in enumerate(step.input_axes)
@@ -189,7 +189,7 @@ class _Builder:
     def _target(self, step: Step) -> str:
         axis = step.output_axes[0]
         first = step.models[0]
-        dims = self.plan.sources[first].values[self._given(step, first).output[0]].dims
+        dims = self.plan.sources[first].values[self._source_node(step, first).output[0]].dims
         return self.numbers(*(-1 if i == axis else dim.fixed for i, dim in enumerate(dims)))
 
     def _apart(self, model: int, position: int) -> None:
@@ -221,13 +221,13 @@ class _Builder:
         axis = step.input_axes[0]
         assert axis is not None
         views = {m: view_weight(self.plan.sources[m], group, m) for m in step.models}
-        names = [self._given(step, m).input[0] for m in step.models]
+        names = [self._source_node(step, m).input[0] for m in step.models]
         first = step.models[0]
         product = self._apply(
             step, self._inputs(step, shared, names, axis), self._block(shared, views[first], first), "shared"
         )
         for m in step.models:
-            node = self._given(step, m)
+            node = self._source_node(step, m)
             sizes = [self.plan.sources[k].values[n].dims[axis] for k, n in zip(step.models, names, strict=True)]
             own = self.part(product, step.models, sizes, axis, m, f"{node.output[0]}/shared")
             result = self._with_rest(step, shared, views[m], m, own)
@@ -269,11 +269,11 @@ class _Builder:
         )
 
     def _features(self, step: Step) -> int:
-        node = self._given(step, step.models[0])
+        node = self._source_node(step, step.models[0])
         return 1 if node.op_type == "Conv" else len(self.plan.sources[step.models[0]].values[node.input[0]].dims) - 1
 
     def _apply(self, step: Step, data: str, weight: Array, hint: str) -> str:
-        node = self._given(step, step.models[0])
+        node = self._source_node(step, step.models[0])
         name = self.constant(weight, f"{hint}/{node.name or node.output[0]}/weight")
         if node.op_type != "Conv":
             return self.add("MatMul", [data, name], f"{hint}/{node.output[0]}/product")
@@ -283,7 +283,7 @@ class _Builder:
     def _with_rest(self, step: Step, shared: SuperOperator, view: WeightView, model: int, own: str) -> str:
         """Add what the other weights of a model give, each part in its place."""
         hint = self.plan.sources[model].name
-        whole = self.value(model, self._given(step, model).input[0])
+        whole = self.value(model, self._source_node(step, model).input[0])
         (begin, out), (inputs, outputs) = shared.places[model], shared.totals[model]
         here = np.arange(out, out + shared.outputs)
         if not shared.takes_all(model):
@@ -374,7 +374,7 @@ class _Builder:
         return MergedModel(tuple(members))
 
 
-def _dim(model: int, source: Source, size: Size) -> int | str | None:
+def _dim(model: int, source: SourceModel, size: Size) -> int | str | None:
     if not size.per_batch:
         return size.fixed
     name = re.sub(r"\W", "_", f"m{model}_{source.name}")  # readers of shapes take identifiers only
@@ -383,5 +383,5 @@ def _dim(model: int, source: Source, size: Size) -> int | str | None:
     return f"{name}_{size.per_batch}_batch_{size.fixed}"
 
 
-def _plain(source: Source, name: str) -> tuple[int | None, ...]:
+def _plain(source: SourceModel, name: str) -> tuple[int | None, ...]:
     return tuple(None if size.per_batch else size.fixed for size in source.values[name].dims)

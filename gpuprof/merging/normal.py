@@ -10,13 +10,13 @@ import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
 from gpuprof.graph.nodes import captured, graphs_of
-from gpuprof.merging.source import Array, Source
+from gpuprof.merging.source import Array, SourceModel
 
 _NOTHING = {"Identity", "Dropout"}
 _REARRANGED = {"Transpose", "Reshape", "Identity"}
 
 
-def normalise(source: Source) -> None:
+def normalise(source: SourceModel) -> None:
     """Clean up ``source`` in place.
 
     Known values become weights, weights that are only rearranged are rearranged here, a Reshape's target that
@@ -34,7 +34,7 @@ def normalise(source: Source) -> None:
         if node.op_type == "Reshape":
             _fix_target(source, node)
         kept.append(node)
-    source.nodes = _used(source, kept)
+    source.nodes = _drop_unused(source, kept)
     used = {name for node in source.nodes for name in (*node.input, *captured(node))} | set(source.outputs)
     source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
@@ -53,7 +53,7 @@ def whole(node: NodeProto, name: str, default: int) -> int:
     return value if isinstance(value, int) else default
 
 
-def add_weight(source: Source, name: str, value: Array) -> None:
+def add_weight(source: SourceModel, name: str, value: Array) -> None:
     """Add a constant to ``source``."""
     source.weights[name] = numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name)
 
@@ -72,7 +72,7 @@ def _rename(node: NodeProto, renamed: dict[str, str]) -> None:
                     info.name = renamed.get(info.name, info.name)
 
 
-def _is_known(source: Source, node: NodeProto) -> bool:
+def _is_known(source: SourceModel, node: NodeProto) -> bool:
     names = [name for name in node.output if name]
     if not all(name in source.known and name not in source.outputs for name in names):
         return False
@@ -81,7 +81,7 @@ def _is_known(source: Source, node: NodeProto) -> bool:
     return True
 
 
-def _rearrange(source: Source, node: NodeProto) -> bool:
+def _rearrange(source: SourceModel, node: NodeProto) -> bool:
     """Do to a weight what the node would do to it each time."""
     names = [name for name in node.input if name]
     if node.op_type not in _REARRANGED or node.domain or not all(name in source.weights for name in names):
@@ -99,7 +99,7 @@ def _rearrange(source: Source, node: NodeProto) -> bool:
     return True
 
 
-def _does_nothing(source: Source, node: NodeProto) -> bool:
+def _does_nothing(source: SourceModel, node: NodeProto) -> bool:
     if node.output[0] in source.outputs or len([name for name in node.output if name]) > 1:
         return False
     if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
@@ -108,7 +108,7 @@ def _does_nothing(source: Source, node: NodeProto) -> bool:
     return True
 
 
-def _fix_target(source: Source, node: NodeProto) -> None:
+def _fix_target(source: SourceModel, node: NodeProto) -> None:
     dims = source.values[node.output[0]].dims
     varying = [axis for axis, dim in enumerate(dims) if dim.per_batch]
     if node.input[1] in source.weights or len(varying) != 1 or any(dim.fixed == 0 for dim in dims if not dim.per_batch):
@@ -120,7 +120,7 @@ def _fix_target(source: Source, node: NodeProto) -> None:
     node.input[1] = target
 
 
-def _used(source: Source, nodes: list[NodeProto]) -> list[NodeProto]:
+def _drop_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]:
     wanted = set(source.outputs)
     kept = []
     for node in reversed(nodes):

@@ -9,7 +9,7 @@ from onnx import NodeProto
 
 from gpuprof.graph.nodes import captured
 from gpuprof.merging.normal import whole
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import Matrix
 
 #: Position of the weight among the inputs, by op type.
@@ -66,7 +66,7 @@ class Weighted:
         return self.node.name or self.node.output[0]
 
 
-def weighted_operators(source: Source) -> list[Weighted]:
+def weighted_operators(source: SourceModel) -> list[Weighted]:
     """Return the weighted operators of a normalised source, in the order of its nodes."""
     dequantised = {
         node.output[0]: node.input[0]
@@ -82,7 +82,7 @@ def weighted_operators(source: Source) -> list[Weighted]:
     return found
 
 
-def moments(source: Source) -> list[Moment]:
+def moments(source: SourceModel) -> list[Moment]:
     """Return when each node starts."""
     dequantised = {
         node.output[0]: node.input[0]
@@ -104,7 +104,7 @@ def moments(source: Source) -> list[Moment]:
     return found
 
 
-def weight_matrix(source: Source, operator: Weighted) -> Matrix:
+def weight_matrix(source: SourceModel, operator: Weighted) -> Matrix:
     """Return the weight as the matrix of the paper: (inputs, outputs), for a convolution (filters, rest)."""
     array: Any = source.array(operator.weight)
     if array.dtype.kind not in "fiub":  # bfloat16 and the eight-bit floats, which NumPy has no arithmetic for
@@ -116,7 +116,7 @@ def weight_matrix(source: Source, operator: Weighted) -> Matrix:
     return array.reshape(-1, array.shape[-1])  # type: ignore[no-any-return]
 
 
-def _weight(node: NodeProto, source: Source, dequantised: dict[str, str]) -> str | None:
+def _weight(node: NodeProto, source: SourceModel, dequantised: dict[str, str]) -> str | None:
     position = WEIGHT_INPUT.get(node.op_type)
     if position is None or len(node.input) <= position:
         return None

@@ -15,9 +15,9 @@ from onnx import ModelProto
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
-from gpuprof.merging.architecture import DEFAULT_EPS, architecture_of, group_architectures
+from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_type_graph
 from gpuprof.merging.folding import fold_shared_norms
-from gpuprof.merging.gain import TYPICAL_CPU, Gain, Rates
+from gpuprof.merging.gain import TYPICAL_CPU, MergeGain, Rates
 from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
@@ -25,9 +25,9 @@ from gpuprof.merging.normal import normalise
 from gpuprof.merging.plan import Plan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
-from gpuprof.merging.run_choice import Worth
-from gpuprof.merging.source import OLDEST_OPSET, Source, read_source
-from gpuprof.merging.step_gain import OpSeconds, Setting
+from gpuprof.merging.run_choice import PlanGain
+from gpuprof.merging.source import OLDEST_OPSET, SourceModel, read_source
+from gpuprof.merging.step_gain import GainContext, OpSeconds
 from gpuprof.merging.submatrix import TOLERANCE
 
 #: Beyond this the weights go to a file of their own: Protocol Buffers end at 2 GiB.
@@ -87,17 +87,17 @@ class MergeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
+class MergedInMemory:
     """Models merged in memory, not yet written or proven."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[SourceModel, ...]
     plan: Plan
     model: ModelProto
     described: MergedModel
     report: MergeReport
 
 
-def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[Source]:
+def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -> list[SourceModel]:
     """Read and clean up models; those with an older opset are converted to the newest among them.
 
     The names are the files' stems, with a number where two are the same.
@@ -120,7 +120,7 @@ def read_sources(paths: Sequence[Path], dims: Mapping[str, int] | None = None) -
     return sources
 
 
-def read_weights(paths: Sequence[Path]) -> list[Source]:
+def read_weights(paths: Sequence[Path]) -> list[SourceModel]:
     """Read models only to compare their weights: of any opset, with free dimensions of any length.
 
     Raises
@@ -134,7 +134,7 @@ def read_weights(paths: Sequence[Path]) -> list[Source]:
     return sources
 
 
-def merge_sources(sources: Sequence[Source], options: MergeOptions) -> Merged:
+def merge_sources(sources: Sequence[SourceModel], options: MergeOptions) -> MergedInMemory:
     """Merge normalised sources in memory. What is predicted to cost time runs apart, unless forced.
 
     Weights that are the same become one in any case: that costs nothing.
@@ -147,37 +147,37 @@ def merge_sources(sources: Sequence[Source], options: MergeOptions) -> Merged:
     while more := _not_worth(plan, setting, options.force):
         left_out |= more
         plan = make_plan(sources, grouping, left_out)
-    return _built(plan, setting, options)
+    return _build_merge(plan, setting, options)
 
 
-def _setting(sources: Sequence[Source], options: MergeOptions) -> Setting:
+def _setting(sources: Sequence[SourceModel], options: MergeOptions) -> GainContext:
     batches = [options.batches.get(source.name, 1) if source.batch_input else source.fixed_batch for source in sources]
-    return Setting(batches, options.rates, options.measured)
+    return GainContext(batches, options.rates, options.measured)
 
 
-def _apart(merged: Merged, options: MergeOptions) -> Merged:
+def _apart(merged: MergedInMemory, options: MergeOptions) -> MergedInMemory:
     """Return the models with shared weights and every op run for each model by itself."""
     reason = "as one it would have to be computed for models that are absent from a call, too"
     left_out = {step.group: reason for step in merged.plan.steps if len(step.models) > 1}
     left_out |= {step.group: step.reason for step in merged.plan.steps if step.reason}
     plan = make_plan(merged.sources, merged.plan.grouping, left_out)
-    return _built(plan, _setting(merged.sources, options), options)
+    return _build_merge(plan, _setting(merged.sources, options), options)
 
 
-def _built(plan: Plan, setting: Setting, options: MergeOptions) -> Merged:
-    worth = Worth(plan, setting)
+def _build_merge(plan: Plan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
+    worth = PlanGain(plan, setting)
     gain = worth.gain(set(worth.steps))
     model, described = build_merged(plan)
     report = report_merge(plan, model, gain, options.rates, options.omega)
-    return Merged(tuple(plan.sources), plan, model, described, report)
+    return MergedInMemory(tuple(plan.sources), plan, model, described, report)
 
 
-def similar_groups(sources: Sequence[Source], eps: float = DEFAULT_EPS) -> list[list[int]]:
+def similar_groups(sources: Sequence[SourceModel], eps: float = DEFAULT_EPS) -> list[list[int]]:
     """Return the positions of models by architecture."""
-    return group_architectures([architecture_of(source) for source in sources], eps)
+    return group_architectures([read_type_graph(source) for source in sources], eps)
 
 
-def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeReport:
+def write_merged(merged: MergedInMemory, output: Path, options: MergeOptions) -> MergeReport:
     """Write a merged model once it is proven to give what the originals give; return its report with the proof.
 
     Where the merged graph could not leave an absent model out although the model itself can do with an empty batch,
@@ -207,7 +207,7 @@ def write_merged(merged: Merged, output: Path, options: MergeOptions) -> MergeRe
     return replace(merged.report, proof=proof)
 
 
-def _saved_and_proven(merged: Merged, path: Path, options: MergeOptions) -> Proof:
+def _saved_and_proven(merged: MergedInMemory, path: Path, options: MergeOptions) -> Proof:
     _save(merged, path)
     proof = prove_same(merged.sources, path, merged.described, options.dims, options.proof_tolerance, options.threads)
     _check_proof(proof)
@@ -245,9 +245,9 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
             raise InputError(f"dimension {name} must be at least 1 but is {size}")
 
 
-def _not_worth(plan: Plan, setting: Setting, force: bool) -> dict[int, str]:
+def _not_worth(plan: Plan, setting: GainContext, force: bool) -> dict[int, str]:
     """Return the groups that share nothing, or that cost time when they run once, with the reason."""
-    worth = Worth(plan, setting)
+    worth = PlanGain(plan, setting)
     found: dict[int, str] = {}
     for region in worth.regions():
         if not region.is_constant and not (region.weighted and region.gain.saved_bytes):
@@ -256,11 +256,11 @@ def _not_worth(plan: Plan, setting: Setting, force: bool) -> dict[int, str]:
     if found or force:
         return found
     for steps, gain in worth.apart(worth.best()):
-        found |= dict.fromkeys((plan.steps[i].group for i in steps), _told(gain, setting.rates))
+        found |= dict.fromkeys((plan.steps[i].group for i in steps), _explain_refusal(gain, setting.rates))
     return found
 
 
-def _told(gain: Gain, rates: Rates) -> str:
+def _explain_refusal(gain: MergeGain, rates: Rates) -> str:
     """Return the reason for running apart what would be worth ``gain``."""
     seconds = gain.seconds(rates)
     if seconds > 0:
@@ -282,7 +282,7 @@ def _check_proof(proof: Proof) -> None:
         )
 
 
-def _save(merged: Merged, path: Path) -> None:
+def _save(merged: MergedInMemory, path: Path) -> None:
     total = merged.report.weight_bytes_after
     try:
         if total > MOST_INLINE_BYTES or any(source.external for source in merged.sources):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gpuprof.merging.axes import output_axes
-from gpuprof.merging.groups import Group, Grouping
+from gpuprof.merging.groups import Grouping, NodeGroup
 from gpuprof.merging.held import held_weights
-from gpuprof.merging.slots import Axes, Slot, UnmergeableError
-from gpuprof.merging.source import Size, Source
+from gpuprof.merging.slots import Axes, OpInput, UnmergeableError
+from gpuprof.merging.source import Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, plan_super_operator
 
 
@@ -61,7 +61,7 @@ class Plan:
 
     Attributes
     ----------
-    sources : sequence of Source
+    sources : sequence of SourceModel
     grouping : Grouping
     steps : list of Step
         In an order in which they can run.
@@ -71,18 +71,18 @@ class Plan:
         Weights that stand for others, which are the same within the tolerance.
     """
 
-    sources: Sequence[Source]
+    sources: Sequence[SourceModel]
     grouping: Grouping
     steps: list[Step]
     laid: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
-    def group(self, step: Step) -> Group:
+    def group(self, step: Step) -> NodeGroup:
         """Return the group that a step runs."""
         return self.grouping.groups[step.group]
 
 
-def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int, str] | None = None) -> Plan:
+def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict[int, str] | None = None) -> Plan:
     """Return how each group runs; those in ``left_out`` (group → reason) run apart.
 
     Moments order the steps: along every edge they grow.
@@ -101,7 +101,7 @@ def make_plan(sources: Sequence[Source], grouping: Grouping, left_out: dict[int,
                 _decide(plan, group, step)
             except UnmergeableError as error:
                 step = Step(index, step.models, step.node_positions, reason=str(error))
-        step.held = _held(plan, step)
+        step.held = _held_weights_by_model(plan, step)
         if group.operators and len(step.models) > 1:
             _share_weight(plan, group, step)
         elif step.held:  # nodes without large weights are in one group only where their constants are the same
@@ -122,7 +122,7 @@ def batch_axis(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int |
     return 0 if fixed and values[0].dims else None
 
 
-def _decide(plan: Plan, group: Group, step: Step) -> None:
+def _decide(plan: Plan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
     if group.operators and not _same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
@@ -184,7 +184,7 @@ def _same_constants(plan: Plan, step: Step) -> bool:
     return True
 
 
-def _same_weight(plan: Plan, group: Group) -> bool:
+def _same_weight(plan: Plan, group: NodeGroup) -> bool:
     """Return whether the members of a group have one weight, within the tolerance."""
     if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
         return False
@@ -192,7 +192,7 @@ def _same_weight(plan: Plan, group: Group) -> bool:
     return len({(tensor.data_type, tuple(tensor.dims)) for tensor in tensors}) == 1
 
 
-def _share_weight(plan: Plan, group: Group, step: Step) -> None:
+def _share_weight(plan: Plan, group: NodeGroup, step: Step) -> None:
     step.shares_weight = _same_weight(plan, group)
     if step.shares_weight:
         first, *others = step.models
@@ -200,12 +200,12 @@ def _share_weight(plan: Plan, group: Group, step: Step) -> None:
         plan.shared |= {(m, group.operators[m].weight): kept for m in others}
 
 
-def _held(plan: Plan, step: Step) -> dict[int, tuple[str, ...]]:
+def _held_weights_by_model(plan: Plan, step: Step) -> dict[int, tuple[str, ...]]:
     held = {m: held_weights(plan.sources[m], plan.sources[m].nodes[p]) for m, p in step.node_positions.items()}
     return held if all(held.values()) else {}
 
 
-def _entries(plan: Plan, group: Group, pair: tuple[int, int]) -> int:
+def _entries(plan: Plan, group: NodeGroup, pair: tuple[int, int]) -> int:
     total = 0
     for m in pair:
         count = 1
@@ -215,7 +215,7 @@ def _entries(plan: Plan, group: Group, pair: tuple[int, int]) -> int:
     return total
 
 
-def _slot(plan: Plan, step: Step, position: int) -> Slot:
+def _slot(plan: Plan, step: Step, position: int) -> OpInput:
     """Return how one input of a group comes: shared, already concatenated, or to be concatenated."""
     names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
     values = [
@@ -232,13 +232,13 @@ def _slot(plan: Plan, step: Step, position: int) -> Slot:
             for m, name in zip(step.models, names, strict=True)
         )
         small = len(tensor.dims) <= 1 or sum(tensor.dims) < 64
-        return Slot(None, dims, first.array(names[0]) if small else None)
+        return OpInput(None, dims, first.array(names[0]) if small else None)
     if any(constant):
         raise UnmergeableError("one model has a constant where another computes")
     if len({value.dtype for value in values}) > 1 or len({len(value.dims) for value in values}) > 1:
         raise UnmergeableError("its inputs have different types or ranks")
     axis = _axis_of(plan, step.models, names)
-    slot = Slot(axis, tuple(value.dims for value in values))
+    slot = OpInput(axis, tuple(value.dims for value in values))
     _check_rest([value.dims for value in values], axis)
     return slot
 

@@ -14,7 +14,7 @@ from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.graph.merged_model import MergedModel
 from gpuprof.merging.empty_call import is_risky, survives
-from gpuprof.merging.source import Array, Source
+from gpuprof.merging.source import Array, SourceModel
 from gpuprof.runtime.session import open_session
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def relative_difference(original: Array, merged: Array) -> float:
 
 
 def prove_same(
-    sources: Sequence[Source],
+    sources: Sequence[SourceModel],
     merged: Path,
     described: MergedModel,
     dims: Mapping[str, int] | None = None,
@@ -114,7 +114,7 @@ def prove_same(
 
     Parameters
     ----------
-    sources : sequence of Source
+    sources : sequence of SourceModel
     merged : Path
     described : MergedModel
     dims : mapping of str to int, optional
@@ -143,14 +143,14 @@ def prove_same(
     return Proof(tuple(prover.worst.values()), tuple(prover.calls), absent, needless)
 
 
-def _batch(source: Source, wanted: int) -> int:
+def _batch(source: SourceModel, wanted: int) -> int:
     return wanted if source.batch_input is not None else source.fixed_batch
 
 
 class _Originals:
     """The models as they were, one session at a time: together they may not fit into memory."""
 
-    def __init__(self, sources: Sequence[Source], dims: Mapping[str, int], threads: int) -> None:
+    def __init__(self, sources: Sequence[SourceModel], dims: Mapping[str, int], threads: int) -> None:
         self.sources, self._dims, self._threads = sources, dims, threads
         self._answers: dict[tuple[int, int, int], tuple[dict[str, Array], dict[str, Array]]] = {}
 
@@ -232,7 +232,7 @@ class _Prover:
 
     def compare(self, batches: Sequence[int | None], seed: int, rows: int = 0) -> None:
         """Run one call of the merged model, models with batch None absent, and compare with the originals."""
-        fed, expected = self._fed(batches, seed)
+        fed, expected = self._feed_call(batches, seed)
         for i, batch in enumerate(batches):
             if batch is None and rows:
                 fed |= _rows(self._described, i, rows)
@@ -247,7 +247,9 @@ class _Prover:
         for i in present:
             self._note(i, expected[i], results, call)
 
-    def _fed(self, batches: Sequence[int | None], seed: int) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
+    def _feed_call(
+        self, batches: Sequence[int | None], seed: int
+    ) -> tuple[dict[str, Array], dict[int, dict[str, Array]]]:
         """Return the inputs of a call, and of each model that takes part what it gives alone."""
         answers = {i: self._originals.run(i, batch, seed) for i, batch in enumerate(batches) if batch is not None}
         requests = {self._described.members[i].name: given for i, (given, _) in answers.items()}
@@ -257,7 +259,7 @@ class _Prover:
         """Compare a call in which one model is absent; return how many rows stood for it."""
         given: list[int | None] = list(batches)
         given[absent] = None
-        if self._risky and not survives(self._path, self._fed(given, 0)[0], self._threads):
+        if self._risky and not survives(self._path, self._feed_call(given, 0)[0], self._threads):
             self.compare(given, 0, rows=1)
             return 1
         try:

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.merging.pipeline import Merged, MergeOptions, merge_sources, read_sources, similar_groups, write_merged
+from gpuprof.merging.pipeline import (
+    MergedInMemory,
+    MergeOptions,
+    merge_sources,
+    read_sources,
+    similar_groups,
+    write_merged,
+)
 from gpuprof.merging.report import MergeReport
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +27,14 @@ class MergeProposal:
     models : tuple of str
         Their names in the merged model.
     paths : tuple of Path
-    merged : Merged
+    merged : MergedInMemory
         The merged model in memory.
     options : MergeOptions
     """
 
     models: tuple[str, ...]
     paths: tuple[Path, ...]
-    merged: Merged
+    merged: MergedInMemory
     options: MergeOptions
 
     @property
@@ -94,7 +101,7 @@ def propose_merges(models: Sequence[Path], options: MergeOptions | None = None) 
     return Proposals(tuple(merges), tuple(left.items()))
 
 
-def _propose(members: Sequence[Source], options: MergeOptions, left: dict[str, str]) -> list[MergeProposal]:
+def _propose(members: Sequence[SourceModel], options: MergeOptions, left: dict[str, str]) -> list[MergeProposal]:
     merged = merge_sources(members, options)
     proposals = []
     for names in _sharing(merged.report):

@@ -9,11 +9,11 @@ from onnx import ModelProto
 
 from gpuprof.domain.model import Tensor
 from gpuprof.graph.file import dtype_name
-from gpuprof.merging.gain import Gain, Rates
-from gpuprof.merging.groups import Group
+from gpuprof.merging.gain import MergeGain, Rates
+from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.plan import Plan, Step
 from gpuprof.merging.proof import Proof
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator
 
 MERGED, DIVIDED, SHARED, APART = "merged", "super-operator", "shared", "apart"
@@ -63,7 +63,7 @@ class MergeReport:
         Ops without large weights that run once for several models.
     weight_bytes_before, weight_bytes_after : int
         Of all constants of all models, and of the merged model.
-    gain : Gain
+    gain : MergeGain
         Of what was merged.
     gain_s : float
         The time it is predicted to save in a call with every model at its batch.
@@ -76,7 +76,7 @@ class MergeReport:
     other_ops_merged: int
     weight_bytes_before: int
     weight_bytes_after: int
-    gain: Gain
+    gain: MergeGain
     gain_s: float
     proof: Proof | None = None
 
@@ -96,7 +96,7 @@ class MergeReport:
         return self.weight_bytes_before - self.weight_bytes_after
 
 
-def report_merge(plan: Plan, model: ModelProto, gain: Gain, rates: Rates, omega: float) -> MergeReport:
+def report_merge(plan: Plan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
     """Return the report of a plan that became ``model``."""
     rows, others = [], 0
     for step in plan.steps:
@@ -116,7 +116,7 @@ def report_merge(plan: Plan, model: ModelProto, gain: Gain, rates: Rates, omega:
     )
 
 
-def weights_of(source: Source) -> int:
+def weights_of(source: SourceModel) -> int:
     """Return the bytes of a model's constants, the same data counted once."""
     distinct = {source.digest(name): source.weight_bytes(name) for name in source.weights}
     return sum(distinct.values())
@@ -126,7 +126,7 @@ def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
     return Tensor(name, dtype_name(data_type), tuple(dims)).bytes
 
 
-def _row(plan: Plan, step: Step, group: Group, omega: float) -> OperatorRow:
+def _row(plan: Plan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
     weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
     sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
     nodes = [plan.sources[m].nodes[step.node_positions[m]] for m in step.models]

@@ -18,9 +18,9 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from gpuprof.merging.branches import image_branches
 from gpuprof.merging.crossing import Crossing, concat_gain, find_crossings, split_gain
-from gpuprof.merging.gain import Gain
+from gpuprof.merging.gain import MergeGain
 from gpuprof.merging.plan import Plan
-from gpuprof.merging.step_gain import Setting, step_gain
+from gpuprof.merging.step_gain import GainContext, step_gain
 
 #: The finest step of capacities, in seconds; what all of them together make at most; and what no cut can pay.
 _UNIT_S, _MOST, _NEVER = 1e-9, 2**29, 2**30
@@ -37,27 +37,27 @@ class Region:
     groups : tuple of int
     weighted : tuple of int
         Those with weighted operators, or with ops that hold weights.
-    gain : Gain
+    gain : MergeGain
     is_constant : bool
         Whether it works on constants alone, which all models then share without any copy.
     """
 
     groups: tuple[int, ...]
     weighted: tuple[int, ...]
-    gain: Gain
+    gain: MergeGain
     is_constant: bool = False
 
 
-class Worth:
+class PlanGain:
     """What a plan is worth, and each part of it.
 
     Parameters
     ----------
     plan : Plan
-    setting : Setting
+    setting : GainContext
     """
 
-    def __init__(self, plan: Plan, setting: Setting) -> None:
+    def __init__(self, plan: Plan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting
         self.steps = [i for i, step in enumerate(plan.steps) if step.is_merged]
         self.own = {i: step_gain(plan, plan.steps[i], setting) for i in self.steps}
@@ -67,9 +67,9 @@ class Worth:
         every = (*self.own.values(), *self._concat, *self._split)
         self._unit_s = max(_UNIT_S, sum(abs(gain.seconds(setting.rates)) for gain in every) / _MOST)
 
-    def gain(self, once: set[int]) -> Gain:
+    def gain(self, once: set[int]) -> MergeGain:
         """Return what running these steps once is worth."""
-        total = sum((self.own[i] for i in once), Gain())
+        total = sum((self.own[i] for i in once), MergeGain())
         for k, crossing in enumerate(self.crossings):
             total += self._copies(k, crossing, once)
         return total
@@ -111,7 +111,7 @@ class Worth:
             for other in (place.get(i, 1) for i in linked):
                 yield from ((a, b, _NEVER) for a, b in ((one, other), (other, one)) if a != 1)
 
-    def _capacity(self, gain: Gain) -> int:
+    def _capacity(self, gain: MergeGain) -> int:
         return round(gain.seconds(self._setting.rates) / self._unit_s)
 
     def regions(self) -> list[Region]:
@@ -120,21 +120,21 @@ class Worth:
         members: dict[int, list[int]] = {}
         for i in self.steps:
             members.setdefault(root[i], []).append(i)
-        costs: dict[int, Gain] = {}
+        costs: dict[int, MergeGain] = {}
         once = set(self.steps)
         for k, crossing in enumerate(self.crossings):
             owner = crossing.consumers[0] if crossing.producer is None else crossing.producer
-            costs[root[owner]] = costs.get(root[owner], Gain()) + self._copies(k, crossing, once)
+            costs[root[owner]] = costs.get(root[owner], MergeGain()) + self._copies(k, crossing, once)
         found = []
         for first, steps in sorted(members.items()):
-            gain = sum((self.own[i] for i in steps), costs.get(first, Gain()))
+            gain = sum((self.own[i] for i in steps), costs.get(first, MergeGain()))
             drawn = [self._plan.steps[i] for i in steps]
             weighted = tuple(step.group for step in drawn if step.held or self._plan.group(step).operators)
             constant = all(step.once and not any(axis is not None for axis in step.output_axes) for step in drawn)
             found.append(Region(tuple(step.group for step in drawn), weighted, gain, constant))
         return found
 
-    def apart(self, once: set[int]) -> list[tuple[set[int], Gain]]:
+    def apart(self, once: set[int]) -> list[tuple[set[int], MergeGain]]:
         """Return what hangs together among the steps not in ``once``, with what it would be worth to run it, too."""
         root = self._components(set(self.steps) - once)
         sets: dict[int, set[int]] = {}
@@ -143,12 +143,12 @@ class Worth:
         base = self.gain(once)
         return [(steps, _minus(self.gain(once | steps), base)) for _, steps in sorted(sets.items())]
 
-    def _copies(self, k: int, crossing: Crossing, once: set[int]) -> Gain:
+    def _copies(self, k: int, crossing: Crossing, once: set[int]) -> MergeGain:
         made = crossing.producer in once
         users = [i in once for i in crossing.consumers]
         if made and (crossing.outside or not all(users)):
             return self._split[k]
-        return self._concat[k] if not made and any(users) else Gain()
+        return self._concat[k] if not made and any(users) else MergeGain()
 
     def _components(self, among: set[int] | None = None) -> dict[int, int]:
         root = {i: i for i in self.steps if among is None or i in among}
@@ -168,8 +168,8 @@ class Worth:
         return {i: find(i) for i in root}
 
 
-def _minus(a: Gain, b: Gain) -> Gain:
-    return Gain(
+def _minus(a: MergeGain, b: MergeGain) -> MergeGain:
+    return MergeGain(
         a.saved_bytes - b.saved_bytes,
         a.added_bytes - b.added_bytes,
         a.saved_launches - b.saved_launches,

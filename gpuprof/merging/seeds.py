@@ -74,8 +74,8 @@ class Matches:
 def neighbour_matches(pool: Pool, down: bool) -> Iterator[Matches]:
     """Yield the pairs of neighbours (one above the other if ``down``, else side by side) that matrices share."""
     asking, answering = _survivors(pool, down)
-    keys_a, owner_a, at_a = _keyed(pool, answering, down, variants=False)
-    keys_b, owner_b, at_b = _keyed(pool, asking, down, variants=True)
+    keys_a, owner_a, at_a = _hash_cells(pool, answering, down, variants=False)
+    keys_b, owner_b, at_b = _hash_cells(pool, asking, down, variants=True)
     by_key = np.argsort(keys_a, kind="stable")
     keys_a, owner_a, at_a = keys_a[by_key], owner_a[by_key], at_a[by_key]
     by_key = np.argsort(keys_b, kind="stable")  # sorted questions keep to the cache
@@ -83,7 +83,7 @@ def neighbour_matches(pool: Pool, down: bool) -> Iterator[Matches]:
     start = np.searchsorted(keys_a, keys_b)
     count = np.searchsorted(keys_a, keys_b, side="right") - start
     kept, dropped = _affordable(count)
-    unfinished = _touched(owner_a, owner_b, start, count, dropped)
+    unfinished = _pairs_with_dropped(owner_a, owner_b, start, count, dropped)
     rank = {index: position for position, index in enumerate(pool.order())}
     ranks = np.array([rank[i] for i in range(len(pool.matrices))], np.int64)
     none: Index = np.empty(0, np.int64)
@@ -107,23 +107,23 @@ def _survivors(pool: Pool, down: bool) -> tuple[list[Index], list[Index]]:
     answering = [at if yes else at[:0] for at, yes in zip(places, pool.answers, strict=True)]
     table = PairTable(sum(map(len, answering)), pool.tolerance, 0)
     for i in pool.order():  # so that one that both asks and answers does not find itself
-        asking[i] = table.found(pool.matrices[i], steps[i], asking[i])
+        asking[i] = table.find(pool.matrices[i], steps[i], asking[i])
         table.enter(pool.matrices[i], steps[i], answering[i])
     # Most of what was found is chance: each side is sifted by what is left of the other.
     for salt in range(1, _SIFTINGS + 1):
-        answering = _sifted(pool, steps, answering, asking, salt, asked=False)
-        asking = _sifted(pool, steps, asking, answering, -salt % 2**32, asked=True)
+        answering = _filter_positions(pool, steps, answering, asking, salt, asked=False)
+        asking = _filter_positions(pool, steps, asking, answering, -salt % 2**32, asked=True)
     return asking, answering
 
 
-def _sifted(
+def _filter_positions(
     pool: Pool, steps: Sequence[int], chosen: list[Index], other: list[Index], salt: int, asked: bool
 ) -> list[Index]:
     table = PairTable(sum(map(len, other)), pool.tolerance, salt)
     for matrix, step, at in zip(pool.matrices, steps, other, strict=True):
         table.enter(matrix, step, at, both_sides=not asked)
     return [
-        table.found(matrix, step, at, both_sides=asked)
+        table.find(matrix, step, at, both_sides=asked)
         for matrix, step, at in zip(pool.matrices, steps, chosen, strict=True)
     ]
 
@@ -135,7 +135,7 @@ def _variants(pool: Pool, i: int, down: bool, at: Index) -> Iterator[tuple[npt.N
     first, second = flat[at], flat[at + (matrix.shape[1] if down else 1)]
     own_first, other_first = _cells(first, pool.tolerance)
     own_second, other_second = _cells(second, pool.tolerance)
-    yield _mixed(own_first, own_second), at
+    yield _hash_pairs(own_first, own_second), at
     near_first, near_second = own_first != other_first, own_second != other_second
     for chosen, one, two in (
         (near_first, other_first, own_second),
@@ -144,7 +144,7 @@ def _variants(pool: Pool, i: int, down: bool, at: Index) -> Iterator[tuple[npt.N
     ):
         where = np.flatnonzero(chosen)
         if len(where):
-            yield _mixed(one[where], two[where]), at[where]
+            yield _hash_pairs(one[where], two[where]), at[where]
 
 
 def _positions(rows: int, columns: int, down: bool) -> Index:
@@ -164,14 +164,16 @@ def _cells(values: Matrix, tolerance: float) -> tuple[npt.NDArray[np.int64], npt
         return own.astype(np.int64), other.astype(np.int64)
 
 
-def _mixed(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+def _hash_pairs(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     mixed = first.view(np.uint64) * _MIX_FIRST + second.view(np.uint64)
     mixed ^= mixed >> np.uint64(29)
     mixed *= _MIX_SECOND
     return mixed ^ (mixed >> np.uint64(32)) * _MIX_FIRST
 
 
-def _keyed(pool: Pool, chosen: list[Index], down: bool, variants: bool) -> tuple[npt.NDArray[np.uint64], Index, Index]:
+def _hash_cells(
+    pool: Pool, chosen: list[Index], down: bool, variants: bool
+) -> tuple[npt.NDArray[np.uint64], Index, Index]:
     keys, owners, positions = [], [], []
     for i, at in enumerate(chosen):
         for key, where in _variants(pool, i, down, at):
@@ -191,7 +193,9 @@ def _affordable(count: Index) -> tuple[Index, Index]:
     return order[fits], order[~fits]
 
 
-def _touched(owner_a: Index, owner_b: Index, start: Index, count: Index, dropped: Index) -> set[tuple[int, int]]:
+def _pairs_with_dropped(
+    owner_a: Index, owner_b: Index, start: Index, count: Index, dropped: Index
+) -> set[tuple[int, int]]:
     """Return the pairs of matrices that have matches among the dropped lookups, each group of equal keys once."""
     if not len(dropped):
         return set()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import best_matching
 from gpuprof.merging.operators import Weighted, weight_matrix, weighted_operators
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import TOLERANCE, CommonBlock
 
 
@@ -70,12 +70,12 @@ def block_similarity(area: int, first: int, second: int) -> float:
     return 2.0 * area / (first + second) if first + second else 0.0
 
 
-def compare_models(first: Source, second: Source, tolerance: float = TOLERANCE) -> ModelSimilarity:
+def compare_models(first: SourceModel, second: SourceModel, tolerance: float = TOLERANCE) -> ModelSimilarity:
     """Return the weight similarity of two normalised models: convolutions with convolutions, products with products.
 
     Parameters
     ----------
-    first, second : Source
+    first, second : SourceModel
     tolerance : float
         Weights that differ by no more are the same.
     """
@@ -103,7 +103,7 @@ def compare_models(first: Source, second: Source, tolerance: float = TOLERANCE) 
         second.name,
         tuple(layers),
         sum(scored.values()) / len(scored) if scored else None,
-        _matched(scored, left, right),
+        _matched_similarity(scored, left, right),
         all(layer.block.exact for layer in layers),
     )
 
@@ -120,7 +120,9 @@ def _told_apart(operators: Sequence[Weighted]) -> list[str]:
     return found
 
 
-def _matched(scored: dict[tuple[int, int], float], left: Sequence[Weighted], right: Sequence[Weighted]) -> float | None:
+def _matched_similarity(
+    scored: dict[tuple[int, int], float], left: Sequence[Weighted], right: Sequence[Weighted]
+) -> float | None:
     if not scored:
         return None
     chosen = best_matching({pair: score for pair, score in scored.items() if score > 0})

@@ -18,7 +18,7 @@ class UnmergeableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class OpInput:
     """One input of an op that is to run once for several models.
 
     Attributes
@@ -46,7 +46,7 @@ class Slot:
         return tuple(dims[self.axis] for dims in self.dims) if self.axis is not None else ()
 
 
-Slots = Sequence[Slot | None]
+Slots = Sequence[OpInput | None]
 Outputs = Sequence[tuple[tuple[Size, ...], ...]]
 Axes = tuple[int | None, ...]
 Rule = Callable[[NodeProto, Slots, Outputs, int], Axes]
@@ -57,7 +57,7 @@ def normal_axis(axis: int, rank: int) -> int:
     return axis + rank if axis < 0 else axis
 
 
-def two_first(node: NodeProto, slots: Slots) -> tuple[Slot, Slot]:
+def two_first(node: NodeProto, slots: Slots) -> tuple[OpInput, OpInput]:
     """Return the first two inputs of a node, both of which must be there."""
     a, b = slots[0], slots[1]
     if a is None or b is None:
@@ -65,7 +65,7 @@ def two_first(node: NodeProto, slots: Slots) -> tuple[Slot, Slot]:
     return a, b
 
 
-def only_first(node: NodeProto, slots: Slots) -> Slot:
+def only_first(node: NodeProto, slots: Slots) -> OpInput:
     """Return the first input, the only one that may be concatenated."""
     first = slots[0]
     if first is None or first.axis is None or any(slot is not None and slot.axis is not None for slot in slots[1:]):

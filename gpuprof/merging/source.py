@@ -53,7 +53,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Source:
+class SourceModel:
     """A model read for merging.
 
     Attributes
@@ -151,7 +151,7 @@ class Source:
 
 def read_source(
     path: Path, name: str, dims: Mapping[str, int] | None = None, opset: int | None = None, any_length: bool = False
-) -> Source:
+) -> SourceModel:
     """Read a model for merging.
 
     Parameters
@@ -183,7 +183,7 @@ def read_source(
     fixed = 1 if axes else next((int(shape[0]) for shape in declared.values() if shape and shape[0]), 1)
     batches = _BATCHES if axes else (fixed,)
     traced = [_trace(model, file, weights, batch, bound) for batch in batches]
-    return Source(
+    return SourceModel(
         name=name,
         path=path,
         sha256=file.sha256,
@@ -260,7 +260,7 @@ def _trace(
         name: Tensor(name, dtype_name(tensor.data_type), tuple(tensor.dims)) for name, tensor in weights.items()
     }
     opsets = {opset.domain: opset.version for opset in model.opset_import}
-    shapes = Shapes(inputs | constants, constants, _declared(graph, names), opsets, used_names(graph), label)
+    shapes = Shapes(inputs | constants, constants, _declared_tensors(graph, names), opsets, used_names(graph), label)
     for tensor in weights.values():
         shapes.add_value(tensor)
     for node in graph.node:
@@ -269,7 +269,7 @@ def _trace(
     return shapes
 
 
-def _declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
+def _declared_tensors(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
     found = {}
     for info in (*graph.value_info, *graph.output):
         dims = declared_dims(info) if info.type.HasField("tensor_type") else None

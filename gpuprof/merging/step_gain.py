@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from gpuprof.merging.gain import Gain, Rates
+from gpuprof.merging.gain import MergeGain, Rates
 from gpuprof.merging.held import is_lookup
 from gpuprof.merging.plan import Plan, Step
-from gpuprof.merging.source import Source
+from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator, bias_of
 
 CONVOLUTIONS = frozenset({"Conv", "ConvTranspose", "FusedConv"})
@@ -24,7 +24,7 @@ OpSeconds = Mapping[tuple[str, str], Mapping[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GainContext:
     """What the gain of a merge depends on beside the models.
 
     Attributes
@@ -41,39 +41,41 @@ class Setting:
     measured: OpSeconds = field(default_factory=dict)
 
 
-def step_gain(plan: Plan, step: Step, setting: Setting) -> Gain:
+def step_gain(plan: Plan, step: Step, setting: GainContext) -> MergeGain:
     """Return what running a merged step once is worth, copies at its borders not counted."""
     if step.super_operator is not None:
         return _super_gain(plan, step, step.super_operator, setting)
     if all(axis is None for axis in step.output_axes):  # on constants, or on one value that all share
-        return Gain(saved_launches=len(step.models) - 1)
+        return MergeGain(saved_launches=len(step.models) - 1)
     saved = (len(step.models) - 1) * _weight_bytes(plan, step)
-    measured = _measured(plan, step, setting)
+    measured = _measured_gain(plan, step, setting)
     if measured is not None:
         # The bytes are told, but their time stands in the measurement.
-        return Gain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
-    rides = all(rides_along(plan.sources[m], given(plan, step, m)) for m in step.models)
-    touched = [_touched(plan.sources[m], given(plan, step, m), setting.batches[m], rides) for m in step.models]
-    together = setting.rates.moved(sum(t for t, _ in touched), sum(w for _, w in touched))
-    apart = sum(setting.rates.moved(traffic, working) for traffic, working in touched)
-    return Gain(
+        return MergeGain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
+    rides = all(is_absorbed(plan.sources[m], source_node(plan, step, m)) for m in step.models)
+    touched = [
+        _memory_traffic(plan.sources[m], source_node(plan, step, m), setting.batches[m], rides) for m in step.models
+    ]
+    together = setting.rates.moved_bytes(sum(t for t, _ in touched), sum(w for _, w in touched))
+    apart = sum(setting.rates.moved_bytes(traffic, working) for traffic, working in touched)
+    return MergeGain(
         saved_bytes=saved,
         added_bytes=round(max(0.0, together - apart)),
         saved_launches=0 if rides else len(step.models) - 1,
     )
 
 
-def given(plan: Plan, step: Step, model: int) -> NodeProto:
+def source_node(plan: Plan, step: Step, model: int) -> NodeProto:
     """Return the node of a model that a step runs."""
     return plan.sources[model].nodes[step.node_positions[model]]
 
 
-def rides_along(source: Source, node: NodeProto) -> bool:
+def is_absorbed(source: SourceModel, node: NodeProto) -> bool:
     """Return whether a runtime does the node within the convolution before it."""
-    return ridden(source, node) is not None
+    return absorbed_input(source, node) is not None
 
 
-def ridden(source: Source, node: NodeProto) -> str | None:
+def absorbed_input(source: SourceModel, node: NodeProto) -> str | None:
     """Return the input of a node that comes from the convolution, or its rider, in which it is done; else None."""
     if node.op_type not in _RIDERS or node.domain:
         return None
@@ -81,14 +83,14 @@ def ridden(source: Source, node: NodeProto) -> str | None:
         maker = source.maker(name)
         if maker is None or source.uses(name) > 1 or maker.domain:
             continue
-        if maker.op_type in CONVOLUTIONS or (maker.op_type != node.op_type and rides_along(source, maker)):
+        if maker.op_type in CONVOLUTIONS or (maker.op_type != node.op_type and is_absorbed(source, maker)):
             return str(name)
     return None
 
 
 def _weight_bytes(plan: Plan, step: Step) -> int:
     first = step.models[0]
-    source, node = plan.sources[first], given(plan, step, first)
+    source, node = plan.sources[first], source_node(plan, step, first)
     if is_lookup(node):
         return 0
     names = {name for name in node.input if name in source.weights}
@@ -98,22 +100,22 @@ def _weight_bytes(plan: Plan, step: Step) -> int:
     return sum(source.weight_bytes(name) for name in names)
 
 
-def _touched(source: Source, node: NodeProto, batch: int, rides: bool) -> tuple[float, float]:
+def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, rides: bool) -> tuple[float, float]:
     """Return the bytes of activations that an op moves, and those in use while it does.
 
     What is written is fetched first. What an op does within the one before it is moved there.
     """
-    skipped = ridden(source, node) if rides else None
+    skipped = absorbed_input(source, node) if rides else None
     taken = {name for name in node.input if name in source.values and name not in source.weights}
     read = sum(source.values[name].bytes_at(batch) for name in taken if name != skipped)
     written = sum(source.values[name].bytes_at(batch) for name in node.output if name)
     return read + (0 if rides else 2 * written), read + written
 
 
-def _measured(plan: Plan, step: Step, setting: Setting) -> float | None:
+def _measured_gain(plan: Plan, step: Step, setting: GainContext) -> float | None:
     """Return what measurements at the models' batches and at their sum say is saved; None where one is missing."""
     rows = [setting.batches[m] for m in step.models]
-    curves = [setting.measured.get((plan.sources[m].sha256, given(plan, step, m).name)) for m in step.models]
+    curves = [setting.measured.get((plan.sources[m].sha256, source_node(plan, step, m).name)) for m in step.models]
     together = max((_at(curve, sum(rows)) or 0.0 for curve in curves if curve), default=0.0)
     apart = [_at(curve, batch) if curve else None for curve, batch in zip(curves, rows, strict=True)]
     if not together or any(seconds is None for seconds in apart):
@@ -132,23 +134,23 @@ def _at(curve: Mapping[int, float], rows: int) -> float | None:
     return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
 
 
-def _super_gain(plan: Plan, step: Step, shared: SuperOperator, setting: Setting) -> Gain:
+def _super_gain(plan: Plan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
     group, n = plan.group(step), len(step.models)
     first, rates = step.models[0], setting.rates
     array = plan.sources[first].array(group.operators[first].weight)
     item, per = array.dtype.itemsize, max(1, array[0, 0].size)
-    gain = Gain(saved_bytes=(n - 1) * shared.inputs * shared.outputs * item * per, saved_launches=n - 1)
+    gain = MergeGain(saved_bytes=(n - 1) * shared.inputs * shared.outputs * item * per, saved_launches=n - 1)
     for m in step.models:
         node, source, batch = group.operators[m].node, plan.sources[m], setting.batches[m]
         taken, made = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
         out = made * shared.outputs // shared.totals[m][1]
         rest_in = taken * (shared.totals[m][0] - shared.inputs) // shared.totals[m][0]
-        gain += Gain(added_bytes=round(rates.copied(out)), added_launches=1)  # its part of the product
+        gain += MergeGain(added_bytes=round(rates.copied_bytes(out)), added_launches=1)  # its part of the product
         if not shared.takes_all(m):  # cut, rest, sum
-            copied = rates.copied(taken) + rates.copied(rest_in) + rates.copied(out)
-            gain += Gain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
+            copied = rates.copied_bytes(taken) + rates.copied_bytes(rest_in) + rates.copied_bytes(out)
+            gain += MergeGain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
         if not shared.gives_all(m):  # other outputs, put in place
-            gain += Gain(added_bytes=round(rates.copied(made)), added_launches=2)
+            gain += MergeGain(added_bytes=round(rates.copied_bytes(made)), added_launches=2)
         if bias_of(source, group, m) is not None:
-            gain += Gain(added_bytes=round(rates.copied(made)), added_launches=1, added_flops=made // item)
+            gain += MergeGain(added_bytes=round(rates.copied_bytes(made)), added_launches=1, added_flops=made // item)
     return gain

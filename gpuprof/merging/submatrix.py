@@ -42,7 +42,7 @@ class CommonBlock:
         """Number of entries."""
         return self.rows * self.columns
 
-    def swapped(self) -> CommonBlock:
+    def swap(self) -> CommonBlock:
         """Return the same block with the two matrices exchanged."""
         return CommonBlock(self.rows, self.columns, self.b_row, self.b_column, self.a_row, self.a_column, self.exact)
 

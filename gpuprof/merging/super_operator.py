@@ -18,11 +18,11 @@ from math import prod
 import numpy as np
 
 from gpuprof.merging.common import common_blocks
-from gpuprof.merging.groups import Group
+from gpuprof.merging.groups import NodeGroup
 from gpuprof.merging.normal import attribute, whole
 from gpuprof.merging.operators import WEIGHT_INPUT, weight_matrix
 from gpuprof.merging.slots import UnmergeableError
-from gpuprof.merging.source import Array, Source
+from gpuprof.merging.source import Array, SourceModel
 from gpuprof.merging.submatrix import CommonBlock
 
 _DIVISIBLE = {"MatMul", "Gemm", "Conv"}
@@ -87,7 +87,7 @@ class WeightView:
         return np.ascontiguousarray(self.data[rows][:, columns])
 
 
-def view_weight(source: Source, group: Group, model: int) -> WeightView:
+def view_weight(source: SourceModel, group: NodeGroup, model: int) -> WeightView:
     """Return the weight of a group's member, a Gemm's laid like a MatMul's."""
     operator = group.operators[model]
     if operator.kind == "conv":
@@ -95,13 +95,13 @@ def view_weight(source: Source, group: Group, model: int) -> WeightView:
     return WeightView(weight_matrix(source, operator), False)
 
 
-def bias_of(source: Source, group: Group, model: int) -> str | None:
+def bias_of(source: SourceModel, group: NodeGroup, model: int) -> str | None:
     """Return the name of what the operator adds to its outputs."""
     node = group.operators[model].node
     return node.input[2] if node.op_type != "MatMul" and len(node.input) > 2 and node.input[2] else None
 
 
-def plan_super_operator(sources: Sequence[Source], group: Group) -> SuperOperator:
+def plan_super_operator(sources: Sequence[SourceModel], group: NodeGroup) -> SuperOperator:
     """Return how the members of ``group`` share a part of their weights.
 
     With a third model the shared block is compared with its weights in turn, as the paper merges each operator
@@ -119,11 +119,11 @@ def plan_super_operator(sources: Sequence[Source], group: Group) -> SuperOperato
     block = group.blocks[first, second]
     corners = {first: (block.a_row, block.a_column), second: (block.b_row, block.b_column)}
     for model in models[2:]:
-        block, corners = _narrowed(sources, group, block, corners, model)
+        block, corners = _narrow_block(sources, group, block, corners, model)
     return _in_features(block, corners, views)
 
 
-def _check_divisible(sources: Sequence[Source], group: Group) -> None:
+def _check_divisible(sources: Sequence[SourceModel], group: NodeGroup) -> None:
     for model, operator in group.operators.items():
         node, source = operator.node, sources[model]
         scaled = node.op_type == "Gemm" and (
@@ -140,9 +140,9 @@ def _check_divisible(sources: Sequence[Source], group: Group) -> None:
             raise UnmergeableError("it adds something computed")
 
 
-def _narrowed(
-    sources: Sequence[Source],
-    group: Group,
+def _narrow_block(
+    sources: Sequence[SourceModel],
+    group: NodeGroup,
     block: CommonBlock,
     corners: dict[int, tuple[int, int]],
     model: int,

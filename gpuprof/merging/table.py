@@ -50,7 +50,7 @@ class PairTable:
         """Enter the pairs (entry, entry ``step`` further) at flat positions ``at``, if asked in all cells near them."""
         _enter(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt)
 
-    def found(self, matrix: Matrix, step: int, at: Index, both_sides: bool = True) -> Index:
+    def find(self, matrix: Matrix, step: int, at: Index, both_sides: bool = True) -> Index:
         """Return which of the pairs at ``at`` were entered, or, if ``both_sides``, may agree with one that was."""
         hit = np.zeros(len(at), np.uint8)
         _ask(matrix.reshape(-1), step, at, self._scale, both_sides, self._table, self._shift, self._salt, hit)

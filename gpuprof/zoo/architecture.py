@@ -10,7 +10,7 @@ ONNX, TRANSFORMERS, OURS = "onnx", "transformers", "gpuprof"
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class ZooArchitecture:
     """A network of the zoo.
 
     Attributes
@@ -41,12 +41,12 @@ class Architecture:
 _IMAGE = "{} [batch, 3, 224, 224]"
 
 
-def _light(name: str, stem: str, parameters: int, data: str = "data_0") -> Architecture:
-    return Architecture(name, ONNX, stem, parameters, _IMAGE.format(data))
+def _light(name: str, stem: str, parameters: int, data: str = "data_0") -> ZooArchitecture:
+    return ZooArchitecture(name, ONNX, stem, parameters, _IMAGE.format(data))
 
 
-def _export(name: str, parameters: int, data: str) -> Architecture:
-    return Architecture(name, TRANSFORMERS, name, parameters, data, "export")
+def _export(name: str, parameters: int, data: str) -> ZooArchitecture:
+    return ZooArchitecture(name, TRANSFORMERS, name, parameters, data, "export")
 
 
 _PIXELS = _IMAGE.format("pixel_values")
@@ -62,14 +62,14 @@ _ALL = (
     _light("squeezenet", "squeezenet", 1_235_496),
     _light("vgg19", "vgg19", 143_667_240),
     _light("zfnet512", "zfnet512", 87_250_536, "gpu_0/data_0"),
-    Architecture("mlp", OURS, "mlp", 7_912_458, "input [batch, 784]"),
-    Architecture("transformer_encoder", OURS, "transformer_encoder", 4_228_112, "input_ids [batch, 64]"),
-    Architecture("lstm_classifier", OURS, "lstm_classifier", 2_105_360, "input_ids [batch, 64]"),
-    Architecture("unet", OURS, "unet", 949_888, "input [batch, 3, 128, 128]"),
-    Architecture("random_cnn", OURS, "random_cnn", 1_525_274, "input [batch, 3, 192, 192]"),
-    Architecture("random_transformer", OURS, "random_transformer", 7_348_755, "input_ids [batch, 16]"),
-    Architecture("random_rnn", OURS, "random_rnn", 1_568_784, "input_ids [batch, 16]"),
-    Architecture("random_mlp", OURS, "random_mlp", 2_385_098, "input [batch, 64]"),
+    ZooArchitecture("mlp", OURS, "mlp", 7_912_458, "input [batch, 784]"),
+    ZooArchitecture("transformer_encoder", OURS, "transformer_encoder", 4_228_112, "input_ids [batch, 64]"),
+    ZooArchitecture("lstm_classifier", OURS, "lstm_classifier", 2_105_360, "input_ids [batch, 64]"),
+    ZooArchitecture("unet", OURS, "unet", 949_888, "input [batch, 3, 128, 128]"),
+    ZooArchitecture("random_cnn", OURS, "random_cnn", 1_525_274, "input [batch, 3, 192, 192]"),
+    ZooArchitecture("random_transformer", OURS, "random_transformer", 7_348_755, "input_ids [batch, 16]"),
+    ZooArchitecture("random_rnn", OURS, "random_rnn", 1_568_784, "input_ids [batch, 16]"),
+    ZooArchitecture("random_mlp", OURS, "random_mlp", 2_385_098, "input [batch, 64]"),
     _export("bert_base", 109_398_534, _TOKENS),
     _export("gpt2", 124_320_008, _TOKENS),
     _export("t5_small", 60_621_832, f"decoder_input_ids, {_TOKENS}"),
@@ -86,7 +86,7 @@ _ALL = (
 ARCHITECTURES = {architecture.name: architecture for architecture in _ALL}
 
 
-def find(name: str) -> Architecture:
+def find_architecture(name: str) -> ZooArchitecture:
     """Return an architecture.
 
     Raises

@@ -8,17 +8,17 @@ from pathlib import Path
 import onnx
 
 from gpuprof.errors import InputError
-from gpuprof.zoo.architecture import ONNX, OURS, Architecture
+from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
 
 
-def build(architecture: Architecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
+def build(architecture: ZooArchitecture, output: Path, batch: int | None = None, seed: int = 0) -> Path:
     """Write a network with random weights to ``output`` and return that path; the same seed gives the same bytes.
 
     A network beyond two gibibytes keeps its weights in ``<output>.data`` beside it.
 
     Parameters
     ----------
-    architecture : Architecture
+    architecture : ZooArchitecture
     output : Path
         Replaced if it exists.
     batch : int, optional
@@ -53,7 +53,7 @@ def build(architecture: Architecture, output: Path, batch: int | None = None, se
     return output
 
 
-def _write(architecture: Architecture, output: Path, seed: int) -> None:
+def _write(architecture: ZooArchitecture, output: Path, seed: int) -> None:
     if architecture.origin == ONNX:
         from gpuprof.zoo.light import build_light
 

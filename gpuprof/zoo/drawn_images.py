@@ -27,7 +27,7 @@ class _Map:
     side: int
 
 
-class _Drawn:
+class _RandomCnn:
     """A network and the random numbers that decide its layers.
 
     Attributes
@@ -84,7 +84,7 @@ class _Drawn:
 
 def draw_cnn(net: Network, seed: int) -> ModelProto:
     """Return a network of 50 million to 3 billion FLOPs an image or a little more; the seed decides its layers."""
-    drawn = _Drawn(net, seed)
+    drawn = _RandomCnn(net, seed)
     budget = float(np.exp(drawn.random.uniform(np.log(_LEAST_FLOPS), np.log(_MOST_FLOPS))))
     side = drawn.pick(*_RESOLUTIONS)
     x = drawn.conv(_Map("input", 3, side), drawn.pick(*_WIDTHS), drawn.pick(3, 3, 5, 7), stride=2)
@@ -98,7 +98,7 @@ def draw_cnn(net: Network, seed: int) -> ModelProto:
     return net.finish("random_cnn", TensorProto.FLOAT, ["batch", 3, side, side], ["batch", classes], seed)
 
 
-def _smaller(drawn: _Drawn, x: _Map) -> _Map:
+def _smaller(drawn: _RandomCnn, x: _Map) -> _Map:
     """Halve the side, while there is something to halve, and let the channels grow."""
     channels = min(_MOST_CHANNELS, round(x.channels * drawn.random.uniform(1.3, 2.2) / 8) * 8 or 8)
     if x.side < 6:
@@ -109,7 +109,7 @@ def _smaller(drawn: _Drawn, x: _Map) -> _Map:
     return drawn.conv(drawn.pool(x, "MaxPool" if how == 1 else "AveragePool"), channels, drawn.pick(1, 3))
 
 
-def _head(drawn: _Drawn, x: _Map) -> int:
+def _head(drawn: _RandomCnn, x: _Map) -> int:
     """Classify, from the mean of each channel or from all pixels; return the number of classes."""
     classes = drawn.pick(10, 100, 365, 1000)
     features = x.channels
@@ -124,30 +124,30 @@ def _head(drawn: _Drawn, x: _Map) -> int:
     return classes
 
 
-def _plain(drawn: _Drawn, x: _Map) -> _Map:
+def _plain(drawn: _RandomCnn, x: _Map) -> _Map:
     return drawn.conv(x, x.channels, drawn.pick(3, 3, 5))
 
 
-def _bottleneck(drawn: _Drawn, x: _Map) -> _Map:
+def _bottleneck(drawn: _RandomCnn, x: _Map) -> _Map:
     thin = max(8, x.channels // drawn.pick(2, 4))
     y = drawn.conv(drawn.conv(x, thin, 1), thin, 3)
     return drawn.activate(drawn.add(x, drawn.conv(y, x.channels, 1, active=False)))
 
 
-def _basic(drawn: _Drawn, x: _Map) -> _Map:
+def _basic(drawn: _RandomCnn, x: _Map) -> _Map:
     y = drawn.conv(drawn.conv(x, x.channels, 3), x.channels, 3, active=False)
     return drawn.activate(drawn.add(x, y))
 
 
-def _inverted(drawn: _Drawn, x: _Map) -> _Map:
+def _inverted_residual(drawn: _RandomCnn, x: _Map) -> _Map:
     wide = min(_MOST_CHANNELS, x.channels * drawn.pick(2, 3, 4, 6))
     y = drawn.conv(drawn.conv(x, wide, 1), wide, drawn.pick(3, 3, 5), group=wide)
     if drawn.random.random() < 0.4:
-        y = _excited(drawn, y)
+        y = _squeeze_and_excite(drawn, y)
     return drawn.add(x, drawn.conv(y, x.channels, 1, active=False))
 
 
-def _excited(drawn: _Drawn, x: _Map) -> _Map:
+def _squeeze_and_excite(drawn: _RandomCnn, x: _Map) -> _Map:
     """Weigh the channels by what their means say (squeeze and excitation)."""
     mean = _Map(drawn.net.add("GlobalAveragePool", x.name), x.channels, 1)
     squeezed = drawn.conv(mean, max(4, x.channels // 16), 1)
@@ -155,18 +155,18 @@ def _excited(drawn: _Drawn, x: _Map) -> _Map:
     return replace(x, name=drawn.net.add("Mul", x.name, weights))
 
 
-def _grouped(drawn: _Drawn, x: _Map) -> _Map:
+def _grouped_convolution(drawn: _RandomCnn, x: _Map) -> _Map:
     group = drawn.pick(2, 4, 8)
     return drawn.conv(x, x.channels, 3, group=group) if x.channels % group == 0 else _plain(drawn, x)
 
 
-def _dense(drawn: _Drawn, x: _Map) -> _Map:
+def _dense(drawn: _RandomCnn, x: _Map) -> _Map:
     growth = drawn.pick(12, 24, 32)
     y = drawn.conv(drawn.conv(x, 4 * growth, 1), growth, 3)
     return drawn.concat(x, y) if x.channels + growth <= _MOST_CHANNELS else drawn.conv(x, x.channels, 1)
 
 
-def _inception(drawn: _Drawn, x: _Map) -> _Map:
+def _inception(drawn: _RandomCnn, x: _Map) -> _Map:
     part = max(8, x.channels // 4)
     three = drawn.conv(drawn.conv(x, max(8, part // 2), 1), part, 3)
     five = drawn.conv(drawn.conv(x, max(8, part // 4), 1), part, 5)
@@ -174,9 +174,9 @@ def _inception(drawn: _Drawn, x: _Map) -> _Map:
     return drawn.concat(drawn.conv(x, part, 1), three, five, pooled)
 
 
-def _fire(drawn: _Drawn, x: _Map) -> _Map:
+def _fire(drawn: _RandomCnn, x: _Map) -> _Map:
     thin = drawn.conv(x, max(8, x.channels // 8), 1)
     return drawn.concat(drawn.conv(thin, max(8, x.channels // 2), 1), drawn.conv(thin, max(8, x.channels // 2), 3))
 
 
-_BLOCKS = (_plain, _basic, _bottleneck, _inverted, _grouped, _dense, _inception, _fire)
+_BLOCKS = (_plain, _basic, _bottleneck, _inverted_residual, _grouped_convolution, _dense, _inception, _fire)

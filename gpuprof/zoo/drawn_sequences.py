@@ -14,7 +14,7 @@ _WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)
 _LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256)
 
 
-class _Drawn:
+class _RandomSequenceNet:
     """A network, the random numbers that decide its layers, and the forms that it writes its functions in."""
 
     def __init__(self, net: Network, seed: int) -> None:
@@ -60,7 +60,7 @@ class _Drawn:
 
 def draw_transformer(net: Network, seed: int) -> ModelProto:
     """Return an encoder; the seed decides width, heads, layers, length, and the forms of its functions."""
-    drawn = _Drawn(net, seed)
+    drawn = _RandomSequenceNet(net, seed)
     width, length = drawn.pick(*_WIDTHS), drawn.pick(*_LENGTHS)
     heads, ratio, first = width // drawn.pick(32, 64), drawn.pick(2, 3, 4), drawn.random.random() < 0.5
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
@@ -77,11 +77,11 @@ def draw_transformer(net: Network, seed: int) -> ModelProto:
     return net.finish("random_transformer", TensorProto.INT64, ["batch", length], ["batch", classes], seed)
 
 
-def _feed_forward(drawn: _Drawn, x: str, width: int, hidden: int) -> str:
+def _feed_forward(drawn: _RandomSequenceNet, x: str, width: int, hidden: int) -> str:
     return drawn.dense(drawn.activate(drawn.dense(x, width, hidden)), hidden, width)
 
 
-def _attention(drawn: _Drawn, x: str, width: int, heads: int) -> str:
+def _attention(drawn: _RandomSequenceNet, x: str, width: int, heads: int) -> str:
     net, depth = drawn.net, width // heads
     split, join = net.constant(0, 0, heads, depth), net.constant(0, 0, heads * depth)
     q, k, v = (net.add("Reshape", drawn.dense(x, width, heads * depth), split) for _ in range(3))
@@ -94,7 +94,7 @@ def _attention(drawn: _Drawn, x: str, width: int, heads: int) -> str:
 
 def draw_rnn(net: Network, seed: int) -> ModelProto:
     """Return LSTM or GRU layers over words; the seed decides their kind, number, width and length."""
-    drawn = _Drawn(net, seed)
+    drawn = _RandomSequenceNet(net, seed)
     kind, gates = ("LSTM", 4) if drawn.random.random() < 0.6 else ("GRU", 3)
     width, length = drawn.pick(64, 128, 192, 256, 384, 512), drawn.pick(16, 32, 64)
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
@@ -109,7 +109,7 @@ def draw_rnn(net: Network, seed: int) -> ModelProto:
 
 def draw_mlp(net: Network, seed: int) -> ModelProto:
     """Return dense layers with an activation between them; the seed decides their number and widths."""
-    drawn = _Drawn(net, seed)
+    drawn = _RandomSequenceNet(net, seed)
     widths = [drawn.pick(64, 128, 256, 512, 784, 1024, 2048, 4096) for _ in range(drawn.pick(3, 4, 5, 6))]
     x = "input"
     for features, outputs in pairwise(widths):

@@ -23,7 +23,7 @@ _CALIBRATION_SIDE = 224
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
+class ExportedArchitecture:
     """How one model is exported.
 
     Attributes
@@ -62,20 +62,22 @@ _LAST_TOKEN = {"logits_to_keep": 1, "use_cache": False}
 _CLASSES = {"num_labels": 1000}
 
 
-def _image(family: str, side: int = 224, **settings: object) -> Export:
+def _image(family: str, side: int = 224, **settings: object) -> ExportedArchitecture:
     model = f"{family}ForImageClassification"
-    return Export(f"{family}Config", model, ("pixel_values",), ("logits",), _CLASSES | settings, side=side)
+    return ExportedArchitecture(
+        f"{family}Config", model, ("pixel_values",), ("logits",), _CLASSES | settings, side=side
+    )
 
 
 EXPORTS = {
-    "bert_base": Export("BertConfig", "BertModel", _TEXT, ("last_hidden_state", "pooler_output")),
-    "gpt2": Export(
+    "bert_base": ExportedArchitecture("BertConfig", "BertModel", _TEXT, ("last_hidden_state", "pooler_output")),
+    "gpt2": ExportedArchitecture(
         "GPT2Config", "GPT2LMHeadModel", _TEXT, ("logits",), fixed={"logits_to_keep": 1, "use_cache": False}
     ),
-    "t5_small": Export(
+    "t5_small": ExportedArchitecture(
         "T5Config", "T5Model", (*_TEXT, "decoder_input_ids"), ("last_hidden_state",), fixed={"use_cache": False}
     ),
-    "bloom_560m": Export(
+    "bloom_560m": ExportedArchitecture(
         "BloomConfig",
         "BloomForCausalLM",
         _TEXT,
@@ -83,7 +85,7 @@ EXPORTS = {
         {"hidden_size": 1024, "n_layer": 24, "n_head": 16},
         _LAST_TOKEN,
     ),
-    "xlnet_base": Export(
+    "xlnet_base": ExportedArchitecture(
         "XLNetConfig",
         "XLNetModel",
         _TEXT,
@@ -151,7 +153,7 @@ def export(stem: str, output: Path, seed: int = 0) -> None:
     onnx_ir.save(program.model, output, external_data=f"{output.name}.data" if external else None)
 
 
-def _model(spec: Export, seed: int) -> torch.nn.Module:
+def _model(spec: ExportedArchitecture, seed: int) -> torch.nn.Module:
     import torch
     import transformers
 
@@ -177,7 +179,7 @@ def _replace_pool(model: torch.nn.Module) -> None:
             module.pooler = torch.nn.AdaptiveAvgPool2d(1)
 
 
-def _calibrate(model: torch.nn.Module, spec: Export) -> None:
+def _calibrate(model: torch.nn.Module, spec: ExportedArchitecture) -> None:
     """Give normalisations over the batch the statistics of random images, as training would have left them.
 
     Kernels are drawn as He et al. (2015) propose first: what some configurations draw fades to nothing in
@@ -215,7 +217,7 @@ class _Positional:
     """Makes a module that takes the inputs by position and gives the wanted outputs only."""
 
     @staticmethod
-    def of(model: torch.nn.Module, spec: Export) -> torch.nn.Module:
+    def of(model: torch.nn.Module, spec: ExportedArchitecture) -> torch.nn.Module:
         import torch
 
         class Positional(torch.nn.Module):  # type: ignore[misc] # torch is not there for every check

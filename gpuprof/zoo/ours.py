@@ -35,10 +35,10 @@ def _encoder(net: Network, seed: int, width: int = 256, heads: int = 4, layers: 
     x = net.add("Gather", net.weight(_WORDS, width), "input_ids", axis=0)
     x = net.add("Add", x, net.weight(_LENGTH, width))
     for _ in range(layers):
-        x = _normalised(net, net.add("Add", x, _attention(net, x, width, heads)), width)
+        x = _layer_norm(net, net.add("Add", x, _attention(net, x, width, heads)), width)
         hidden = net.dense(x, width, 4 * width)
         gate = net.add("Sigmoid", hidden)
-        x = _normalised(net, net.add("Add", x, net.dense(net.add("Mul", hidden, gate), 4 * width, width)), width)
+        x = _layer_norm(net, net.add("Add", x, net.dense(net.add("Mul", hidden, gate), 4 * width, width)), width)
     net.dense(net.add("ReduceMean", x, axes=[1], keepdims=0), width, 16)
     return net.finish("transformer_encoder", TensorProto.INT64, ["batch", _LENGTH], ["batch", 16], seed)
 
@@ -53,7 +53,7 @@ def _attention(net: Network, x: str, width: int, heads: int) -> str:
     return net.dense(together, width, width)
 
 
-def _normalised(net: Network, x: str, width: int) -> str:
+def _layer_norm(net: Network, x: str, width: int) -> str:
     return net.add("LayerNormalization", x, net.weight(width), net.weight(width), axis=-1)
 
 

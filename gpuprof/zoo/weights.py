@@ -73,7 +73,7 @@ def _moments(node: NodeProto, before: list[_Moments]) -> _Moments:
     if node.op_type in _NORMALISATIONS:
         return _STANDARD
     if node.op_type == "Relu":
-        return _rectified(x)
+        return _relu_moments(x)
     if node.op_type == "MaxPool":
         return _Moments(_MAX_POOL.mean * x.mean, _MAX_POOL.square * x.square)
     mean, variance = sum(y.mean for y in before), sum(y.square - y.mean**2 for y in before)
@@ -84,7 +84,7 @@ def _moments(node: NodeProto, before: list[_Moments]) -> _Moments:
     return x
 
 
-def _rectified(x: _Moments) -> _Moments:
+def _relu_moments(x: _Moments) -> _Moments:
     deviation = sqrt(max(x.square - x.mean**2, 1e-12))
     ratio = x.mean / deviation
     below = (1 + erf(ratio / sqrt(2))) / 2

@@ -232,7 +232,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
 ) -> None:
     from gpuprof.domain.estimate import Figure
     from gpuprof.pipeline import devices
-    from gpuprof.zoo.architecture import find
+    from gpuprof.zoo.architecture import find_architecture
     from gpuprof.zoo.build import build
 
     class Trained:
@@ -245,7 +245,7 @@ def test_a_model_that_was_never_profiled_is_planned_with_the_regressors_that_wer
             return Figure(2.0**20, "allocation")
 
     monkeypatch.setattr(devices, "load_regressors", lambda device, db, note: Trained())
-    build(find("mlp"), here / "mlp.onnx")
+    build(find_architecture("mlp"), here / "mlp.onnx")
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,20,100\n")
     assert main(["place"]) == 0
     (replica,) = read_map(here / "map.json").nodes[0].gpus[0].partitions[0].replicas

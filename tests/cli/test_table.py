@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.cli.output import Column, Format, number, print_rows
-from gpuprof.cli.table import GAP, laid_out
+from gpuprof.cli.table import GAP, lay_out_columns
 
 _WORDS = st.text("abc 0123456789,", max_size=30)
 
@@ -18,7 +18,7 @@ def test_every_column_stands_once_whole_and_within_the_terminal(
     columns: list[tuple[str, str, bool]], width: int
 ) -> None:
     headings, cells, right = [c[0] for c in columns], [c[1] for c in columns], [c[2] for c in columns]
-    tables = laid_out(headings, [cells], right, width)
+    tables = lay_out_columns(headings, [cells], right, width)
     assert [place.position for table in tables for place in table[bool(table is not tables[0]) :]] == [
         *range(len(columns))
     ]

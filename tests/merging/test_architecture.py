@@ -8,26 +8,26 @@ from hypothesis import strategies as st
 
 from gpuprof.merging.architecture import (
     EXACT_NODES,
-    Architecture,
+    OperatorTypeGraph,
     _exact,
-    architecture_of,
     edit_distance,
     group_architectures,
+    read_type_graph,
     relative_distance,
 )
 from gpuprof.merging.pipeline import read_sources
 from tests.merging.models import finetuned, residual, save, transformer
 
 
-def _chain(*types: str) -> Architecture:
-    return Architecture(types, tuple((i, i + 1) for i in range(len(types) - 1)))
+def _chain(*types: str) -> OperatorTypeGraph:
+    return OperatorTypeGraph(types, tuple((i, i + 1) for i in range(len(types) - 1)))
 
 
 @st.composite
-def _small(draw: st.DrawFn) -> Architecture:
+def _small(draw: st.DrawFn) -> OperatorTypeGraph:
     types = draw(st.lists(st.sampled_from(["Conv", "Relu", "Add"]), min_size=1, max_size=5))
     edges = [(i, j) for j in range(len(types)) for i in range(j) if draw(st.booleans())]
-    return Architecture(tuple(types), tuple(sorted(edges)))
+    return OperatorTypeGraph(tuple(types), tuple(sorted(edges)))
 
 
 def test_the_distance_of_a_graph_and_itself_is_zero() -> None:
@@ -49,18 +49,18 @@ def test_a_long_graph_with_an_operator_more_at_an_end_is_two_edits_away(position
 
 @settings(max_examples=25, deadline=None)
 @given(_small(), _small())
-def test_the_approximation_is_never_below_the_exact_distance(a: Architecture, b: Architecture) -> None:
-    from gpuprof.merging.architecture import _assignment, _implied
+def test_the_approximation_is_never_below_the_exact_distance(a: OperatorTypeGraph, b: OperatorTypeGraph) -> None:
+    from gpuprof.merging.architecture import _assignment, _count_edits
 
     assert max(len(a.types), len(b.types)) <= EXACT_NODES
-    assert _implied(a, b, _assignment(a, b)) >= _exact(a, b)
+    assert _count_edits(a, b, _assignment(a, b)) >= _exact(a, b)
 
 
 def test_fine_tuned_copies_are_one_group_and_another_network_is_another(tmp_path: Path) -> None:
     base, image = transformer(), residual()
     models = [base, image, finetuned(base, 0.5), residual(blocks=3, seed=4), transformer(layers=4)]
     paths = [save(model, tmp_path, f"m{i}") for i, model in enumerate(models)]
-    architectures = [architecture_of(source) for source in read_sources(paths)]
+    architectures = [read_type_graph(source) for source in read_sources(paths)]
     assert group_architectures(architectures) == [[0, 2], [1, 3], [4]] or group_architectures(architectures) == [
         [0, 2, 4],
         [1, 3],

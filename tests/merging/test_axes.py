@@ -10,7 +10,7 @@ import pytest
 from onnx import NodeProto, helper
 
 from gpuprof.merging.axes import output_axes
-from gpuprof.merging.slots import Slot, UnmergeableError
+from gpuprof.merging.slots import OpInput, UnmergeableError
 from gpuprof.merging.source import Size
 
 Array = npt.NDArray[Any]
@@ -118,7 +118,7 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
 ) -> None:
     outputs = {"Split": 2, "TopK": 2, "LSTM": 3, "GRU": 2}.get(op_type, 1)
     node = _node(op_type, len(inputs), outputs, **attributes)
-    slots: list[Slot | None] = []
+    slots: list[OpInput | None] = []
     single: list[list[Array]] = [[], []]
     together: list[Array] = []
     for k, given in enumerate(inputs):
@@ -130,13 +130,13 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
             parts = [_u(*shape) if op_type in _WHOLE else _f(*shape) for shape in shapes]
             if op_type == "Where" and k == 0:
                 parts = [part > 0 for part in parts]
-            slots.append(Slot(axis, tuple(_sized(part) for part in parts)))
+            slots.append(OpInput(axis, tuple(_sized(part) for part in parts)))
             for one, part in zip(single, parts, strict=True):
                 one.append(part)
             together.append(np.concatenate(parts, axis))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(Slot(None, (_sized(given), _sized(given)), given))
+            slots.append(OpInput(None, (_sized(given), _sized(given)), given))
             for one in (*single, together):
                 one.append(given)
     alone = [_run(node, one) for one in single]
@@ -181,13 +181,13 @@ def test_the_op_of_the_concatenation_is_the_concatenation_of_the_ops(
 def test_an_op_that_mixes_what_is_concatenated_is_refused(
     op_type: str, attributes: dict[str, Any], inputs: list[object]
 ) -> None:
-    slots: list[Slot | None] = []
+    slots: list[OpInput | None] = []
     for given in inputs:
         if isinstance(given, tuple):
-            slots.append(Slot(given[0], tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
+            slots.append(OpInput(given[0], tuple(tuple(Size(n) for n in shape) for shape in given[1:])))
         else:
             assert isinstance(given, np.ndarray)
-            slots.append(Slot(None, (_sized(given), _sized(given)), given))
+            slots.append(OpInput(None, (_sized(given), _sized(given)), given))
     rank = slots[0].rank if slots[0] else 0
     out = (tuple(Size(2) for _ in range(rank)),) * 2
     with pytest.raises(UnmergeableError):
@@ -197,15 +197,15 @@ def test_an_op_that_mixes_what_is_concatenated_is_refused(
 def test_softmax_of_old_opsets_sums_over_all_axes_behind_its_own() -> None:
     node = _node("Softmax", 1, axis=1)
     dims = (tuple(Size(n) for n in (2, 3, 4)),) * 2
-    assert output_axes(node, [Slot(0, dims)], [dims], 12) == (0,)
+    assert output_axes(node, [OpInput(0, dims)], [dims], 12) == (0,)
     with pytest.raises(UnmergeableError):
-        output_axes(node, [Slot(2, dims)], [dims], 12)
-    assert output_axes(node, [Slot(2, dims)], [dims], 13) == (2,)
+        output_axes(node, [OpInput(2, dims)], [dims], 12)
+    assert output_axes(node, [OpInput(2, dims)], [dims], 13) == (2,)
 
 
 def test_what_all_inputs_share_is_shared() -> None:
     value = _f(2, 3)
-    slot = Slot(None, (_sized(value),) * 2, value)
+    slot = OpInput(None, (_sized(value),) * 2, value)
     assert output_axes(_node("Relu", 1), [slot], [(_sized(value),) * 2], _OPSET) == (None,)
 
 
@@ -214,5 +214,5 @@ def test_a_reshape_that_folds_the_batch_behind_another_axis_is_refused() -> None
     batch = Size(0, 1)
     before = ((Size(3), batch),) * 2
     with pytest.raises(UnmergeableError):
-        output_axes(node, [Slot(1, before)], [((Size(0, 3),),) * 2], _OPSET)
-    assert output_axes(node, [Slot(1, before)], [((Size(3), batch, Size(1)),) * 2], _OPSET) == (1,)
+        output_axes(node, [OpInput(1, before)], [((Size(0, 3),),) * 2], _OPSET)
+    assert output_axes(node, [OpInput(1, before)], [((Size(3), batch, Size(1)),) * 2], _OPSET) == (1,)

@@ -20,8 +20,8 @@ from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.pipeline import MergeOptions, merge_sources, read_sources, write_merged
 from gpuprof.merging.plan import make_plan
 from gpuprof.merging.report import SHARED
-from gpuprof.merging.run_choice import Worth
-from gpuprof.merging.step_gain import Setting
+from gpuprof.merging.run_choice import PlanGain
+from gpuprof.merging.step_gain import GainContext
 from tests.merging.models import Builder, finetuned, residual, save, transformer
 
 #: Nothing pays but bytes of copies, and every byte misses.
@@ -53,8 +53,8 @@ def test_no_other_choice_of_steps_saves_more_time(
     directory = tmp_path_factory.mktemp("chain")
     paths = [save(_chain(widths), directory, name) for name in ("a", "b")]
     sources = read_sources(paths)
-    setting = Setting((batch, batch), Rates(1e11, 1e9, launch_us * 1e-6, cache))
-    worth = Worth(make_plan(sources, group_nodes(sources)), setting)
+    setting = GainContext((batch, batch), Rates(1e11, 1e9, launch_us * 1e-6, cache))
+    worth = PlanGain(make_plan(sources, group_nodes(sources)), setting)
     steps = worth.steps
     assert len(steps) == 2 * (len(widths) - 1)
     every = chain.from_iterable(combinations(steps, count) for count in range(len(steps) + 1))
@@ -128,7 +128,7 @@ def test_sums_of_images_run_where_their_branches_do(part: float, tmp_path: Path)
     rates = Rates(1e12, 1e6, 1e-3, cache_bytes=1e12)  # weights are worth a lot, copies little
     linked = [{join, *steps} for join, steps in image_branches(plan)]
     assert len(linked) >= 3
-    once = Worth(plan, Setting((1, 1), rates)).best()
+    once = PlanGain(plan, GainContext((1, 1), rates)).best()
     assert all(steps <= once or not steps & once for steps in linked)
 
 

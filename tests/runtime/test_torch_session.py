@@ -21,7 +21,7 @@ from gpuprof.runtime.providers import NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.runtime.session import open_session
 from gpuprof.runtime.torch_layers import OPERATORS
 from gpuprof.runtime.torch_session import TorchSession, gpu_missing, where_read
-from gpuprof.zoo.architecture import find
+from gpuprof.zoo.architecture import find_architecture
 from gpuprof.zoo.build import build
 
 FLOAT, INT = TensorProto.FLOAT, TensorProto.INT64
@@ -43,7 +43,7 @@ def _both(path: Path, feeds: dict[str, Any]) -> None:
 )  # fmt: skip
 def test_networks_of_the_zoo_answer_as_in_onnx_runtime(tmp_path: Path, name: str, seeds: int) -> None:
     for seed in range(seeds):
-        path = build(find(name), tmp_path / f"{seed}.onnx", seed=seed)
+        path = build(find_architecture(name), tmp_path / f"{seed}.onnx", seed=seed)
         _both(path, random_inputs(load_graph(path, 2)))
 
 
@@ -177,7 +177,7 @@ def _write(
 
 
 def test_each_operator_runs_in_a_range_named_after_its_output_and_fixed_values_are_folded(tmp_path: Path) -> None:
-    path = build(find("random_transformer"), tmp_path / "m.onnx")
+    path = build(find_architecture("random_transformer"), tmp_path / "m.onnx")
     opened: list[str] = []
 
     def opening(name: str) -> Any:
@@ -202,7 +202,7 @@ def test_an_operator_without_counterpart_is_named_before_anything_runs(tmp_path:
 
 
 def test_inputs_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
-    path = build(find("mlp"), tmp_path / "m.onnx")
+    path = build(find_architecture("mlp"), tmp_path / "m.onnx")
     with pytest.raises(InputError, match="PyTorch refuses the Gemm that makes"):
         open_session(path, threads=1, provider=TORCH_CPU).run(None, {"input": np.zeros((2, 5), np.float32)})
 
@@ -210,11 +210,11 @@ def test_inputs_that_do_not_fit_are_one_clear_line(tmp_path: Path) -> None:
 def test_without_a_gpu_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UnavailableError, match="sees no GPU"):
-        open_session(build(find("mlp"), tmp_path / "m.onnx"), threads=1, provider=TORCH_CUDA)
+        open_session(build(find_architecture("mlp"), tmp_path / "m.onnx"), threads=1, provider=TORCH_CUDA)
 
 
 def test_other_shapes_get_a_plan_of_their_own(tmp_path: Path) -> None:
-    path = build(find("random_transformer"), tmp_path / "m.onnx")
+    path = build(find_architecture("random_transformer"), tmp_path / "m.onnx")
     session = open_session(path, threads=1, provider=TORCH_CPU)
     for batch in (1, 3, 1):
         feeds = random_inputs(load_graph(path, batch))
@@ -252,7 +252,7 @@ def test_a_gpu_without_memory_to_spare_is_no_fault_of_the_model(
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore words")
 
-    session = TorchSession(build(find("mlp"), tmp_path / "m.onnx"), 1, TORCH_CPU)
+    session = TorchSession(build(find_architecture("mlp"), tmp_path / "m.onnx"), 1, TORCH_CPU)
     monkeypatch.setitem(OPERATORS, "Gemm", full)
     with pytest.raises(UnavailableError, match=r"fails on the GPU: CUDA out of memory.*2\.00 GiB\. \(try a smaller"):
         session.run(None, {"input": np.zeros((1, 784), np.float32)})

@@ -11,7 +11,7 @@ from gpuprof.errors import UnavailableError
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.runtime.session import open_session
-from gpuprof.zoo.architecture import ARCHITECTURES, TRANSFORMERS, find
+from gpuprof.zoo.architecture import ARCHITECTURES, TRANSFORMERS, find_architecture
 from gpuprof.zoo.build import build
 from gpuprof.zoo.exports import EXPORTS
 
@@ -28,7 +28,7 @@ def test_every_export_is_listed_and_every_listed_one_can_be_exported() -> None:
 def test_without_the_extra_the_way_to_install_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UnavailableError, match=r"pip install 'gpuprof\[export\]'"):
-        build(find("bert_base"), tmp_path / "m.onnx")
+        build(find_architecture("bert_base"), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -36,10 +36,13 @@ def test_without_the_extra_the_way_to_install_it_is_said(tmp_path: Path, monkeyp
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT)
 def test_an_export_answers_any_batch_and_tells_nothing_of_the_machine(tmp_path: Path, name: str) -> None:
-    path = build(find(name), tmp_path / "m.onnx")
+    path = build(find_architecture(name), tmp_path / "m.onnx")
     graph = load_graph(path, 4)
     assert graph.uncounted_ops == ()
-    assert sum(np.prod(t.dims) for t in onnx.load(path).graph.initializer if t.data_type == 1) == find(name).parameters
+    assert (
+        sum(np.prod(t.dims) for t in onnx.load(path).graph.initializer if t.data_type == 1)
+        == find_architecture(name).parameters
+    )
     session = open_session(path, threads=1)
     inputs = random_inputs(graph)
     four = session.run(None, inputs)[0]
@@ -48,4 +51,4 @@ def test_an_export_answers_any_batch_and_tells_nothing_of_the_machine(tmp_path: 
     assert np.isfinite(four).all()
     assert four.std() > 1e-3
     assert b"site-packages" not in path.read_bytes()
-    assert build(find(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    assert build(find_architecture(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()

@@ -9,17 +9,19 @@ import pytest
 from gpuprof.graph.inputs import random_inputs
 from gpuprof.graph.load import load_graph
 from gpuprof.runtime.session import open_session
-from gpuprof.zoo.architecture import ARCHITECTURES, OURS, find
+from gpuprof.zoo.architecture import ARCHITECTURES, OURS, find_architecture
 from gpuprof.zoo.build import build
 
 
 @pytest.mark.parametrize("name", [name for name, a in ARCHITECTURES.items() if a.origin == OURS])
 def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path, name: str) -> None:
-    path = build(find(name), tmp_path / "m.onnx")
-    assert build(find(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+    path = build(find_architecture(name), tmp_path / "m.onnx")
+    assert build(find_architecture(name), tmp_path / "again.onnx").read_bytes() == path.read_bytes()
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
-    assert sum(np.prod(t.dims) for t in model.graph.initializer if t.data_type == 1) == find(name).parameters
+    assert (
+        sum(np.prod(t.dims) for t in model.graph.initializer if t.data_type == 1) == find_architecture(name).parameters
+    )
     graph = load_graph(path, 3)
     assert graph.uncounted_ops == ()
     assert graph.flops == 3 * load_graph(path).flops
@@ -36,7 +38,7 @@ def test_a_network_of_ours_answers_any_batch_and_is_counted_whole(tmp_path: Path
 def test_every_seed_of_a_random_network_draws_other_layers_that_run(tmp_path: Path, name: str) -> None:
     shapes = set()
     for seed in range(1, 7):
-        path = build(find(name), tmp_path / "m.onnx", seed=seed)
+        path = build(find_architecture(name), tmp_path / "m.onnx", seed=seed)
         graph = load_graph(path, 2)
         onnx.checker.check_model(onnx.load(path), full_check=True)
         assert graph.uncounted_ops == ()
