@@ -18,6 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpuprof.runtime.tf32 import set_tf32
+
 REPEATS = 20
 COPIED_BYTES = 256 * 2**20
 
@@ -76,15 +78,6 @@ def products(torch: Any, device: str) -> list[tuple[str, Any, bool]]:
         kinds += [("tfloat32", torch.float32, True), ("float16", torch.float16, False)]
         kinds += [("bfloat16", torch.bfloat16, False)]
     return kinds
-
-
-def set_tf32(torch: Any, wanted: bool) -> None:
-    """Let products of float32 be computed in TF32, or not; from PyTorch 2.9 on by another name, and never by both."""
-    products = torch.backends.cuda.matmul
-    if hasattr(products, "fp32_precision"):
-        products.fp32_precision = "tf32" if wanted else "ieee"
-    else:
-        products.allow_tf32 = wanted
 
 
 def link(torch: Any, timed: Callable[[Callable[[], Any]], float]) -> dict[str, float]:

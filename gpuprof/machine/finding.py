@@ -16,7 +16,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-_TIMEOUT_S = 15.0
+_TIMEOUT_S = 120.0  # a first start of CUDA on a cold disk takes tens of seconds
 
 
 class Status(StrEnum):

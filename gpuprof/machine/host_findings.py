@@ -15,7 +15,10 @@ from gpuprof.machine.cgroup import CpuQuota
 from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
 from gpuprof.machine.finding import Finding, MachineView, Status
+from gpuprof.runtime.cuda_provider import LIBRARIES_FIX, read_attempt
+from gpuprof.runtime.providers import ORT_CUDA
 
+_PROVIDER_FIX = "see GPUs above: without one ONNX Runtime runs models on the CPU and says nothing"
 _ENOUGH_DISK_BYTES = 2**30
 _EXTRA = re.compile(r"^(?P<name>[A-Za-z0-9._-]+).*;.*extra\s*==\s*['\"](?P<extra>[^'\"]+)['\"]")
 _EXTRAS = {
@@ -32,6 +35,7 @@ def runtime_findings(machine: MachineView) -> Iterator[Finding]:
     version = ".".join(str(part) for part in sys.version_info[:3])
     yield Finding("runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version('gpuprof') or 'not installed'}")
     yield _onnxruntime(machine)
+    yield from _cuda_provider(machine)
     yield from _extras(machine)
     ray = machine.version("ray")
     if ray is None:
@@ -87,8 +91,25 @@ def _onnxruntime(machine: MachineView) -> Finding:
         fix = f"pip install --force-reinstall {distribution}"
         return Finding("runtime", "ONNX Runtime", Status.LIMITED, f"{distribution} cannot be imported", fix)
     providers = [name.removesuffix("ExecutionProvider") for name in runtime.get_available_providers()]
-    detail = f"{machine.version(distribution)}, providers {', '.join(providers)}"
+    detail = f"{runtime.__version__}, providers {', '.join(providers)}"
+    if runtime.__version__ != machine.version(distribution):
+        fix = f"pip install --force-reinstall {distribution}"
+        detail += f"; {distribution} {machine.version(distribution)} is installed, and another is imported"
+        return Finding("runtime", "ONNX Runtime", Status.LIMITED, detail, fix)
     return Finding("runtime", "ONNX Runtime", Status.OK, detail)
+
+
+def _cuda_provider(machine: MachineView) -> Iterator[Finding]:
+    """Yield whether the provider for NVIDIA GPUs starts, where ONNX Runtime was built with it."""
+    runtime = machine.load("onnxruntime")
+    if runtime is None or ORT_CUDA not in runtime.get_available_providers():
+        return
+    failure = read_attempt(machine.execute([sys.executable, "-m", "gpuprof.runtime.cuda_provider"]) or "")
+    if failure is None:
+        yield Finding("runtime", "CUDA provider", Status.OK, "runs a convolution on the first GPU")
+        return
+    fix = LIBRARIES_FIX if "cannot be loaded" in failure else _PROVIDER_FIX
+    yield Finding("runtime", "CUDA provider", Status.LIMITED, failure, fix)
 
 
 def _extras(machine: MachineView) -> Iterator[Finding]:

@@ -6,12 +6,13 @@ Runtime has no provider for a GPU, PyTorch stands in (`torch_session`), under a 
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import InputError, UnavailableError, runtime_errors
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_failure
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ _FATAL_ONLY = 4
 def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]:
     """Return everything that decides how a session runs, for the provenance of a measurement."""
     if provider in TORCH_PROVIDERS:
-        return {"provider": provider, "intra_op_threads": threads, "execution_mode": "eager, fixed values folded"}
+        return {
+            "provider": provider,
+            "intra_op_threads": threads,
+            "execution_mode": "eager, fixed values folded",
+            "use_tf32": str(int(provider == TORCH_CUDA)),
+        }
     return {
         "provider": provider,
         "intra_op_threads": threads,
@@ -37,6 +43,7 @@ def session_settings(threads: int, provider: str = ORT_CPU) -> dict[str, object]
         "graph_optimization_level": "all",
         "memory_arena": True,
         **SESSION_CONFIG,
+        **(CUDA_OPTIONS if provider == ORT_CUDA else {}),
     }
 
 
@@ -78,7 +85,7 @@ def open_session(
         When the file is no ONNX model, is truncated or contradicts itself, or has an operator that the
         runtime lacks.
     UnavailableError
-        When the runtime or the provider is not installed.
+        When the runtime or the provider is not installed, or the provider does not start.
     """
     if provider in TORCH_PROVIDERS:
         return _torch_session(path, threads, provider, ranges)
@@ -90,23 +97,24 @@ def open_session(
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"
         )
+    if provider == ORT_CUDA:
+        load_cuda_libraries()
     options = session_options(threads, optimized_path)
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile_prefix
     try:
-        return ort.InferenceSession(str(path), options, providers=_providers(provider))
+        session = ort.InferenceSession(str(path), options, providers=_providers(provider))
     except runtime_errors() as error:
         raise translate_error(error, path) from error
+    check_provider(session, provider, path)
+    return session
 
 
 def gpu_provider() -> str | None:
-    """Return what runs models on a GPU here: ONNX Runtime where it can, else PyTorch, else None."""
-    if importlib.util.find_spec("onnxruntime") is not None:
-        import onnxruntime as ort
-
-        if ORT_CUDA in ort.get_available_providers():
-            return ORT_CUDA
+    """Return what runs models on a GPU here: ONNX Runtime where its provider starts, else PyTorch, else None."""
+    if has_cuda_build() and provider_failure() is None:
+        return ORT_CUDA
     if importlib.util.find_spec("torch") is not None:
         import torch
 
@@ -115,16 +123,24 @@ def gpu_provider() -> str | None:
     return None
 
 
+def has_cuda_build() -> bool:
+    """Return whether the ONNX Runtime here was built for NVIDIA GPUs; it may not start on one all the same."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return False
+    import onnxruntime as ort
+
+    return ORT_CUDA in ort.get_available_providers()
+
+
 def runtime_version(provider: str = ORT_CPU) -> tuple[str, str]:
-    """Return the name and version of the runtime behind a provider."""
-    if provider in TORCH_PROVIDERS:
-        return "torch", importlib.metadata.version("torch")
-    for distribution in ("onnxruntime", "onnxruntime-gpu"):
-        try:
-            return "onnxruntime", importlib.metadata.version(distribution)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "onnxruntime", "unknown"
+    """Return the name and version of the runtime behind a provider, as the module itself says.
+
+    What is installed can be another: onnxruntime and onnxruntime-gpu share the module's name.
+    """
+    name = "torch" if provider in TORCH_PROVIDERS else "onnxruntime"
+    if importlib.util.find_spec(name) is None:
+        return name, "unknown"
+    return name, str(importlib.import_module(name).__version__)
 
 
 def translate_error(error: Exception, path: Path) -> InputError:
@@ -168,8 +184,10 @@ def session_options(threads: int, optimized_path: Path | None = None) -> onnxrun
     return options
 
 
-def _providers(provider: str) -> list[str]:
-    return [provider] if provider == ORT_CPU else [provider, ORT_CPU]
+def _providers(provider: str) -> list[Any]:
+    if provider == ORT_CPU:
+        return [ORT_CPU]
+    return [(provider, dict(CUDA_OPTIONS)) if provider == ORT_CUDA else provider, ORT_CPU]
 
 
 def _torch_session(path: Path, threads: int, provider: str, ranges: Any) -> Any:

@@ -24,6 +24,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper,
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.file import read_onnx
 from gpuprof.runtime.providers import MPS_PIPE, NODE_RANGE, TORCH_CPU, TORCH_CUDA
+from gpuprof.runtime.tf32 import set_tf32
 from gpuprof.runtime.torch_layers import OPERATORS
 from gpuprof.runtime.torch_ops import HOST_READ
 
@@ -129,6 +130,8 @@ class TorchSession:
         if provider == TORCH_CUDA and (reason := gpu_missing()) is not None:
             raise UnavailableError(f"this PyTorch sees no GPU: {reason}")
         torch.set_num_threads(threads)
+        if provider == TORCH_CUDA:
+            set_tf32(torch, True)
         self._ranges: Range = ranges or (lambda name: nullcontext())
         self._device = torch.device(_DEVICES[provider])
         read_onnx(path)  # checks what comes from outside, and its external files
@@ -178,32 +181,36 @@ class TorchSession:
             for step in plan.steps:
                 self._execute(step.node, values, step.known)
                 for name in step.over:
-                    del values[name]
+                    values.pop(name, None)  # an optional output may not have been made
             return [values[name].cpu().numpy() for name in wanted]
 
     def _plan(self, values: dict[str, Any]) -> _Plan:
-        """Run once to see which values follow from weights and shapes alone."""
-        values |= self._weights
-        fixed, left = set(self._weights), []
-        for node in self._nodes:
-            self._execute(node, values)
-            if node.op_type == "Shape" or all(not name or name in fixed for name in node.inputs):
-                fixed |= set(node.outputs)
-            else:
-                left.append(node)
+        """Run once, letting go of each value after its last reader, and keep what follows from weights and shapes."""
         outputs = {one.name for one in self._outputs}
-        last = {name: position for position, node in enumerate(left) for name in (*node.inputs, *node.outputs)}
-        over: dict[int, list[str]] = {}
-        for name, position in last.items():
-            if name and name not in fixed and name not in outputs and name in values:
-                over.setdefault(position, []).append(name)
+        fixed, left = _split_fixed(self._nodes, self._weights)
+        read_later = {name for node in left for name in node.inputs} & fixed
+        last_uses = _last_uses(self._nodes)
+        values |= self._weights
+        for position, node in enumerate(self._nodes):
+            self._execute(node, values)
+            for name in last_uses.get(position, ()):
+                if name not in outputs and name not in read_later:
+                    values.pop(name, None)
         known = where_read(
             [(node.op_type, node.inputs) for node in left],
-            {name: values[name] for name in fixed if name in values},
+            {name: values[name] for name in read_later},
             self._device,
         )
-        steps = (_Step(node, known[place], tuple(over.get(place, ()))) for place, node in enumerate(left))
-        return _Plan(tuple(steps), {name: values[name] for name in fixed & outputs})
+        answers = {name: values[name] for name in fixed & outputs}
+        values.clear()
+        if self._device.type == "cuda":  # what only the first run took must not count as what the model holds
+            torch.cuda.empty_cache()
+        over = _last_uses(left)
+        steps = tuple(
+            _Step(node, known[place], tuple(name for name in over.get(place, ()) if name not in fixed | outputs))
+            for place, node in enumerate(left)
+        )
+        return _Plan(steps, answers)
 
     def _execute(self, node: _Node, values: dict[str, Any], known: Mapping[int, torch.Tensor] = _NOTHING) -> None:
         given = [
@@ -244,6 +251,26 @@ def gpu_missing() -> str | None:
     return "CUDA starts, and shows no device"
 
 
+def _split_fixed(nodes: Sequence[_Node], weights: Mapping[str, Any]) -> tuple[set[str], list[_Node]]:
+    """Return the values that follow from weights and shapes alone, and the nodes that make all others."""
+    fixed, left = set(weights), []
+    for node in nodes:
+        if node.op_type == "Shape" or all(not name or name in fixed for name in node.inputs):
+            fixed |= set(node.outputs)
+        else:
+            left.append(node)
+    return fixed, left
+
+
+def _last_uses(nodes: Sequence[_Node]) -> dict[int, list[str]]:
+    """Return by a node's position the values that no node after it reads."""
+    last = {name: position for position, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
+    uses: dict[int, list[str]] = {}
+    for name, position in last.items():
+        uses.setdefault(position, []).append(name)
+    return uses
+
+
 def where_read(
     nodes: Sequence[tuple[str, Sequence[str]]], values: Mapping[str, torch.Tensor], device: torch.device
 ) -> list[dict[int, torch.Tensor]]:
@@ -268,7 +295,7 @@ def _check(nodes: Sequence[_Node], path: Path) -> None:
     if missing:
         raise InputError(
             f"{path} has operators that are not run by PyTorch here: {', '.join(missing)}",
-            "pip install onnxruntime-gpu in place of onnxruntime: it runs every operator",
+            "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime: it runs every operator",
         )
 
 

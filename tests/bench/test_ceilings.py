@@ -42,13 +42,3 @@ def test_a_gpus_work_is_timed_between_its_events_and_waited_for() -> None:
     cuda, done = _Cuda(), []
     assert ceilings.least(SimpleNamespace(cuda=cuda), "cuda", lambda: done.append(1)) == 0.002
     assert len(done) == ceilings.REPEATS and cuda.waited == 2 * ceilings.REPEATS
-
-
-@pytest.mark.parametrize("name", ["fp32_precision", "allow_tf32"])
-def test_tf32_is_asked_for_by_the_one_name_that_this_pytorch_has(name: str) -> None:
-    products = SimpleNamespace(**{name: None})
-    torch = SimpleNamespace(backends=SimpleNamespace(cuda=SimpleNamespace(matmul=products)))
-    ceilings.set_tf32(torch, True)
-    assert vars(products) == {name: "tf32" if name == "fp32_precision" else True}
-    ceilings.set_tf32(torch, False)
-    assert vars(products) == {name: "ieee" if name == "fp32_precision" else False}

@@ -173,12 +173,48 @@ def test_extras_name_the_packages_that_are_missing(tmp_path: Path) -> None:
     assert serve.fix == "pip install 'gpuprof[serve]'"
 
 
+def _cuda_build(version: str = "1.31.1") -> SimpleNamespace:
+    providers = ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    return SimpleNamespace(__version__=version, get_available_providers=lambda: providers)
+
+
 def test_an_onnx_runtime_that_cannot_be_imported_is_limited(tmp_path: Path) -> None:
     broken = _bare(tmp_path, version={"onnxruntime": "1.20"}.get)
     assert _found(broken, "ONNX Runtime").status is Status.LIMITED
-    runtime = SimpleNamespace(get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
-    whole = _bare(tmp_path, version={"onnxruntime-gpu": "1.20"}.get, load={"onnxruntime": runtime}.get)
-    assert _found(whole, "ONNX Runtime").detail == "1.20, providers CUDA, CPU"
+
+
+def test_the_version_of_onnx_runtime_is_the_modules_own(tmp_path: Path) -> None:
+    ways = {"version": {"onnxruntime-gpu": "1.31.1"}.get, "load": {"onnxruntime": _cuda_build()}.get}
+    same = _found(_bare(tmp_path, **ways), "ONNX Runtime")
+    assert (same.status, same.detail) == (Status.OK, "1.31.1, providers CUDA, CPU")
+    other = _found(_bare(tmp_path, **ways | {"load": {"onnxruntime": _cuda_build("1.20.0")}.get}), "ONNX Runtime")
+    assert other.status is Status.LIMITED and "onnxruntime-gpu 1.31.1 is installed, and another" in other.detail
+
+
+@pytest.mark.parametrize(
+    ("attempt", "status", "words"),
+    [
+        ({"runs": True, "missing": [], "error": None}, Status.OK, "runs a convolution"),
+        (
+            {"runs": False, "missing": ["libcublas.so.13"], "error": None},
+            Status.LIMITED,
+            "libcublas.so.13 cannot be lo",
+        ),
+        ({"runs": False, "missing": [], "error": "no CUDA-capable device"}, Status.LIMITED, "no CUDA-capable device"),
+        (None, Status.LIMITED, "ends the process that starts it"),
+    ],
+)
+def test_the_provider_for_gpus_is_tried_and_not_believed(
+    tmp_path: Path, attempt: dict[str, Any] | None, status: Status, words: str
+) -> None:
+    def execute(command: list[str]) -> str | None:
+        assert command[1:] == ["-m", "gpuprof.runtime.cuda_provider"]
+        return None if attempt is None else json.dumps(attempt)
+
+    machine = _bare(tmp_path, load={"onnxruntime": _cuda_build()}.get, execute=execute)
+    finding = _found(machine, "CUDA provider")
+    assert finding.status is status and words in finding.detail
+    assert bool(finding.fix) == (status is not Status.OK)
 
 
 def test_two_builds_of_onnx_runtime_overwrite_each_other(tmp_path: Path) -> None:

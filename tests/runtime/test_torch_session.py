@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")  # of the extra `export`; what follows imports it, too
 
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, save
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.inputs import random_inputs
@@ -256,3 +257,49 @@ def test_a_gpu_without_memory_to_spare_is_no_fault_of_the_model(
     monkeypatch.setitem(OPERATORS, "Gemm", full)
     with pytest.raises(UnavailableError, match=r"fails on the GPU: CUDA out of memory.*2\.00 GiB\. \(try a smaller"):
         session.run(None, {"input": np.zeros((1, 784), np.float32)})
+
+
+def _chain(path: Path, length: int) -> Path:
+    """A chain of products of one large activation, whose bounds follow from weights alone."""
+    nodes = [helper.make_node("Add", ["low", "low"], ["lower"])]
+    nodes += [helper.make_node("Mul", [f"x{i}", "lower"], [f"x{i + 1}"]) for i in range(length)]
+    weights = [numpy_helper.from_array(np.ones(1, np.float32), "low")]
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64]) for name in ("x0", f"x{length}")]
+    graph = helper.make_graph(nodes, "chain", info[:1], info[1:], weights)
+    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+    return path
+
+
+def test_the_first_run_keeps_no_activation_after_its_last_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = TorchSession(_chain(tmp_path / "m.onnx", 40), 1, TORCH_CPU)
+    alive: list[int] = []
+    execute = session._execute
+
+    def watched(node: Any, values: dict[str, Any], *more: Any) -> None:
+        execute(node, values, *more)
+        alive.append(len(values))
+
+    monkeypatch.setattr(session, "_execute", watched)
+    x = np.full(64, 1.0, np.float32)
+    (first,) = session.run(None, {"x0": x})
+    (later,) = session.run(None, {"x0": x})
+    assert first.tolist() == later.tolist() == [2.0**40] * 64
+    assert max(alive) <= 4  # the input and the output of a node, and two weights; not all 40 activations
+
+
+def test_what_only_the_first_run_took_is_given_back_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[str] = []
+    session = TorchSession(_chain(tmp_path / "m.onnx", 3), 1, TORCH_CPU)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("cache"))
+    monkeypatch.setattr(session, "_device", SimpleNamespace(type="cuda"))
+    monkeypatch.setattr(session, "_copy_to_device", torch.from_numpy)
+    monkeypatch.setattr("gpuprof.runtime.torch_session.where_read", lambda nodes, values, device: [
+        {place: values[name] for place, name in enumerate(names) if name in values} for _, names in nodes
+    ])  # fmt: skip
+    for _ in range(3):
+        session.run(None, {"x0": np.full(64, 1.0, np.float32)})
+    assert returned == ["cache"]  # once a shape, by the run that plans

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError, runtime_errors
+from gpuprof.runtime.cuda_provider import provider_failure
 from gpuprof.runtime.providers import ORT_CUDA
-from gpuprof.runtime.session import gpu_provider, open_session, translate_error
+from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
 
 #: Runs one batch and returns the outputs by name, on the host.
 Run = Callable[[], Mapping[str, Any]]
@@ -102,7 +103,9 @@ def gpu_provider_missing() -> str | None:
         return None
     if importlib.util.find_spec("onnxruntime") is None:
         return "onnxruntime is not installed, nor a PyTorch that sees the GPU: pip install 'gpuprof[gpu]'"
-    return f"this onnxruntime has no {ORT_CUDA}: pip install onnxruntime-gpu in place of onnxruntime"
+    if has_cuda_build():
+        return provider_failure()
+    return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"
 
 
 def nvtx_missing() -> str | None:

@@ -1,0 +1,175 @@
+"""Whether ONNX Runtime's provider for NVIDIA GPUs starts here, and what is missing where it does not.
+
+ONNX Runtime lists the providers that it was built with, not those that start. Where a library of CUDA or the driver is
+missing, a session is opened on the CPU without an error, so that whoever wants a GPU must ask the open session.
+
+``python -m gpuprof.runtime.cuda_provider`` opens a session with one convolution, which needs cuBLAS and cuDNN, runs it
+and prints what it found as one JSON object. It is a process of its own because a process that has used CUDA holds
+memory on the GPU until it ends, and has read its share of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from gpuprof.errors import UnavailableError
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
+
+#: The provider's options, all of which change figures and stand in a run's settings. The arena grows by what is asked
+#: for: its default, the next power of two, takes up to twice the memory that a model needs. cuDNN's algorithms are
+#: taken by its heuristics: the default tries all of them for every new batch size, in the middle of serving. Products
+#: of float32 are in TF32 where the GPU has it, as is ONNX Runtime's default.
+CUDA_OPTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "arena_extend_strategy": "kSameAsRequested",
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "cudnn_conv_use_max_workspace": "1",
+        "gpu_mem_limit": str(2**64 - 1),
+        "use_tf32": "1",
+    }
+)
+LIBRARIES_FIX = "pip install 'onnxruntime-gpu[cuda,cudnn]', or put them on LD_LIBRARY_PATH"
+_START_S = 120.0
+_NOT_LOADED = re.compile(r"Failed to load (?P<library>\S+?): (?P<reason>.*)")
+_OPENED_BY_LOADER = re.compile(r"^(?P<library>lib\S+): cannot open shared object file")
+_ERROR_LINE = re.compile(r"\[E:.*?\]\s*(?P<said>.*)")
+
+
+@cache
+def load_cuda_libraries() -> tuple[str, ...]:
+    """Load CUDA's and cuDNN's libraries from where pip puts them; return the names of those that are missing.
+
+    A process does it once, before its first session. What the linker finds by itself is loaded by it.
+    """
+    import onnxruntime as ort
+
+    preload = getattr(ort, "preload_dlls", None)
+    if preload is None:  # before ONNX Runtime 1.21
+        return ()
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        preload()
+    return tuple(dict.fromkeys(Path(found["library"]).name for found in _NOT_LOADED.finditer(said.getvalue())))
+
+
+def check_provider(session: Any, provider: str, path: Path | str) -> None:
+    """Make sure that an open session runs on ``provider``.
+
+    Raises
+    ------
+    UnavailableError
+        When ONNX Runtime fell back to the CPU, with the library that is missing.
+    """
+    if provider in session.get_providers():
+        return
+    missing = missing_libraries()
+    why = f"{', '.join(missing)} cannot be loaded" if missing else "the GPU or its driver does not answer"
+    raise UnavailableError(
+        f"ONNX Runtime opened {path} on the CPU because its {provider} does not start: {why}",
+        LIBRARIES_FIX if missing else "gpuprof doctor says what the driver says",
+    )
+
+
+def missing_libraries() -> tuple[str, ...]:
+    """Return the names of the libraries without which the provider for NVIDIA GPUs does not start."""
+    import ctypes
+
+    import onnxruntime as ort
+
+    found = load_cuda_libraries()
+    library = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
+    if found or not library.exists():
+        return found
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:  # it also lacks symbols of ONNX Runtime's own outside of a session: that is no reason
+        match = _OPENED_BY_LOADER.match(str(error))
+        return (match["library"],) if match else ()
+    return ()
+
+
+@cache
+def provider_failure() -> str | None:
+    """Return None when a session with one node runs on the first GPU here, else why not, in one line.
+
+    It is asked once, in a process of its own.
+    """
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "gpuprof.runtime.cuda_provider"]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_START_S,
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"{ORT_CUDA} cannot be tried: {error}"
+    return read_attempt(done.stdout, done.stderr)
+
+
+def read_attempt(printed: str, complaints: str = "") -> str | None:
+    """Return why the program below found no working provider; None: it works.
+
+    Parameters
+    ----------
+    printed, complaints : str
+        What it left on stdout and stderr.
+    """
+    try:
+        attempt = json.loads(printed.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        last = (complaints.strip().splitlines() or ["it says nothing"])[-1]
+        return f"{ORT_CUDA} ends the process that starts it: {last[:300]}"
+    if attempt["runs"]:
+        return None
+    said = _ERROR_LINE.search(complaints)
+    missing = ", ".join(attempt["missing"])
+    if missing:
+        return f"{ORT_CUDA} does not start: {missing} cannot be loaded"
+    return f"{ORT_CUDA} does not start: {(attempt['error'] or (said['said'] if said else 'it does not say why'))[:300]}"
+
+
+def main() -> int:
+    """Open and run one convolution on the GPU and print what came of it."""
+    import numpy as np
+    import onnxruntime as ort
+    from onnx import TensorProto, helper
+
+    missing = load_cuda_libraries()
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 4, 4]) for name in ("x", "w", "y")]
+    node = helper.make_node("Conv", ["x", "w"], ["y"], kernel_shape=[4, 4], auto_pad="SAME_UPPER")
+    graph = helper.make_graph([node], "one", values[:2], values[2:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    found: dict[str, Any] = {"version": ort.__version__, "runs": False, "missing": missing, "error": None}
+    try:
+        providers = [(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]
+        session = ort.InferenceSession(model.SerializeToString(), providers=providers)
+        x = np.ones((1, 1, 4, 4), np.float32)
+        session.run(None, {"x": x, "w": x})
+        found["runs"] = ORT_CUDA in session.get_providers()
+    except Exception as error:  # whatever CUDA raises is the answer
+        found["error"] = " ".join(str(error).split())
+    if not found["runs"]:
+        found["missing"] = missing_libraries()
+    sys.stdout.write(json.dumps(found) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The provider for NVIDIA GPUs where it does not start, played; the real wheel is in test_real_gpu_wheel.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from gpuprof.errors import UnavailableError
+from gpuprof.profiling.child.runner import gpu_provider_missing
+from gpuprof.runtime import cuda_provider, session
+from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, load_cuda_libraries, read_attempt
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
+from gpuprof.runtime.session import gpu_provider, open_session, runtime_version, session_settings
+from tests.profiling.models import write_mlp
+
+
+@pytest.fixture
+def listed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """An ONNX Runtime that lists the provider for GPUs and opens every session on the CPU, as the real one does."""
+    asked: list[Any] = []
+    opened = ort.InferenceSession
+
+    def fall_back(path: str, options: Any = None, providers: Any = ()) -> Any:
+        asked.append(providers)
+        return opened(path, options, providers=[ORT_CPU])
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [ORT_CUDA, ORT_CPU])
+    monkeypatch.setattr(ort, "InferenceSession", fall_back)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: print("Failed to load libcublas.so.13: cannot open"))  # noqa: T201
+    load_cuda_libraries.cache_clear()
+    yield asked
+    load_cuda_libraries.cache_clear()
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_an_error_that_names_the_library(
+    listed: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UnavailableError, match=r"on the CPU because its CUDA.* libcublas\.so\.13 cannot be loaded"):
+        open_session(write_mlp(tmp_path / "m.onnx"), threads=1, provider=ORT_CUDA)
+    assert capsys.readouterr().out == ""  # what preloading prints would stand among our own lines
+
+
+def test_the_options_that_are_recorded_are_those_that_are_set(listed: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError):
+        open_session(write_mlp(tmp_path / "m.onnx"), threads=1, provider=ORT_CUDA)
+    assert listed == [[(ORT_CUDA, dict(CUDA_OPTIONS)), ORT_CPU]]
+    assert CUDA_OPTIONS.items() <= session_settings(1, ORT_CUDA).items()
+    assert not CUDA_OPTIONS.keys() & session_settings(1).keys()
+    assert CUDA_OPTIONS["use_tf32"] == session_settings(1, TORCH_CUDA)["use_tf32"] == "1"
+
+
+def test_a_provider_that_does_not_start_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "has_cuda_build", lambda: True)
+    monkeypatch.setattr("gpuprof.profiling.child.runner.has_cuda_build", lambda: True)
+    for module in ("gpuprof.runtime.session", "gpuprof.profiling.child.runner"):
+        monkeypatch.setattr(f"{module}.provider_failure", lambda: "it does not start")
+    assert gpu_provider() != ORT_CUDA
+    assert gpu_provider_missing() == "it does not start" or gpu_provider() == TORCH_CUDA
+    monkeypatch.setattr(session, "provider_failure", lambda: None)
+    assert gpu_provider() == ORT_CUDA
+
+
+@pytest.mark.parametrize(
+    ("printed", "complaints", "reason"),
+    [
+        ({"runs": True, "missing": [], "error": None}, "", None),
+        ({"runs": False, "missing": ["libcudnn.so.9"], "error": "x"}, "", "libcudnn.so.9 cannot be loaded"),
+        ({"runs": False, "missing": [], "error": "CUDA failure 100"}, "", "CUDA failure 100"),
+        ({"runs": False, "missing": [], "error": None}, "2026 [E:onnxruntime:Default, a.cc:1] no device", "no device"),
+        (None, "Segmentation fault\n", "ends the process that starts it: Segmentation fault"),
+    ],
+)
+def test_what_the_attempt_says_becomes_one_reason(printed: Any, complaints: str, reason: str | None) -> None:
+    found = read_attempt("" if printed is None else f"noise\n{json.dumps(printed)}\n", complaints)
+    assert found is None if reason is None else found is not None and reason in found
+
+
+def test_the_version_is_the_modules_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "__version__", "0.0.1")
+    assert runtime_version(ORT_CUDA) == ("onnxruntime", "0.0.1")
+
+
+def test_without_preloading_nothing_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_cuda_libraries.cache_clear()
+    monkeypatch.delattr(ort, "preload_dlls", raising=False)
+    assert load_cuda_libraries() == ()
+    load_cuda_libraries.cache_clear()
+
+
+def test_a_session_on_the_provider_that_was_asked_for_is_taken() -> None:
+    cuda_provider.check_provider(SimpleNamespace(get_providers=lambda: [ORT_CUDA, ORT_CPU]), ORT_CUDA, "m.onnx")

@@ -1,0 +1,93 @@
+"""ONNX Runtime's real build for GPUs on a machine without one: nothing may run on the CPU under a GPU's name.
+
+The wheel shares its module's name with the CPU build, so that it stands in a folder of its own, which
+``.ci/install-onnxruntime-gpu.sh`` makes and ``GPUPROF_ORT_GPU`` names; without it these tests are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.runtime.providers import ORT_CUDA
+from tests.profiling.models import write_mlp
+
+ROOT = Path(__file__).parents[2]
+SITE = Path(os.environ.get("GPUPROF_ORT_GPU") or ROOT / ".venv" / "onnxruntime-gpu")
+PLAYED_NVML = ROOT / "bench" / "gpu" / "rehearsal" / "site" / "pynvml.py"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (SITE / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so").exists(),
+        reason=f"no onnxruntime-gpu in {SITE}: .ci/install-onnxruntime-gpu.sh puts it there",
+    ),
+]
+
+
+def _python(*arguments: str, first: Path | None = None) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(str(each) for each in (first, SITE, ROOT) if each is not None)
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_it_lists_the_provider_and_a_session_on_it_is_refused_naming_what_is_missing(tmp_path: Path) -> None:
+    model = write_mlp(tmp_path / "m.onnx")
+    program = f"""
+from pathlib import Path
+from gpuprof.errors import UnavailableError
+from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session
+assert has_cuda_build()
+print(gpu_provider())
+try:
+    open_session(Path({str(model)!r}), threads=1, provider={ORT_CUDA!r})
+except UnavailableError as error:
+    print(error.message)
+"""
+    done = _python("-c", program)
+    provider, refusal = done.stdout.strip().splitlines()
+    assert provider == "None", done.stderr
+    assert "on the CPU because its CUDAExecutionProvider does not start" in refusal
+    assert "cannot be loaded" in refusal or "driver" in refusal  # without CUDA's libraries, or with them and no GPU
+
+
+def test_the_doctor_tries_it_and_names_the_library() -> None:
+    done = _python("-m", "gpuprof", "doctor", "--json")
+    findings = {finding["name"]: finding for finding in json.loads(done.stdout)}
+    assert findings["CUDA provider"]["status"] == "limited"
+    assert "does not start" in findings["CUDA provider"]["detail"] and findings["CUDA provider"]["fix"]
+
+
+def test_profiling_a_gpu_stores_no_figure_of_the_cpu(tmp_path: Path) -> None:
+    played = tmp_path / "site"
+    played.mkdir()
+    (played / "pynvml.py").write_text(PLAYED_NVML.read_text())  # a GPU as NVML shows it
+    model = write_mlp(tmp_path / "m.onnx")
+    words = ["profile", str(model), "--device", "gpu", "--collector", "nvml", "--batch", "1", "--time-limit", "0.5"]
+    done = _python("-m", "gpuprof", *words, "--db", str(tmp_path / "db"), first=played)
+    assert done.returncode != 0
+    assert "does not start" in done.stderr + done.stdout
+    rows = KernelDb(tmp_path / "db").read("models").to_pylist() if (tmp_path / "db").is_dir() else []
+    assert [row for row in rows if row["latency_mean_ms"] is not None] == []
+
+
+def test_serving_on_a_gpu_is_refused_by_the_worker(tmp_path: Path) -> None:
+    model = write_mlp(tmp_path / "m.onnx")
+    program = f"""
+from gpuprof.errors import UnavailableError
+from gpuprof.serving.worker.model_loading import open_runtime
+try:
+    open_runtime("m", "1", {str(model)!r}, batch=1, threads=1, provider={ORT_CUDA!r})
+except UnavailableError as error:
+    print(error.message)
+"""
+    done = _python("-c", program)
+    assert "does not start" in done.stdout, done.stderr
