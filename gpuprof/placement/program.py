@@ -1,15 +1,24 @@
-"""An integer program, solved by HiGHS."""
+"""An integer program, solved by HiGHS over scaled rows, and verified by arithmetic of its own.
+
+Memory in bytes stands beside counts: coefficients of 1e10 in a row whose solver allows itself errors of 1e-6 of one
+make it call wrong optima optimal. So every row, every real column and the objective are scaled to about one
+(`gpuprof.placement.scaling`), and what comes back is not believed: a solution must keep every row as it was given, and
+the bound of a relaxation is recomputed from its duals, whatever the solver says that it is.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import highspy
 import numpy as np
 
-_INFINITY = highspy.kHighsInf
+from gpuprof.placement.scaling import Columns, Scales, Vector, breach, dual_bound, fit_scales
+
+#: What HiGHS may miss a scaled row or a whole number by.
+_TOLERANCE = 1e-9
 #: Branch-and-bound nodes, times the entries of the program, after which the best solution so far is taken when no
 #: time limit says otherwise. A count, not a time, so that the same problem has the same answer on every machine.
 _MOST_WORK = 400_000
@@ -29,7 +38,7 @@ class Solution:
         By column; integers are whole.
     objective : float
     bound : float
-        No solution has a smaller objective.
+        No solution has a smaller objective; of a relaxed program recomputed from the duals.
     proven : bool
         Whether the objective is the smallest there is, up to the gaps that were allowed.
     duals : tuple of float
@@ -100,54 +109,75 @@ class Program:
         least_step : float
             Objectives of different solutions are so far apart, so that a bound nearer than that proves the better.
         """
+        columns = self._columns()
+        scales = fit_scales(columns)
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
         solver.setOptionValue("random_seed", seed)
         solver.setOptionValue("threads", 1)
         solver.setOptionValue("mip_rel_gap", gap)
-        solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * (1.0 - 1e-6)))
+        solver.setOptionValue("mip_abs_gap", max(1e-6, least_step * scales.objective * (1.0 - 1e-6)))
+        for name in ("primal_feasibility_tolerance", "dual_feasibility_tolerance", "mip_feasibility_tolerance"):
+            solver.setOptionValue(name, _TOLERANCE)
         if time_limit_s is None:
-            entries = max(1, sum(map(len, self._entries)))
-            solver.setOptionValue("mip_max_nodes", min(_MOST_NODES, max(_FEWEST_NODES, _MOST_WORK // entries)))
+            nodes = min(_MOST_NODES, max(_FEWEST_NODES, _MOST_WORK // max(1, len(columns.values))))
+            solver.setOptionValue("mip_max_nodes", nodes)
         else:
             solver.setOptionValue("time_limit", time_limit_s)
-        solver.passModel(self._model(relaxed))
+        solver.passModel(_scaled_model(columns, scales, relaxed=relaxed))
         solver.run()
-        return self._read(solver, relaxed)
+        return _read_solution(solver, columns, scales, relaxed=relaxed)
 
-    def _model(self, relaxed: bool) -> highspy.HighsLp:
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = len(self._costs), len(self._rows)
-        lp.col_cost_ = np.array(self._costs)
-        lp.col_lower_ = np.array([_bound(low) for low, _ in self._limits])
-        lp.col_upper_ = np.array([_bound(high) for _, high in self._limits])
-        lp.row_lower_ = np.array([_bound(low) for low, _ in self._rows])
-        lp.row_upper_ = np.array([_bound(high) for _, high in self._rows])
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        starts = np.cumsum([0, *(len(entries) for entries in self._entries)])
-        lp.a_matrix_.start_ = starts
-        lp.a_matrix_.index_ = np.array([row for entries in self._entries for row in entries], dtype=np.int32)
-        lp.a_matrix_.value_ = np.array([value for entries in self._entries for value in entries.values()])
-        if not relaxed:
-            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            lp.integrality_ = [kinds[whole] for whole in self._integer]
-        return lp
-
-    def _read(self, solver: highspy.Highs, relaxed: bool) -> Solution | None:
-        info = solver.getInfo()
-        if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-            return None
-        raw = solver.getSolution().col_value
-        values = tuple(
-            float(round(value)) if whole and not relaxed else max(0.0, float(value))
-            for value, whole in zip(raw, self._integer, strict=True)
+    def _columns(self) -> Columns:
+        entries = self._entries
+        return Columns(
+            costs=np.array(self._costs),
+            highs=np.array([high for _, high in self._limits]),
+            integer=np.array(self._integer, dtype=bool),
+            starts=np.cumsum([0, *map(len, entries)]),
+            rows=np.array([row for own in entries for row in own], dtype=np.int32),
+            values=np.array([value for own in entries for value in own.values()], dtype=float),
+            row_lows=np.array([low for low, _ in self._rows]),
+            row_highs=np.array([high for _, high in self._rows]),
         )
-        objective = float(info.objective_function_value)
-        proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
-        bound = objective if relaxed else min(objective, float(info.mip_dual_bound))
-        duals = tuple(float(dual) for dual in solver.getSolution().row_dual) if relaxed else ()
-        return Solution(values, objective, bound, proven, duals)
 
 
-def _bound(value: float) -> float:
-    return math.copysign(_INFINITY, value) if math.isinf(value) else value
+def _scaled_model(columns: Columns, scales: Scales, *, relaxed: bool) -> highspy.HighsLp:
+    lp = highspy.HighsLp()
+    lp.num_col_, lp.num_row_ = len(columns.costs), len(columns.row_lows)
+    lp.col_cost_ = columns.costs * scales.columns * scales.objective
+    lp.col_lower_ = np.zeros(len(columns.costs))
+    lp.col_upper_ = _bounds(columns.highs / scales.columns)
+    lp.row_lower_ = _bounds(columns.row_lows * scales.rows)
+    lp.row_upper_ = _bounds(columns.row_highs * scales.rows)
+    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    lp.a_matrix_.start_ = columns.starts
+    lp.a_matrix_.index_ = columns.rows
+    lp.a_matrix_.value_ = columns.values * scales.rows[columns.rows] * scales.columns[columns.owners]
+    if not relaxed:
+        kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+        lp.integrality_ = [kinds[int(whole)] for whole in columns.integer]
+    return lp
+
+
+def _read_solution(solver: highspy.Highs, columns: Columns, scales: Scales, *, relaxed: bool) -> Solution | None:
+    info = solver.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    found = solver.getSolution()
+    values = np.clip(np.array(found.col_value) * scales.columns, 0.0, columns.highs)
+    if not relaxed:
+        values = np.where(columns.integer, np.round(values), values)
+        if breach(columns, values) is not None:
+            return None
+    objective = math.fsum(columns.costs * values)
+    proven = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    solution = Solution(tuple(values.tolist()), objective, objective, proven)
+    if not relaxed:
+        return replace(solution, bound=min(objective, float(info.mip_dual_bound) / scales.objective))
+    duals = np.array(found.row_dual) * scales.rows / scales.objective
+    return replace(solution, bound=dual_bound(columns, duals, objective), duals=tuple(duals.tolist()))
+
+
+def _bounds(values: Vector) -> Vector:
+    return np.clip(values, -highspy.kHighsInf, highspy.kHighsInf)

@@ -1,0 +1,325 @@
+"""Random placement problems and the best that can be done about them, found without any of `gpuprof.placement`'s code.
+
+The problems are tables: a time and a memory for every model, batch and share, no interference, the papers' rule (a
+batch within half of the SLO). `best_of` lists for each device every set of rates that it can serve, with all batches
+of all shares, and adds device to device, keeping the sets that no other matches: exact, and slow beyond a few models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
+from gpuprof.placement.problem import Options, Problem
+
+Kind = Literal["mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps"]
+KINDS: tuple[Kind, ...] = ("mps-memory", "fixed", "priority", "priced", "mig-parts", "mig-mps")
+
+_BUDGET = 0.5
+_BATCHES = (1, 2, 4, 8, 16, 32)
+_GIB = 2**30
+_LITTLE = 1e-9
+#: Sets of rates that are kept of one device or of several together; a problem that needs more is too large.
+_MOST_SETS = 6_000
+
+Rates = NDArray[np.float64]
+Key = tuple[str, str, int, Share]
+
+
+class TooLargeError(Exception):
+    """There is more to list than there is time for."""
+
+
+@dataclass(frozen=True)
+class TableEstimator:
+    """Knows the rows of a table, one process each, and nothing else.
+
+    Attributes
+    ----------
+    rows : mapping of (device, model, batch, share) to (ms, bytes)
+    """
+
+    rows: Mapping[Key, tuple[float, int]]
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the row."""
+        found = self.rows.get((device.name, model, batch, share))
+        if found is None or processes > 1:
+            raise InputError(f"nothing is known of {model} at batch {batch} under {share} with {processes} processes")
+        memory = Figure(float(found[1]), MEASURED)
+        return Estimate(
+            Workload(model, batch, share, processes), device.name, Figure(found[0], MEASURED), memory_bytes=memory
+        )
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batches of the table under the share."""
+        return tuple(sorted({b for name, m, b, s in self.rows if (name, m, s) == (device.name, model, share)}))
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares of the table; parts of instances are known and not listed."""
+        found = {s for name, m, _, s in self.rows if (name, m) == (device.name, model)}
+        found = {share for share in found if share.mig is None or share.sm_pct == 100.0}
+        return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "", share.sm_pct)))
+
+
+@dataclass(frozen=True)
+class Best:
+    """What no map does better.
+
+    Attributes
+    ----------
+    gpus : int or None
+        Fewest devices that serve everything; None on a fixed fleet that cannot.
+    cost_per_hour : float or None
+    served_rps : tuple of float
+        On a fixed fleet, by falling priority: the most of the highest, then of the next with that.
+    goodput_rps : float or None
+        On a fixed fleet the most in all, whatever has priority.
+    """
+
+    gpus: int | None = None
+    cost_per_hour: float | None = None
+    served_rps: tuple[float, ...] = ()
+    goodput_rps: float | None = None
+
+
+def draw_problem(kind: Kind, seed: int) -> Problem:
+    """Return a random problem of a kind, the same for the same seed."""
+    random_ = random.Random(f"{kind} {seed}")
+    names = [f"m{i}" for i in range(random_.randint(2, 3))]
+    fleet = _draw_fleet(kind, random_)
+    rows: dict[Key, tuple[float, int]] = {}
+    demands = []
+    devices = [entry.device for entry in fleet.entries]
+    for name in names:
+        start, each = random_.uniform(1.0, 8.0), random_.uniform(0.2, 3.0)
+        for device in devices:
+            rows |= _draw_rows(random_, name, device, kind, (start, each))
+        rate = random_.uniform(50.0, 900.0) * _devices_worth(fleet) / len(names)
+        priority = random_.randint(0, 1) if kind == "priority" else 0
+        demands.append(Demand(name, rate, Slo(random_.uniform(3.0, 12.0) * (start + each)), priority=priority))
+    return Problem(
+        tuple(demands), fleet, TableEstimator(rows), ExponentialQueue(), Options(latency_budget=_BUDGET, seed=seed)
+    )
+
+
+def _draw_fleet(kind: Kind, random_: random.Random) -> Fleet:
+    plain = plain_device()
+    if kind in ("fixed", "priority"):
+        return Fleet((FleetEntry(plain, random_.randint(1, 3)),))
+    if kind == "priced":
+        other = replace(plain_device("other", random_.choice([1.5, 1.7, 2.3])), dram_bytes=32 * _GIB)
+        return Fleet((FleetEntry(plain), FleetEntry(other)))
+    return Fleet((FleetEntry(plain if kind == "mps-memory" else sliced_device(price=1.0)),))
+
+
+def _devices_worth(fleet: Fleet) -> int:
+    return max(2, sum(entry.count or 0 for entry in fleet.entries) + 1)
+
+
+def _draw_rows(
+    random_: random.Random, name: str, device: Device, kind: Kind, times: tuple[float, float]
+) -> Iterator[tuple[Key, tuple[float, int]]]:
+    start, each = times
+    saturated, speed = random_.uniform(0.3, 1.0), random_.uniform(0.8, 2.0) if device.name == "other" else 1.0
+    weights, activations = int(random_.uniform(0.3, 5.0) * _GIB), int(random_.uniform(0.01, 0.4) * _GIB)
+    for share in _draw_shares(random_, device, kind):
+        part = min(1.0, device.fraction(share) / saturated)
+        for batch in _BATCHES:
+            row = ((start + each * batch / part) / speed, weights + activations * batch)
+            yield (device.name, name, batch, share), row
+
+
+def _draw_shares(random_: random.Random, device: Device, kind: Kind) -> list[Share]:
+    percents = sorted(random_.sample([10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 100.0], 3))
+    if kind in ("mig-parts", "mig-mps"):
+        profiles = [profile.name for profile in device.mig_profiles]
+        names = random_.sample(profiles, 3)
+        shares = [Share(100.0, name) for name in names]
+        if kind == "mig-mps":
+            return [*shares, *map(Share, percents)]
+        return [*shares, *(Share(part, name) for name in names for part in (25.0, 50.0, 75.0))]
+    return list(map(Share, percents))
+
+
+# --- the best, by listing ---------------------------------------------------------------------------------------------
+
+
+def best_of(problem: Problem) -> Best:
+    """Return what no map does better.
+
+    Raises
+    ------
+    TooLargeError
+        When it would take too long.
+    """
+    wanted = np.array([demand.rate_rps for demand in problem.demands])
+    able = {entry.device.name: _device_rates(problem, entry.device, wanted) for entry in problem.fleet.entries}
+    if all(entry.count is not None for entry in problem.fleet.entries):
+        return _best_of_fixed(problem, able, wanted)
+    return _cheapest_of(problem, able, wanted)
+
+
+def _best_of_fixed(problem: Problem, able: Mapping[str, Rates], wanted: Rates) -> Best:
+    together = np.zeros((1, len(wanted)))
+    for entry in problem.fleet.entries:
+        for _ in range(entry.count or 0):
+            together = _sums(together, able[entry.device.name], wanted)
+    served, left = [], together
+    for level in sorted({demand.priority for demand in problem.demands}, reverse=True):
+        own = [i for i, demand in enumerate(problem.demands) if demand.priority == level]
+        amounts = left[:, own].sum(axis=1)
+        served.append(float(amounts.max()))
+        left = left[amounts >= amounts.max() * (1.0 - _LITTLE)]
+    return Best(served_rps=tuple(served), goodput_rps=float(together.sum(axis=1).max()))
+
+
+def _cheapest_of(problem: Problem, able: Mapping[str, Rates], wanted: Rates) -> Best:
+    """Try the numbers of devices of each kind by rising cost; and by rising count for the fewest."""
+    entries = problem.fleet.entries
+    if any(not rates.any(axis=0).all() for rates in able.values()):
+        raise TooLargeError  # a demand that a kind of device cannot serve at all: another question
+    memory: dict[tuple[int, ...], Rates] = {(0,) * len(entries): np.zeros((1, len(wanted)))}
+
+    def rates_of(counts: tuple[int, ...]) -> Rates:
+        if counts not in memory:
+            kind = next(i for i, count in enumerate(counts) if count)
+            fewer = tuple(count - (i == kind) for i, count in enumerate(counts))
+            memory[counts] = _sums(rates_of(fewer), able[entries[kind].device.name], wanted)
+        return memory[counts]
+
+    def serves(counts: tuple[int, ...]) -> bool:
+        return bool((rates_of(counts) >= wanted * (1.0 - _LITTLE)).all(axis=1).any())
+
+    most = 12 if len(entries) == 1 else 7
+    every = sorted(itertools.product(range(most + 1), repeat=len(entries)), key=sum)
+    prices = [entry.price_per_hour for entry in entries]
+    costs = {counts: sum(n * price for n, price in zip(counts, prices, strict=True)) for counts in every}
+    fewest = next((sum(counts) for counts in every if serves(counts)), None)
+    cheapest = next((costs[c] for c in sorted(every, key=costs.__getitem__) if serves(c)), None)
+    if fewest is None or cheapest is None or cheapest > most * min(prices):
+        raise TooLargeError
+    return Best(gpus=fewest, cost_per_hour=cheapest)
+
+
+def _device_rates(problem: Problem, device: Device, wanted: Rates) -> Rates:
+    """Return every set of rates that one device can serve, shared whole or cut up."""
+    whole = _shared_rates(problem, device, None, wanted)
+    alone = {profile.name: _shared_rates(problem, device, profile.name, wanted) for profile in device.mig_profiles}
+    useful = {name for name, rates in alone.items() if rates.any()}
+    found = [whole]
+    for names in _layouts(device, useful):
+        together = np.zeros((1, len(wanted)))
+        for name in names:
+            together = _sums(together, alone[name], wanted)
+        found.append(together)
+    return _undominated(np.vstack(found))
+
+
+def _layouts(device: Device, useful: set[str]) -> set[tuple[str, ...]]:
+    """Return the instances that can stand on a device together to which none can be added, by trying every start."""
+    found: set[tuple[str, ...]] = set()
+    profiles = [profile for profile in device.mig_profiles if profile.name in useful]
+    compute = max((profile.compute_slices for profile in device.mig_profiles), default=0)
+
+    def extend(taken: frozenset[int], names: tuple[str, ...], used: int) -> None:
+        grew = False
+        for profile in profiles:
+            if names.count(profile.name) >= profile.max_count or used + profile.compute_slices > compute:
+                continue
+            for start in profile.start_slots:
+                slots = frozenset(range(start, start + profile.memory_slices))
+                if not slots & taken:
+                    grew = True
+                    more = tuple(sorted((*names, profile.name)))
+                    state = (taken | slots, more)
+                    if state not in seen:
+                        seen.add(state)
+                        extend(taken | slots, more, used + profile.compute_slices)
+        if not grew and names:
+            found.add(names)
+
+    seen: set[tuple[frozenset[int], tuple[str, ...]]] = set()
+    extend(frozenset(), (), 0)
+    return found
+
+
+def _shared_rates(problem: Problem, device: Device, mig: str | None, wanted: Rates) -> Rates:
+    """Return every set of rates that replicas in one instance, or the whole device, can serve together.
+
+    By adding one replica after another: a state is what is left of the share and the memory.
+    """
+    memory = device.memory_bytes(Share(100.0, mig))
+    items = list(_items(problem, device, mig))
+    states: dict[tuple[float, int], Rates] = {(100.0, memory): np.zeros((1, len(wanted)))}
+    finished = [np.zeros((1, len(wanted)))]
+    for percent, held, model, rate in items:
+        grown: dict[tuple[float, int], list[Rates]] = {}
+        for (left, free), rates in states.items():
+            count, one = 0, rates
+            while left - count * percent >= -_LITTLE and free >= count * held:
+                grown.setdefault((round(left - count * percent, 6), free - count * held), []).append(one)
+                count += 1
+                one = rates.copy()
+                one[:, model] = np.minimum(wanted[model], one[:, model] + count * rate)
+        states = {key: _undominated(np.vstack(many)) for key, many in grown.items()}
+        if len(states) > _MOST_SETS:
+            raise TooLargeError
+    finished += list(states.values())
+    return _undominated(np.vstack(finished))
+
+
+def _items(problem: Problem, device: Device, mig: str | None) -> Iterator[tuple[float, int, int, float]]:
+    """Yield (percent, bytes, model, requests/s) of the replicas in time: of a share every batch that has its merit."""
+    rows = problem.estimator.rows  # type: ignore[attr-defined]
+    for position, demand in enumerate(problem.demands):
+        found: dict[float, list[tuple[int, float]]] = {}
+        for (name, model, batch, share), (ms, held) in rows.items():
+            inside = (name, model, share.mig) == (device.name, demand.model, mig)
+            if inside and ms < _BUDGET * demand.slo.latency_ms:
+                found.setdefault(share.sm_pct, []).append((held, 1000.0 * batch / ms))
+        for percent, choices in found.items():
+            yield from ((percent, held, position, rate) for held, rate in _front(choices))
+
+
+def _front(choices: Iterable[tuple[int, float]]) -> Iterator[tuple[int, float]]:
+    best = 0.0
+    for held, rate in sorted(choices, key=lambda one: (one[0], -one[1])):
+        if rate > best * (1.0 + _LITTLE):
+            best = rate
+            yield held, rate
+
+
+def _sums(first: Rates, second: Rates, wanted: Rates) -> Rates:
+    if len(first) * len(second) > _MOST_SETS * 400:
+        raise TooLargeError
+    sums = (first[:, None, :] + second[None, :, :]).reshape(-1, len(wanted))
+    return _undominated(np.minimum(sums, wanted))
+
+
+def _undominated(rates: Rates) -> Rates:
+    """Leave out the sets of which another has no less of anything."""
+    rates = np.unique(np.round(rates, 9), axis=0)
+    rates = rates[np.argsort(-rates.sum(axis=1), kind="stable")]
+    kept = np.empty((0, rates.shape[1]))
+    while len(rates):
+        kept = np.vstack([kept, rates[:1]])
+        rates = rates[~(rates <= rates[0] + 1e-9).all(axis=1)]
+        if len(kept) > _MOST_SETS:
+            raise TooLargeError
+    return kept

@@ -1,0 +1,154 @@
+"""Scales of a linear program, and what can be said of its solutions without its solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float64]
+
+#: What a solution may miss a row by, as a part of the largest term in it: the rounding of sums, and where real columns
+#: stand in the row the solver's own tolerance.
+_ROUNDING = 1e-9
+_REAL_ROUNDING = 1e-7
+#: How often the rows are looked through for limits of columns that have none of their own.
+_PASSES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A program: minimise ``costs · x`` with ``row_lows <= A x <= row_highs`` and ``0 <= x <= highs``.
+
+    Attributes
+    ----------
+    costs, highs : ndarray of shape (n_columns,)
+    integer : ndarray of bool, shape (n_columns,)
+    starts : ndarray of int, shape (n_columns + 1,)
+        Where the entries of each column begin in ``rows`` and ``values``.
+    rows, values : ndarray of shape (n_entries,)
+    row_lows, row_highs : ndarray of shape (n_rows,)
+    """
+
+    costs: Vector
+    highs: Vector
+    integer: NDArray[np.bool_]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    values: Vector
+    row_lows: Vector
+    row_highs: Vector
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """The column of each entry."""
+        return np.repeat(np.arange(len(self.costs)), np.diff(self.starts))
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Powers of two, so that scaling rounds nothing: what rows, columns and the objective are multiplied by.
+
+    Attributes
+    ----------
+    rows : ndarray of shape (n_rows,)
+    columns : ndarray of shape (n_columns,)
+        A column is this times its scaled self; 1.0 of integers.
+    objective : float
+    """
+
+    rows: Vector
+    columns: Vector
+    objective: float
+
+
+def fit_scales(program: Columns) -> Scales:
+    """Return the scales under which real columns end at about one, and the largest entry of every row is about one."""
+    real = ~program.integer & np.isfinite(program.highs) & (program.highs > 0.0)
+    columns = np.where(real, _power_of_two(np.where(real, program.highs, 1.0)), 1.0)
+    largest = np.zeros(len(program.row_lows))
+    np.maximum.at(largest, program.rows, np.abs(program.values) * columns[program.owners])
+    rows = 1.0 / _power_of_two(np.where(largest > 0.0, largest, 1.0))
+    dearest = float(np.max(np.abs(program.costs) * columns, initial=0.0))
+    return Scales(rows, columns, 1.0 / float(_power_of_two(np.array(dearest or 1.0))))
+
+
+def breach(program: Columns, values: Vector) -> int | None:
+    """Return a row that the values break by more than rounding, None where they keep all."""
+    terms = program.values * values[program.owners]
+    count = len(program.row_lows)
+    activity = np.bincount(program.rows, terms, count)
+    size, real = np.zeros(count), np.zeros(count, dtype=bool)
+    np.maximum.at(size, program.rows, np.abs(terms))
+    np.logical_or.at(real, program.rows, ~program.integer[program.owners])
+    slack = np.where(real, _REAL_ROUNDING, _ROUNDING) * np.maximum(size, _largest_entry(program))
+    broken = (activity < program.row_lows - slack) | (activity > program.row_highs + slack)
+    return int(np.argmax(broken)) if broken.any() else None
+
+
+def dual_bound(program: Columns, duals: Vector, objective: float) -> float:
+    """Return what no solution, whole or not, costs less than, by any duals (Neumaier and Shcherbina 2004).
+
+    Duals of a wrong sign count as zero; what remains of a column's cost after the rows' prices is counted at the
+    column's limit where it is negative. Columns without a limit get one from the rows, and from ``objective``: what
+    costs more than a solution that is known is not looked for.
+
+    Parameters
+    ----------
+    program : Columns
+    duals : ndarray of shape (n_rows,)
+    objective : float
+        Of some solution of the relaxed program.
+
+    Returns
+    -------
+    float
+        Minus infinity where the duals say nothing.
+    """
+    prices = np.where(np.isneginf(program.row_lows), np.minimum(duals, 0.0), duals)
+    prices = np.where(np.isposinf(program.row_highs), np.maximum(prices, 0.0), prices)
+    ends = np.where(prices > 0.0, program.row_lows, np.where(prices < 0.0, program.row_highs, 0.0))
+    paid = np.bincount(program.owners, program.values * prices[program.rows], len(program.costs))
+    left = np.minimum(program.costs - paid, 0.0)
+    taken = left < 0.0
+    bound = float(prices @ ends)
+    if taken.any():
+        bound += float(left[taken] @ _implied_limits(program, objective)[taken])
+    return min(objective, bound)
+
+
+def _implied_limits(program: Columns, objective: float) -> Vector:
+    """Return what each column is at most in any solution that costs no more than ``objective``."""
+    limits = program.highs.copy()
+    if (program.costs >= 0.0).all():
+        dear = program.costs > 0.0
+        limits[dear] = np.minimum(limits[dear], max(0.0, objective) / program.costs[dear] * (1.0 + 1e-9) + 1e-9)
+    for _ in range(_PASSES):
+        before = limits.copy()
+        for sign, ends in ((1.0, program.row_highs), (-1.0, -program.row_lows)):
+            _tighten(program, limits, sign * program.values, ends)
+        if np.array_equal(before, limits):
+            break
+    return limits
+
+
+def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> None:
+    """Lower the limits by the rows ``values x <= ends``: what one column adds, the others' least leaves."""
+    negative = values < 0.0
+    least = np.zeros(len(values))
+    least[negative] = values[negative] * limits[program.owners[negative]]
+    room = ends - np.bincount(program.rows, least, len(ends))
+    adds = (values > 0.0) & np.isfinite(room[program.rows])
+    most = np.maximum(0.0, room[program.rows][adds]) / values[adds]
+    np.minimum.at(limits, program.owners[adds], most * (1.0 + 1e-9) + 1e-9)
+
+
+def _largest_entry(program: Columns) -> Vector:
+    largest = np.zeros(len(program.row_lows))
+    np.maximum.at(largest, program.rows, np.abs(program.values))
+    return largest
+
+
+def _power_of_two(values: Vector) -> Vector:
+    return np.asarray(np.exp2(np.round(np.log2(values))))

@@ -1,0 +1,33 @@
+"""The optimal policy against everything that could be done, listed by code that shares nothing with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.placement_problems import KINDS, Kind, TooLargeError, best_of, draw_problem
+from bench.placement_soundness import is_bound_false, loss_of, run
+from gpuprof.placement.contract import solved
+from gpuprof.placement.optimal.optimal import Optimal
+
+SEEDS = range(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_no_map_does_better_than_a_bound_allows(kind: Kind, seed: int) -> None:
+    problem = draw_problem(kind, seed)
+    try:
+        best = best_of(problem)
+    except TooLargeError:
+        pytest.skip("more than can be listed")
+    placement, _ = solved(Optimal(), problem)
+    assert not is_bound_false(placement, best)
+    assert loss_of(problem, placement, best) > -1e-6, "the listing missed a map"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_none_of_many_bounds_is_false_and_no_map_is_unsound(kind: Kind) -> None:
+    tally = run(kind, 25, first=100)
+    assert tally.problems - tally.too_large >= 15
+    assert (tally.unsound, tally.false_bounds, tally.untold) == (0, 0, 0)
