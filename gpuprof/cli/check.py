@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
 from gpuprof.errors import InfeasibleError
 
 _COLUMNS = (
@@ -29,15 +29,15 @@ def check(
     as_csv: CsvOption = False,
 ) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
-    from gpuprof.cli.planning import map_evidence
     from gpuprof.domain.deployment import read_map
+    from gpuprof.pipeline.recorded_problem import map_evidence
     from gpuprof.placement.feasibility import check as broken_rules
 
     chosen = chosen_format(as_json, as_csv)
     deployment = read_map(map_file)
-    evidence = map_evidence(deployment, db, against, map_file.absolute().parent)
+    evidence = map_evidence(deployment, db, against, map_file.absolute().parent, say_note)
     if evidence.estimator is None:
-        say("gpuprof: there is no kernel database: the times written in the map are believed")
+        say_note("there is no kernel database: the times written in the map are believed")
     broken = broken_rules(deployment, evidence)
     rows = [asdict(violation) for violation in broken]
     if chosen is Format.JSON:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows
+from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows, say_note
 from gpuprof.errors import unknown_name
 
 if TYPE_CHECKING:
@@ -49,14 +49,14 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
-    from gpuprof.cli.planning import map_policy, map_problem
     from gpuprof.domain.deployment import read_map
+    from gpuprof.pipeline.recorded_problem import map_policy, map_problem
     from gpuprof.placement.explanation import alternatives, seats, what_ifs
 
     deployment = read_map(map_file)
     if model not in deployment.models:
         raise unknown_name("model of the map", model, sorted(deployment.models))
-    problem = map_problem(deployment, db)
+    problem = map_problem(deployment, db, say_note)
     choices = [_alternative(one) for one in alternatives(problem, deployment, model)]
     places = [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in seats(deployment, model)]
     changes = [_what_if(one) for one in what_ifs(problem, map_policy(deployment), model)]

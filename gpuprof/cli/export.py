@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import say
+from gpuprof.cli.output import say_note
 from gpuprof.errors import InputError
 
 
@@ -21,13 +21,13 @@ def export(
     image: Annotated[str | None, typer.Option(help="Container image of the Kubernetes manifest.")] = None,
 ) -> None:
     """Write a map in the words of another tool."""
-    from gpuprof.cli.planning import map_evidence
     from gpuprof.domain.deployment import read_map
+    from gpuprof.pipeline.recorded_problem import map_evidence
     from gpuprof.placement.export import export as written
     from gpuprof.placement.feasibility import check_layout
 
     deployment = read_map(map_file)
-    broken = check_layout(deployment, map_evidence(deployment, None, None, map_file.parent))
+    broken = check_layout(deployment, map_evidence(deployment, None, None, map_file.parent, say_note))
     if broken:
         raise InputError(f"{map_file} cannot be set up: {broken[0]}", f"gpuprof check {map_file} says everything")
     files = written(deployment, to, image)
@@ -43,4 +43,4 @@ def export(
             path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {output}: {error.strerror or error}") from None
-    say(f"gpuprof: {len(files)} files written to {output}")
+    say_note(f"{len(files)} files written to {output}")

@@ -24,8 +24,8 @@ from gpuprof.cli.output import (
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.cli.load_prediction import LoadPredictions
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.load_prediction import LoadPredictions
     from gpuprof.serving.load.load import LoadOutcome, Stream
 
 #: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
@@ -89,8 +89,8 @@ def load(
     as_csv: CsvOption = False,
 ) -> None:
     """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
-    from gpuprof.cli.load_output import check_output, write_results
-    from gpuprof.cli.load_prediction import predict_load
+    from gpuprof.pipeline.load_output import check_output, write_results
+    from gpuprof.pipeline.load_prediction import predict_load
     from gpuprof.serving.load.load import run_load
 
     chosen = chosen_format(as_json, as_csv)
@@ -100,7 +100,7 @@ def load(
         check_output(output)
     streams, settings = traffic.load(deployment, map_path)
     server = admission.target(address)
-    known = None if deployment is None else predict_load(deployment, streams, settings)
+    known = None if deployment is None else predict_load(deployment, streams, settings, note=say)
     say(f"sending {_named(streams)} to {address} for {settings.warmup_s:g} + {settings.duration_s:g} s")
     outcome = run_load(server, streams, settings)
     rows, stages = _rows(outcome, known), _stages(outcome, known)

@@ -45,7 +45,7 @@ class Traffic:
         InputError
             When nothing says what to send, a model is not in the map, or a trace cannot be read or stands beside rates.
         """
-        from gpuprof.cli.load_traffic import streams_at_rates, streams_of_trace
+        from gpuprof.pipeline.load_traffic import streams_at_rates, streams_of_trace
         from gpuprof.serving.load.traffic import ARRIVALS
 
         if self.arrivals not in ARRIVALS:

@@ -9,10 +9,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_json, print_rows, say
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    Format,
+    JsonOption,
+    chosen_format,
+    number,
+    print_json,
+    print_rows,
+    say_note,
+)
 from gpuprof.cli.place_options import Choice, Written
 from gpuprof.cli.planning_options import Asked, Rules
-from gpuprof.cli.share_hint import share_hint
+from gpuprof.pipeline.share_hint import share_hint
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
@@ -46,7 +56,7 @@ def place(
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    from gpuprof.cli.planning import plan
+    from gpuprof.pipeline.planning import plan_map
     from gpuprof.placement.early_stop import early_stop
 
     chosen = chosen_format(as_json, as_csv)
@@ -54,15 +64,15 @@ def place(
     policy = choice.made()
     running = written.running()
     problem = asked.problem(options, rules.overhead_ms)
-    deployment = plan(replace(problem, previous=running), policy, written.created)
+    deployment = plan_map(replace(problem, previous=running), policy, written.created)
     deployment = written.merged(problem, deployment, asked.db)
     print_map(deployment, chosen)
     for unplaced in deployment.unplaced:
-        say(f"gpuprof: {unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
+        say_note(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
     if stopped := early_stop(deployment):
-        say(f"gpuprof: {stopped}")
+        say_note(f"{stopped}")
     if hint := share_hint(problem, deployment):
-        say(f"gpuprof: {hint}")
+        say_note(f"{hint}")
     written.write(deployment)
 
 

@@ -79,8 +79,8 @@ class Written:
         InputError
             When the merged files cannot be written beside the map.
         """
-        from gpuprof.cli.merge_step import merge_replicas
         from gpuprof.pipeline.devices import open_database
+        from gpuprof.pipeline.map_merging import merge_replicas
 
         if not self.merge or not self._is_written(deployment):
             return deployment

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.output import say_note
+
 if TYPE_CHECKING:
     from gpuprof.placement.problem import Options, Problem
 
@@ -29,9 +31,9 @@ class Asked:
         InputError
             For a file, device or model that is wrong or unknown.
         """
-        from gpuprof.cli.planning import build_problem
+        from gpuprof.pipeline.problem import build_problem
 
-        return build_problem(self.slo_file, self.gpus, self.fleet, self.db, options, overhead_ms)
+        return build_problem(self.slo_file, self.gpus, self.fleet, self.db, options, overhead_ms, say_note)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import say
+from gpuprof.cli.output import say, say_note
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ class Following:
         InputError
             When it could not be.
         """
-        from gpuprof.cli.adapting import MapReplanner, check_adaptable
+        from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
         from gpuprof.serving.change.adapt import AdaptSettings
 
         if not self.adapt:
             return None
-        check_adaptable(source.deployment, self.db, workers.node)
+        check_adaptable(source.deployment, self.db, workers.node, say_note)
         replan = MapReplanner(map_file.absolute().parent, self.db, workers.simulate, source.deployment)
         output = self.adapt_output or map_file.with_suffix(".adapted.json")
         return AdaptSettings(replan, output, period_s=self.adapt_period)

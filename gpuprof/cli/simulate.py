@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import CsvOption, Format, JsonOption, chosen_format, progress, say
+from gpuprof.cli.output import CsvOption, Format, JsonOption, chosen_format, progress, say, say_note
 from gpuprof.cli.simulation_options import Fidelity, Following, Served, Traffic
-from gpuprof.cli.simulation_output import show_outcome
+from gpuprof.cli.simulation_output import show_comparison, show_outcome
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.cli.rescheduling import Loop
     from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.rescheduling import Loop
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.interference import Interference
     from gpuprof.simulator.merged_queues import MergedQueues
@@ -40,9 +40,9 @@ def simulate(
     as_csv: CsvOption = False,
 ) -> None:
     """Replay requests against MAP: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed."""
-    from gpuprof.cli.rescheduling import named_policies
     from gpuprof.domain.deployment import read_map
     from gpuprof.pipeline.interference import make_interference
+    from gpuprof.pipeline.rescheduling import named_policies
     from gpuprof.simulator.merged_queues import merged_queues
 
     chosen = chosen_format(as_json, as_csv)
@@ -81,19 +81,18 @@ def _check_merged(queues: MergedQueues, asked: DeploymentMap, loop: Loop | None)
 def _follow(
     deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, loop: Loop, policy: str | None
 ) -> tuple[Timetable, Outcome]:
-    from gpuprof.cli.rescheduling import follow
+    from gpuprof.pipeline.rescheduling import follow
 
-    return follow(deployment, load, options, loop, policy, lambda map_, asked: _run(map_, load, asked, 0))
+    return follow(deployment, load, options, loop, policy, lambda map_, asked: _run(map_, load, asked, 0), say_note)
 
 
 def _compare(runs: Mapping[str, tuple[Timetable, Outcome]], output: Path | None, chosen: Format) -> None:
     """Print a line a policy; the file gets the whole outcome of each."""
-    from gpuprof.cli.rescheduling import print_comparison
     from gpuprof.simulator.autoscaling import autoscaling
 
     if output is not None:
         _write({name: outcome.document() for name, (_, outcome) in runs.items()}, output)
-    print_comparison([autoscaling(name, *run) for name, run in runs.items()], chosen)
+    show_comparison([autoscaling(name, *run) for name, run in runs.items()], chosen)
 
 
 def _run(

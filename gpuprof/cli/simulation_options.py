@@ -13,9 +13,9 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.cli.rescheduling import Loop
     from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.rescheduling import Loop
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
@@ -171,8 +171,8 @@ class Following:
         InputError
             When a duration cannot be read.
         """
-        from gpuprof.cli.rescheduling import Loop
         from gpuprof.domain.duration import parse_duration
+        from gpuprof.pipeline.rescheduling import Loop
         from gpuprof.simulator.reschedule import MoveCosts
 
         if self.every is None:

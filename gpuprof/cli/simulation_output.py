@@ -10,6 +10,7 @@ import typer
 from gpuprof.cli.output import Column, Format, number, print_json, print_rows, say
 
 if TYPE_CHECKING:
+    from gpuprof.simulator.autoscaling import Autoscaling
     from gpuprof.simulator.outcome import ModelOutcome, Outcome
 
 
@@ -54,6 +55,21 @@ _EPOCHS = (
     Column("started", "replicas started"),
 )
 
+_POLICIES = (
+    Column("policy", "policy", right=False),
+    Column("maps", "maps"),
+    Column("started", "replicas started"),
+    Column("mean_gpus", "mean devices", number()),
+    Column("most_gpus", "most"),
+    Column("gpu_hours", "device hours", number(4)),
+    Column("held_gpu_hours", "with moving", number(4)),
+    Column("cost", "$", number(4)),
+    Column("goodput_rps", "goodput/s", number(4)),
+    Column("in_time_pct", "in time %", number(5)),
+    Column("wait_ms", "mean wait ms", number()),
+    Column("worst_p99_ms", "worst p99 ms", number()),
+)
+
 
 def show_outcome(outcome: Outcome, chosen: Format) -> None:
     """Print tables of models, stages, misses, replicas and maps; as JSON everything, as CSV the models."""
@@ -77,6 +93,13 @@ def show_outcome(outcome: Outcome, chosen: Format) -> None:
         say(f"{len(outcome.epochs)} map(s), {hours:.4g} device hours")
     how = "a sample of" if outcome.method == "sampled" else "all"
     say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
+
+
+def show_comparison(rows: Sequence[Autoscaling], chosen: Format) -> None:
+    """Print what each policy made of the same load."""
+    from dataclasses import asdict
+
+    print_rows([asdict(row) for row in rows], _POLICIES, chosen)
 
 
 def _show_stages(models: Sequence[ModelOutcome]) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.cli import planning
 from gpuprof.cli.main import main
-from gpuprof.cli.rescheduling import policy_scheduler, reschedule
 from gpuprof.domain.arrival_process import Recorded
 from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
+from gpuprof.pipeline import planning
+from gpuprof.pipeline.rescheduling import policy_scheduler, reschedule
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.simulator.cluster import Options
@@ -119,13 +119,13 @@ def test_one_policy_shows_its_maps(planned: Path, capsys: pytest.CaptureFixture[
 
 def test_each_map_is_planned_from_the_one_before(planned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[DeploymentMap | None] = []
-    plan = planning.plan
+    plan = planning.plan_map
 
     def spy(problem: Problem, policy: Policy) -> DeploymentMap:
         seen.append(problem.previous)
         return plan(problem, policy)
 
-    monkeypatch.setattr(planning, "plan", spy)
+    monkeypatch.setattr(planning, "plan_map", spy)
     first = read_map(planned / "map.json")
     scheduler = policy_scheduler(first, "ffd", 1.2, planned / "db")
     second = scheduler({"m": 600.0})

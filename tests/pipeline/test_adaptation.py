@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.cli.adapting import MapReplanner, check_adaptable
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, read_map
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 from gpuprof.serving.change.adapt import Load
 
 

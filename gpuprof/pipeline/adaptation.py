@@ -1,4 +1,4 @@
-"""Brings the placement policies into a running server: ``gpuprof serve --adapt``."""
+"""Plans the map of a running server anew, for the load that it has: ``serve`` with ``adapt``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -49,8 +50,9 @@ class MapReplanner:
         GpuprofError
             When the database does not know a model or a device.
         """
-        from gpuprof.cli.planning import map_policy, map_problem, plan
         from gpuprof.estimators.roofline.corrected import CorrectedEstimator
+        from gpuprof.pipeline.planning import plan_map
+        from gpuprof.pipeline.recorded_problem import map_policy, map_problem
 
         problem = map_problem(deployment, self.db)
         fleet = problem.fleet if self.more_devices else _present(problem.fleet, self.first)
@@ -70,7 +72,7 @@ class MapReplanner:
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)
             try:
-                wanted = plan(replace(problem, demands=demands), policy)
+                wanted = plan_map(replace(problem, demands=demands), policy)
             except InfeasibleError:
                 continue
             if not wanted.unplaced:
@@ -78,7 +80,9 @@ class MapReplanner:
         return None
 
 
-def check_adaptable(deployment: DeploymentMap, db: Path | None, node: str | None) -> None:
+def check_adaptable(
+    deployment: DeploymentMap, db: Path | None, node: str | None, note: NoteCallback = ignore_note
+) -> None:
     """Find out at the start, rather than when the load changes, whether a map can be planned anew.
 
     Raises
@@ -86,11 +90,11 @@ def check_adaptable(deployment: DeploymentMap, db: Path | None, node: str | None
     InputError
         When only one node of several is served here, or the database lacks a model or a device of the map.
     """
-    from gpuprof.cli.planning import map_problem
+    from gpuprof.pipeline.recorded_problem import map_problem
 
     if node is not None and len(deployment.nodes) > 1:
         raise InputError("--adapt and --node exclude each other: a plan is for all nodes")
-    problem = map_problem(deployment, db)
+    problem = map_problem(deployment, db, note)
     for demand in problem.demands:
         for entry in problem.fleet.entries:
             problem.estimator.shares(demand.model, entry.device)

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuprof.cli.output import say
 from gpuprof.errors import InputError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
@@ -35,7 +35,11 @@ class LoadPredictions:
 
 
 def predict_load(
-    deployment: DeploymentMap, streams: list[Stream], settings: LoadSettings, most: int | None = None
+    deployment: DeploymentMap,
+    streams: list[Stream],
+    settings: LoadSettings,
+    most: int | None = None,
+    note: NoteCallback = ignore_note,
 ) -> LoadPredictions:
     """Return what is predicted of a load before it is sent: a prediction must not take cores from the workers.
 
@@ -46,6 +50,8 @@ def predict_load(
     settings : LoadSettings
     most : int, optional
         Requests that are replayed at most; None: as many as the simulator does in some seconds.
+    note : callable, optional
+        Told what takes long, what is left out, and why the requests are not replayed.
 
     Raises
     ------
@@ -59,9 +65,9 @@ def predict_load(
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
-        predicted = _replayed(_simulable(deployment, rates), streams, settings, most)
+        predicted = _replayed(_simulable(deployment, rates), streams, settings, most, note)
     except _NotReplayedError as why:
-        say(f"not replayed in simulated time: {why.message}")
+        note(f"not replayed in simulated time: {why.message}")
         predicted = _analytic(deployment, rates, settings)
     return LoadPredictions(predicted, {} if recorded else asked)
 
@@ -87,15 +93,16 @@ def _simulable(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQ
 
 
 def _replayed(
-    queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None
+    queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
-    until_s = _horizon_s(times, settings, most or _most())
-    outcome = _simulate(queues, dict(zip((stream.model for stream in streams), times, strict=True)), settings, until_s)
+    until_s = _horizon_s(times, settings, most or _most(), note)
+    by_model = dict(zip((stream.model for stream in streams), times, strict=True))
+    outcome = _simulate(queues, by_model, settings, until_s, note)
     found = {model.model: model for model in outcome.models}
     handover_ms = recorded_work(queues.deployment.inputs).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
@@ -107,7 +114,9 @@ def _replayed(
     }
 
 
-def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float) -> Outcome:
+def _simulate(
+    queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
+) -> Outcome:
     import numpy as np
 
     from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
@@ -117,7 +126,7 @@ def _simulate(queues: MergedQueues, times_s: Mapping[str, Times], settings: Load
     from gpuprof.simulator.trace import Trace
 
     if HAS_NUMBA and not is_compiled():
-        say("compiling the simulator for this machine, once: half a minute")
+        note("compiling the simulator for this machine, once: half a minute")
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     inputs = queues.deployment.inputs
     legs = dict.fromkeys(queues.deployment.models, (recorded_overhead_ms(inputs), 0.0))
@@ -143,7 +152,7 @@ def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: 
     )
 
 
-def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int) -> float:
+def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int, note: NoteCallback) -> float:
     """Return until when requests are replayed, seconds from the start of the warm-up."""
     import numpy as np
 
@@ -153,7 +162,7 @@ def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int) -> float
     until_s = float(np.partition(np.concatenate(times_s), most)[most])
     if until_s <= settings.warmup_s:
         raise _NotReplayedError(f"the warm-up alone has more than {most:,} requests")
-    say(f"replaying the first {until_s:.4g} of {whole_s:.4g} s in simulated time: {most:,} requests")
+    note(f"replaying the first {until_s:.4g} of {whole_s:.4g} s in simulated time: {most:,} requests")
     return until_s
 
 

@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.cli.output import Column, Format, number, print_rows
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import Arriving
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.simulator.autoscaling import Autoscaling
     from gpuprof.simulator.cluster import Options
     from gpuprof.simulator.outcome import Outcome
     from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
-
-_POLICIES = (
-    Column("policy", "policy", right=False),
-    Column("maps", "maps"),
-    Column("started", "replicas started"),
-    Column("mean_gpus", "mean devices", number()),
-    Column("most_gpus", "most"),
-    Column("gpu_hours", "device hours", number(4)),
-    Column("held_gpu_hours", "with moving", number(4)),
-    Column("cost", "$", number(4)),
-    Column("goodput_rps", "goodput/s", number(4)),
-    Column("in_time_pct", "in time %", number(5)),
-    Column("wait_ms", "mean wait ms", number()),
-    Column("worst_p99_ms", "worst p99 ms", number()),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,34 +90,31 @@ def follow(
     loop: Loop,
     policy: str | None,
     run: Callable[[DeploymentMap, Options], Outcome],
+    note: NoteCallback = ignore_note,
 ) -> tuple[Timetable, Outcome]:
     """Simulate the map as it follows the load under ``policy``; None: the map's own.
 
     ``run`` simulates a map with options.
     """
-    scheduler = policy_scheduler(deployment, policy, loop.headroom, loop.db)
+    scheduler = policy_scheduler(deployment, policy, loop.headroom, loop.db, note)
     table = reschedule(deployment, arrivals, options, loop.period_s, scheduler, loop.costs)
     outcome = run(table.deployment, replace(options, switches=table.switches, absent=table.absent))
     return table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s))
 
 
-def print_comparison(rows: Sequence[Autoscaling], chosen: Format) -> None:
-    """Print what each policy made of the same load."""
-    from dataclasses import asdict
-
-    print_rows([asdict(row) for row in rows], _POLICIES, chosen)
-
-
-def policy_scheduler(deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None) -> Scheduler:
+def policy_scheduler(
+    deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = ignore_note
+) -> Scheduler:
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
 
     Each map is planned from the one before it, so that few replicas move. Rates that the policy cannot place, on the
     devices there are, leave the map as it is.
     """
-    from gpuprof.cli.planning import map_policy, map_problem, plan
+    from gpuprof.pipeline.planning import plan_map
+    from gpuprof.pipeline.recorded_problem import map_policy, map_problem
     from gpuprof.placement.policies import make_policy
 
-    problem = map_problem(deployment, db)
+    problem = map_problem(deployment, db, note)
     made = map_policy(deployment) if policy is None else make_policy(policy, {})
 
     running = deployment
@@ -146,7 +127,7 @@ def policy_scheduler(deployment: DeploymentMap, policy: str | None, headroom: fl
             for demand in problem.demands
         )
         try:
-            wanted = plan(replace(problem, demands=demands, previous=running), made)
+            wanted = plan_map(replace(problem, demands=demands, previous=running), made)
         except InfeasibleError:
             return None
         except GpuprofError as error:

@@ -1,4 +1,4 @@
-"""``place --merge``: from a map to one in which models that share a device and weights are one graph."""
+"""From a map to one in which models that share a device and weights are one graph."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: Merge
 
 def _broken(merging: Merging) -> str | None:
     """Return the first rule that the map with its merges breaks."""
-    from gpuprof.cli.planning import problem_evidence
+    from gpuprof.pipeline.planning import problem_evidence
     from gpuprof.placement.feasibility import check
 
     broken = check(merging.deployment, problem_evidence(merging.problem))

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuprof.cli.load_prediction import predict_load
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
+from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, Stream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, Predictor
 from tests.served_in_virtual_time import serve
@@ -121,27 +121,29 @@ def test_requests_of_the_warm_up_fill_the_queues_but_do_not_count() -> None:
     assert (behind.refused or 0.0) <= 4
 
 
-def test_of_too_many_requests_the_first_speak_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_too_many_requests_the_first_speak_for_all() -> None:
+    notes: list[str] = []
     asked, settings = streams(m=160.0), replace(SETTINGS, duration_s=200.0)
-    whole = predict_load(MAP, asked, settings).predicted["m"]
-    assert "replaying" not in capsys.readouterr().err
-    first = predict_load(MAP, asked, settings, most=16_000).predicted["m"]
-    assert "replaying the first" in capsys.readouterr().err
+    whole = predict_load(MAP, asked, settings, note=notes.append).predicted["m"]
+    assert not any("replaying" in note for note in notes)
+    first = predict_load(MAP, asked, settings, most=16_000, note=notes.append).predicted["m"]
+    assert "replaying the first" in notes[-1]
     assert first.goodput_rps == pytest.approx(whole.goodput_rps, rel=0.03)
     assert first.refused == pytest.approx(whole.refused, rel=0.1)
     assert first != whole
-    few = predict_load(MAP, asked, settings, most=100).predicted["m"]
+    few = predict_load(MAP, asked, settings, most=100, note=notes.append).predicted["m"]
     assert few.by is Predictor.QUEUEING
-    assert "the warm-up alone has more" in capsys.readouterr().err
+    assert "the warm-up alone has more" in notes[-1]
 
 
-def test_a_map_that_does_not_say_what_batches_take_is_not_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
+    notes: list[str] = []
     silent = replica_in_json("n")
     document = map_of({"m": "null:4", "n": "null:4"}, [replica_in_json("m", batch_latency_ms=[2.0]), silent], 50.0)
     document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
     deployment = parse_map(document, "test")
-    at_plan = predict_load(deployment, streams(m=50.0, n=50.0), SETTINGS)
-    assert "does not say how long batches of n take" in capsys.readouterr().err
+    at_plan = predict_load(deployment, streams(m=50.0, n=50.0), SETTINGS, note=notes.append)
+    assert "does not say how long batches of n take" in notes[-1]
     assert (at_plan.predicted["m"].by, at_plan.predicted["m"].p99_ms) == (Predictor.MAP, 7.0)
     assert at_plan.predicted["n"] == LoadPrediction()
     assert at_plan.planned["m"].goodput_rps == 49.0
@@ -150,7 +152,8 @@ def test_a_map_that_does_not_say_what_batches_take_is_not_replayed(capsys: pytes
     assert not faster.planned
 
 
-def test_one_queue_for_two_objectives_is_not_replayed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_queue_for_two_objectives_is_not_replayed() -> None:
+    notes: list[str] = []
     one = replica_in_json("both", batch=2, batch_latency_ms=[2.0, 3.0], rate_rps=100.0)
     one["merged"] = [{"model": name, "rate_rps": 50.0, "goodput_rps": 50.0} for name in ("m", "n")]
     document = map_of({"m": "null:4", "n": "null:4"}, [one], slo_ms=50.0)
@@ -161,6 +164,6 @@ def test_one_queue_for_two_objectives_is_not_replayed(capsys: pytest.CaptureFixt
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms
     document["models"]["n"]["slo_ms"] = 90.0
-    apart = predict_load(parse_map(document, "test"), asked, SETTINGS).predicted
+    apart = predict_load(parse_map(document, "test"), asked, SETTINGS, note=notes.append).predicted
     assert {found.by for found in apart.values()} == {Predictor.QUEUEING}
-    assert "one queue" in capsys.readouterr().err
+    assert "one queue" in notes[-1]

@@ -1,0 +1,63 @@
+"""From a problem and a policy to a checked map."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.errors import InputError, UnstableError
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import Evidence, check
+from gpuprof.placement.policies import Policy
+from gpuprof.placement.problem import Problem
+
+
+def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
+    """Return the policy's map, checked.
+
+    Parameters
+    ----------
+    problem : Problem
+    policy : Policy
+    created : str, optional
+        Time that the map says it was made at; else that of ``SOURCE_DATE_EPOCH``, else none.
+
+    Raises
+    ------
+    UnstableError
+        When the map breaks a rule: the policy is wrong, and its map must not be deployed.
+    """
+    deployment = to_map(problem, policy.place(problem), created or _read_source_date())
+    broken = check(deployment, problem_evidence(problem))
+    if broken:
+        raise UnstableError(
+            f"the policy {deployment.policy} made a map that breaks {len(broken)} rules, first: {broken[0]}",
+            "choose another policy with --policy",
+        )
+    return deployment
+
+
+def problem_evidence(problem: Problem) -> Evidence:
+    """Return what a map for ``problem`` is checked against."""
+    return Evidence(
+        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
+        queueing=problem.queueing,
+        estimator=problem.estimator,
+        confidence=problem.options.confidence,
+        latency_budget=problem.options.latency_budget,
+        overhead_ms=problem.options.overhead_ms,
+        host=problem.options.host,
+        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
+    )
+
+
+def _read_source_date() -> str | None:
+    """Return the time that reproducible builds agree on, None where none is set."""
+    text = os.environ.get("SOURCE_DATE_EPOCH")
+    if not text:
+        return None
+    try:
+        return datetime.fromtimestamp(int(text), UTC).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise InputError(f"SOURCE_DATE_EPOCH must be seconds since 1970 but got {text!r}") from None

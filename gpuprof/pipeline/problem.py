@@ -1,0 +1,188 @@
+"""From demands, devices and a database to the problem that a policy solves."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
+
+if TYPE_CHECKING:
+    from gpuprof.domain.demand import Demand
+    from gpuprof.domain.fleet import Fleet
+    from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.placement.problem import ModelFile, Options, Problem
+    from gpuprof.rules.host_work import HostWork
+    from gpuprof.runtime.batch_verdicts import BatchVerdicts
+
+_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
+
+
+def build_problem(
+    slo_file: Path,
+    gpus: str | None,
+    fleet_file: Path | None,
+    db: Path | None,
+    options: Options,
+    overhead_ms: float | None = None,
+    note: NoteCallback = ignore_note,
+) -> Problem:
+    """Read demands, fleet and database into a problem; the overhead of a request is the measured one unless given.
+
+    Raises
+    ------
+    InputError
+        For a file, device or model that is wrong or unknown.
+    """
+    from gpuprof.domain.demand import read_demands
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import describe_superseded, make_database_estimator, open_database
+    from gpuprof.placement.problem import Problem
+
+    demands = read_demands(slo_file)
+    given = _graph_files(demands)
+    demands = tuple(replace(demand, model=model_name(demand.model)) for demand in demands)
+    database = open_database(db, needed=len(given) < len(demands))
+    graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
+    fleet = _find_fleet(gpus, fleet_file, database)
+    estimator = make_database_estimator(database, graphs, note)
+    models = [demand.model for demand in demands]
+    if overhead_ms is None:
+        overhead_ms = _overhead_ms(database, fleet, models)
+    options = replace(options, overhead_ms=overhead_ms, host=_host_work(database, fleet, demands))
+    for demand in demands:
+        for entry in fleet.entries:
+            estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    for remark in describe_superseded(estimator, models):
+        note(remark)
+    files = _find_files(database, graphs)
+    if options.max_batch > 1:
+        _note_mixing_models(estimator.verdicts, files, models, note)
+    return Problem(
+        demands=demands,
+        fleet=fleet,
+        estimator=estimator,
+        queueing=BatchQueue(),
+        options=options,
+        files=files,
+        inputs=_describe_inputs(slo_file, database, fleet, options),
+    )
+
+
+def model_name(model: str) -> str:
+    """Return what a demand's model is called: a file by its stem."""
+    return Path(model).stem if _is_path(model) else model
+
+
+def _note_mixing_models(
+    verdicts: BatchVerdicts, files: Mapping[str, ModelFile], models: Sequence[str], note: NoteCallback
+) -> None:
+    """Note the models whose requests must not share a batch; those whose files are not here are trusted."""
+    from gpuprof.runtime.batch_verdicts import describe_mixing
+
+    for model in models:
+        file = files.get(model)
+        if file is None or not file.sha256 or not file.path or not Path(file.path).is_file():
+            continue
+        if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
+            note(f"{describe_mixing(model, output)}; it is placed with batches of 1")
+
+
+def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
+    from gpuprof.pipeline.serving_cost import serving_overhead_ms
+
+    return max(serving_overhead_ms(database, entry.device.name, models) for entry in fleet.entries)
+
+
+def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand]) -> HostWork:
+    """Return what serving costs the machine; of a fleet of several kinds of devices, nothing is said."""
+    from gpuprof.pipeline.serving_cost import serving_work
+    from gpuprof.rules.host_work import NO_HOST_WORK
+
+    if len(fleet.entries) != 1:
+        return NO_HOST_WORK
+    entry = fleet.entries[0]
+    rates_rps = {demand.model: demand.rate_rps for demand in demands}
+    return serving_work(database, entry.device, rates_rps, alone=entry.count == 1)
+
+
+def _graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
+    """Return the files of the models that are named by a path."""
+    return {model_name(demand.model): Path(demand.model) for demand in demands if _is_path(demand.model)}
+
+
+def _find_any_batch(path: Path, database: KernelDb | None) -> Path:
+    """Return the file, or the copy that was profiled in its place because the file fixes its batch.
+
+    Raises
+    ------
+    InputError
+        When it fixes its batch and was never profiled.
+    """
+    from gpuprof.graph.load import only_batch
+    from gpuprof.kernel_db.store import COPIES
+    from gpuprof.runtime.free_batch import freed_copy
+
+    fixed = only_batch(path) or 1
+    copy = None if database is None else freed_copy(path, database.path / COPIES)
+    if copy is None and fixed > 1:
+        raise InputError(
+            f"{path} takes batches of {fixed} only, and requests come one by one",
+            f"gpuprof profile {path} measures a copy that takes any, gpuprof zoo rebatch {path} -o FILE writes one",
+        )
+    return copy or path
+
+
+def _is_path(model: str) -> bool:
+    return model.endswith(".onnx") or os.sep in model
+
+
+def _find_fleet(gpus: str | None, fleet_file: Path | None, database: KernelDb | None) -> Fleet:
+    from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
+    from gpuprof.pipeline.devices import resolve_device
+
+    if gpus is not None and fleet_file is not None:
+        raise InputError("--gpus and --fleet exclude each other")
+    if fleet_file is not None:
+        return read_fleet(fleet_file, lambda name: resolve_device(name, database))
+    if gpus is not None:
+        return parse_fleet(gpus, lambda name: resolve_device(name, database))
+    return Fleet((FleetEntry(resolve_device(None, database)),))
+
+
+def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
+    from gpuprof.graph.load import load_graph
+    from gpuprof.placement.problem import ModelFile
+
+    files = {}
+    rows = (
+        []
+        if database is None
+        else database.read("models", ["run_id", "model", "model_path", "model_sha256"]).to_pylist()
+    )
+    for row in sorted(rows, key=lambda row: str(row["run_id"])):
+        if row["model_path"]:
+            files[row["model"]] = ModelFile(row["model_path"], row["model_sha256"])
+    for name, path in graphs.items():
+        files[name] = ModelFile(str(path), load_graph(path).sha256)
+    return files
+
+
+def _describe_inputs(slo_file: Path, database: KernelDb | None, fleet: Fleet, options: Options) -> dict[str, str]:
+    """Return hashes of what the map is computed from, and the settings that a check of it must know."""
+    devices = ",".join(f"{e.device.name}{'' if e.count is None else f':{e.count}'}" for e in fleet.entries)
+    inputs = {"slo_sha256": hashlib.sha256(slo_file.read_bytes()).hexdigest(), "fleet": devices}
+    if database is not None:
+        runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
+        inputs["database_sha256"] = hashlib.sha256("\n".join(runs).encode()).hexdigest()
+    for key in _OPTIONS:
+        value = getattr(options, key)
+        if value:
+            inputs[key] = repr(value)
+    inputs |= {key: repr(value) for key, value in asdict(options.host).items() if value}
+    return inputs

@@ -1,0 +1,120 @@
+"""From a map back to the problem that it answers, the policy that made it and what it is checked against."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError
+from gpuprof.pipeline.result import NoteCallback, ignore_note
+
+if TYPE_CHECKING:
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimator
+    from gpuprof.placement.feasibility import Evidence
+    from gpuprof.placement.policies import Policy
+    from gpuprof.placement.problem import Problem
+
+
+def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note) -> Problem:
+    """Return the problem that a map answers, from what the map says of it.
+
+    Raises
+    ------
+    InputError
+        When the database is missing, or the map does not say what fleet it was planned for.
+    """
+    from gpuprof.domain.demand import Demand, Slo
+    from gpuprof.domain.fleet import parse_fleet
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
+    from gpuprof.placement.problem import Options, Problem
+    from gpuprof.rules.host_work import recorded_work
+
+    database = open_database(db)
+    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    return Problem(
+        demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
+        fleet=parse_fleet(
+            deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
+        ),
+        estimator=make_database_estimator(database, note=note),
+        queueing=BatchQueue(),
+        options=Options(
+            confidence=map_setting(deployment, "confidence"),
+            latency_budget=map_setting(deployment, "latency_budget"),
+            overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
+            host=recorded_work(deployment.inputs),
+            max_batch=int(map_setting(deployment, "max_batch") or 256),
+            max_processes=int(map_setting(deployment, "max_processes") or 0) or None,
+        ),
+    )
+
+
+def map_policy(deployment: DeploymentMap) -> Policy:
+    """Return the policy that made a map, with its default options; the default one where it is not known."""
+    from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
+
+    known = [name for name in policy_names() if deployment.policy.startswith(name)]
+    return make_policy(max(known, key=len) if known else DEFAULT)
+
+
+def map_evidence(
+    deployment: DeploymentMap,
+    db: Path | None,
+    against: Path | None,
+    base: Path = Path(),
+    note: NoteCallback = ignore_note,
+) -> Evidence:
+    """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
+    from gpuprof.domain.demand import read_demands
+    from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
+    from gpuprof.pipeline.problem import model_name
+    from gpuprof.placement.feasibility import Evidence
+    from gpuprof.rules.host_work import recorded_work
+    from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
+
+    database = open_database(db, needed=False)
+    names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    found: dict[str, Device] = {}
+    for name in sorted(names):
+        try:
+            found[name] = resolve_device(name, database)
+        except InputError:
+            continue  # the check names it
+    demands = None if against is None else read_demands(against)
+    graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
+    estimator: Estimator | None = None
+    if database is not None:
+        measured = make_database_estimator(database, note=note)
+        known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
+        estimator = make_database_estimator(database, known, note)
+        estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
+    return Evidence(
+        devices=found,
+        queueing=BatchQueue(),
+        estimator=estimator,
+        demands=None if demands is None else tuple(replace(one, model=model_name(one.model)) for one in demands),
+        confidence=map_setting(deployment, "confidence"),
+        latency_budget=map_setting(deployment, "latency_budget"),
+        overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
+        host=recorded_work(deployment.inputs),
+    )
+
+
+def map_setting(deployment: DeploymentMap, name: str) -> float | None:
+    """Return a setting that the map was planned with.
+
+    Raises
+    ------
+    InputError
+        When what stands in the map is no number.
+    """
+    text = deployment.inputs.get(name)
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InputError(f"the map's {name} must be a number but is {text!r}") from None
