@@ -81,7 +81,7 @@ def _exchange(connections: list[Connection], requests: Sequence[Payload], second
         for connection in writable:
             connection.write()
         for connection in readable:
-            status = connection.read(buffer)
+            status = connection.read_answer(buffer)
             if status is None:
                 continue
             if status != 200:

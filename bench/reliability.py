@@ -29,8 +29,8 @@ import numpy as np
 import psutil
 
 from bench.serving import closed_loop, deployment, server
-from gpuprof.serving.load.client import LoadClient, Schedule, Sent
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target, requests_for
 from gpuprof.serving.load.traffic import arrival_times
@@ -133,7 +133,7 @@ def _answers(target: Target) -> int:
 
 def _told(
     times: Sequence[float],
-    sent: Sent,
+    sent: SentRequests,
     rates: tuple[float, float, float],
     killed_s: float,
     workers: tuple[int, int],
@@ -217,7 +217,7 @@ def _simulated(document: dict[str, Any]) -> Iterator[Target]:
 
 def _flood(target: Target, rate_rps: float, slo_ms: float, seconds: float) -> ModelResult:
     settings = LoadSettings(duration_s=seconds, warmup_s=2.0, clients=1)
-    (result,) = run_load(target, [Stream("m", rate_rps, slo_ms)], settings).results
+    (result,) = run_load(target, [RequestStream("m", rate_rps, slo_ms)], settings).results
     return result
 
 

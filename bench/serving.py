@@ -30,7 +30,7 @@ import psutil
 from bench.clients import AnswerError, Result, grpc_loop, http_loop, measured, triton_loops
 from bench.peers.environment import CACHE, PeerMissingError
 from bench.peers.peer import PEERS, Peer
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target, requests_for
 
 #: Part of the closed loop's peak at which p99 is told.
@@ -153,7 +153,7 @@ def at_load(options: Options) -> None:
             peak_rps = closed_loop(process, port, case.concurrency, options.seconds).rate_rps
             for arrivals in ("constant", "poisson"):
                 settings = LoadSettings(duration_s=4.0 * options.seconds, arrivals=arrivals, clients=1)
-                stream = Stream("m", LOAD * peak_rps, 60_000.0)
+                stream = RequestStream("m", LOAD * peak_rps, 60_000.0)
                 outcome = run_load(Target("127.0.0.1", port), [stream], settings)
                 (result,), (stages,) = outcome.results, outcome.stages
                 batch_ms = float(str(stages["infer_ms"]))

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from gpuprof.domain.arrival_process import Arriving, Bursts, Diurnal, Gamma
+from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Diurnal, Gamma
 from gpuprof.domain.deployment import (
     DeployedModel,
     DeploymentMap,
@@ -26,9 +26,9 @@ from gpuprof.domain.deployment import (
     Replica,
     ReplicaPrediction,
 )
-from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.outcome import SimulationOutcome
 from gpuprof.simulator.sampling import Sampling, simulate_sampled
 
 BATCH_MS = tuple(5.0 + 0.5 * size for size in range(8))
@@ -60,15 +60,15 @@ def main() -> int:
 def print_speed(models: int, seconds: float) -> None:
     """Print the speed for 100 replicas of so many models at 70% load."""
     deployment = a_map([100 // models] * models)
-    arrivals: dict[str, Arriving] = {name: Gamma(70.0 * CAPACITY_RPS / models) for name in deployment.models}
-    simulate(deployment, arrivals, Options(0.1))  # compiles, or loads what was compiled
+    arrivals: dict[str, ArrivalProcess] = {name: Gamma(70.0 * CAPACITY_RPS / models) for name in deployment.models}
+    simulate(deployment, arrivals, SimulationOptions(0.1))  # compiles, or loads what was compiled
     started = time.process_time()
-    outcome = simulate(deployment, arrivals, Options(seconds))
+    outcome = simulate(deployment, arrivals, SimulationOptions(seconds))
     spent = time.process_time() - started
     print(f"100 replicas of {models:3d} model(s): {outcome.requests / spent / 1e6:6.2f} million requests/s", flush=True)
 
 
-def print_error(name: str, processes: Sequence[Arriving], seconds: float) -> None:
+def print_error(name: str, processes: Sequence[ArrivalProcess], seconds: float) -> None:
     """Print goodput and p99 of the sampled outcome relative to the whole one."""
     deployment = a_map([REPLICAS] * len(processes))
     arrivals = dict(zip(deployment.models, processes, strict=True))
@@ -83,17 +83,17 @@ def print_error(name: str, processes: Sequence[Arriving], seconds: float) -> Non
     )
 
 
-def _error(sampled: Outcome, whole: Outcome, name: str) -> str:
+def _error(sampled: SimulationOutcome, whole: SimulationOutcome, name: str) -> str:
     ratio = getattr(sampled.models[0], name) / getattr(whole.models[0], name) - 1.0
     return f"{100 * ratio:+6.2f}%"
 
 
 def timed(
-    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seconds: float, sampling: Sampling | None
-) -> tuple[Outcome, float]:
+    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seconds: float, sampling: Sampling | None
+) -> tuple[SimulationOutcome, float]:
     """Return the outcome and the CPU time in seconds."""
     started = time.process_time()
-    options = Options(seconds)
+    options = SimulationOptions(seconds)
     if sampling is None:
         outcome = simulate(deployment, arrivals, options)
     else:
@@ -105,7 +105,7 @@ def print_day() -> None:
     """Print what a day of 6,000 GPUs at 15 million requests/s takes."""
     deployment = a_map([2000] * 12)
     day = 86400.0
-    arrivals: dict[str, Arriving] = {name: Diurnal(15e6 / 12, 3.0, day) for name in deployment.models}
+    arrivals: dict[str, ArrivalProcess] = {name: Diurnal(15e6 / 12, 3.0, day) for name in deployment.models}
     outcome, spent = timed(deployment, arrivals, day, Sampling())
     replicas = len(list(deployment.places()))
     print(

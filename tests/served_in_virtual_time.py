@@ -1,4 +1,4 @@
-"""The router, batcher and seats of the serving runtime, with simulated workers, on a clock that only the loop moves."""
+"""The router and batcher of the serving runtime, with simulated workers, on a clock that only the loop moves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ import pytest
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.replica import Replica as ServedReplica
-from gpuprof.serving.router.replica import ReplicaPlan
-from gpuprof.serving.router.seat import Seat
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_link import SimulatedLink
+from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import LinkEvents
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
@@ -28,7 +27,7 @@ from gpuprof.serving.worker.runtime import NULL_PREFIX
 
 #: What a turn of the loop takes: a timer that is due a rounding error too early must not find time standing still.
 _TURN_S = 1e-9
-_MODULES = ("router.replica", "router.seat", "router.served_model")
+_MODULES = ("router.served_replica", "router.worker_handle", "router.served_model")
 
 
 @dataclass(frozen=True)
@@ -120,11 +119,11 @@ async def _play(
             mine.append(_Link(events))
             return mine[-1]
 
-        seats = [Seat(f"m/{i}.{p}", order, connect, 1e6) for p in range(one.processes)]
+        workers = [WorkerHandle(f"m/{i}.{p}", order, connect, 1e6) for p in range(one.processes)]
         plan = ReplicaPlan(f"m/{i}", one.batch, one.max_wait_ms, times)
-        model.replicas.append(ServedReplica(plan, seats, model, ModelStatistics()))
-        for seat in seats:
-            model.spec = await seat.start()
+        model.replicas.append(ServedReplica(plan, workers, model, ModelStatistics()))
+        for worker in workers:
+            model.spec = await worker.start()
     seen = Served({})
     for outage in outages:
         for link in links[outage.replica]:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Recorded
+from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
-from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
 from tests.served_in_virtual_time import Outage, serve
@@ -34,8 +34,8 @@ def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> S
             Failure("node0", o.replica, o.begin_ms / 1e3, None if o.end_ms is None else (o.end_ms - o.begin_ms) / 1e3)
             for o in outages
         )
-        times = Recorded(np.array([round(t * 1e6) for t in arrivals], np.int64), 1.0)
-        seen = simulate(deployed([[r] for r in replicas]), {"m": times}, Options(10.0, failures=failures))
+        times = RecordedArrivals(np.array([round(t * 1e6) for t in arrivals], np.int64), 1.0)
+        seen = simulate(deployed([[r] for r in replicas]), {"m": times}, SimulationOptions(10.0, failures=failures))
         # A bin of the histogram is a 256th of its value wide.
         one = seen.series[0]
         counts = np.diff(np.rint(np.array([0.0, *one.fraction]) * seen.models[0].answered)).astype(int)

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.igniter_profiles import IgniterEstimator, read_estimator, table_3
 from bench.reproduce.command import published
 from bench.reproduce.served_map import rewritten
-from gpuprof.domain.arrival_process import Arriving, Constant
+from gpuprof.domain.arrival_process import ArrivalProcess, Constant
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, Replica, share_of
 from gpuprof.domain.device import Device
@@ -22,7 +22,7 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import ModelFile, Options, Problem
-from gpuprof.simulator.cluster import Options as SimulationOptions
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 
 SOURCE = "i-Gniter/Algorithm/config of https://github.com/icloud-ecnu/igniter"
@@ -121,7 +121,7 @@ def seen(deployment: DeploymentMap, estimator: Estimator) -> tuple[str, ...]:
     time on the way; a batch takes what iGniter's model says beside all that stand on the same GPU.
     """
     served, legs = with_interference(deployment, estimator)
-    arrivals: dict[str, Arriving] = {name: Constant(model.rate_rps) for name, model in served.models.items()}
+    arrivals: dict[str, ArrivalProcess] = {name: Constant(model.rate_rps) for name, model in served.models.items()}
     options = SimulationOptions(_SECONDS, warmup_s=1.0, refuse_hopeless=False, legs_ms=legs)
     broken = []
     for outcome in simulate(served, arrivals, options).models:

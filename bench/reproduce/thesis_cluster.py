@@ -11,7 +11,7 @@ import numpy as np
 from bench.published_profiles import PublishedEstimator, v100
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
-from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded, Times
+from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals, Times
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -27,7 +27,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.usher import Usher
-from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.network import THESIS
 
@@ -147,16 +147,18 @@ def _arrivals(experiment: Experiment, model: str, seed: int) -> Times:
 
 def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
     served = as_served(made)
-    arrivals: dict[str, Arriving] = {}
+    arrivals: dict[str, ArrivalProcess] = {}
     for model in experiment.models:
         streams = [name for name in served.models if name.split("@")[0] == model]
         batches = [replica.batch for replica in made.replicas(model)]
         parts = in_turn(_arrivals(experiment, model, seed), batches)
-        arrivals |= {name: Recorded(part, SECONDS) for name, part in zip(streams, parts, strict=True)}
+        arrivals |= {name: RecordedArrivals(part, SECONDS) for name, part in zip(streams, parts, strict=True)}
     in_time = dict.fromkeys(experiment.models, 0.0)
     if arrivals:
         legs = {replica.model: (_leg_ms(replica), 0.0) for _, _, _, replica in served.places()}
-        options = Options(SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS)
+        options = SimulationOptions(
+            SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS
+        )
         for outcome in simulate(served, arrivals, options).models:
             in_time[outcome.model.split("@")[0]] += outcome.goodput_rps
     return in_time

@@ -15,7 +15,7 @@ import numpy as np
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.usher_runs import BASELINES, USHERS, Scheduler, demands, schedulers
-from gpuprof.domain.arrival_process import Arriving, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, RecordedArrivals
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -25,7 +25,7 @@ from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
 from gpuprof.report.chart import Axis
 from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
-from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
 
@@ -75,7 +75,7 @@ def compute(_: Path, seconds: float = _SECONDS, rate_rps: float = _RATE_RPS) -> 
     )
 
 
-def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dict[str, Arriving]:
+def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dict[str, ArrivalProcess]:
     """Return requests of each model at rates that all change together, at times and to rates drawn evenly."""
     random = np.random.default_rng(24)
     pieces: dict[str, list[np.ndarray[tuple[int], np.dtype[np.int64]]]] = {model: [] for model in shares}
@@ -87,11 +87,11 @@ def surging(shares: Mapping[str, float], rate_rps: float, seconds: float) -> dic
             count = random.poisson(share * rate_rps * surge * (end - begin))
             pieces[model].append(np.sort(random.uniform(begin, end, count) * 1e9).astype(np.int64))
         begin = end
-    return {model: Recorded(np.concatenate(own), seconds) for model, own in pieces.items()}
+    return {model: RecordedArrivals(np.concatenate(own), seconds) for model, own in pieces.items()}
 
 
 def _follow(
-    one: Scheduler, load: Mapping[str, Arriving], rate_rps: float, seconds: float
+    one: Scheduler, load: Mapping[str, ArrivalProcess], rate_rps: float, seconds: float
 ) -> tuple[Autoscaling, Timetable]:
     given = Problem(
         demands=demands(rate_rps, 1.0),
@@ -111,7 +111,7 @@ def _follow(
         return running
 
     first = scheduler({demand.model: demand.rate_rps for demand in given.demands})
-    options = Options(seconds, warmup_s=min(_PERIOD_S, seconds / 10.0), refuse_hopeless=False)
+    options = SimulationOptions(seconds, warmup_s=min(_PERIOD_S, seconds / 10.0), refuse_hopeless=False)
     rates = observed_rates(first, load, options, _PERIOD_S)
     table = timetable(first, rates, _PERIOD_S, scheduler, MoveCosts(load_s=_LOAD_S))
     outcome = simulate(table.deployment, load, replace(options, switches=table.switches, absent=table.absent))

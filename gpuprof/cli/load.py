@@ -26,7 +26,7 @@ from gpuprof.errors import InputError
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.pipeline.load_prediction import LoadPredictions
-    from gpuprof.serving.load.load import LoadOutcome, Stream
+    from gpuprof.serving.load.load import LoadOutcome, RequestStream
 
 #: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
 SLOWER = 0.05
@@ -175,7 +175,7 @@ def _warn(outcome: LoadOutcome, stages: list[dict[str, object]]) -> None:
             say(f"{row['model']}: the model takes {100.0 * error:.0f}% longer than predicted: {why}")
 
 
-def _named(streams: list[Stream]) -> str:
+def _named(streams: list[RequestStream]) -> str:
     return ", ".join(f"{stream.model} {stream.rate_rps:.4g}/s" for stream in streams)
 
 

@@ -12,7 +12,7 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadSettings, Stream
+    from gpuprof.serving.load.load import LoadSettings, RequestStream
     from gpuprof.serving.load.target import Target
     from gpuprof.simulator.trace import Trace
 
@@ -37,7 +37,7 @@ class Traffic:
     clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None
     seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0
 
-    def load(self, deployment: DeploymentMap | None, map_file: Path | None) -> tuple[list[Stream], LoadSettings]:
+    def load(self, deployment: DeploymentMap | None, map_file: Path | None) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
 
         Raises

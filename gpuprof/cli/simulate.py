@@ -15,13 +15,13 @@ from gpuprof.cli.simulation_output import show_comparison, show_outcome
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.domain.arrival_process import Arriving
+    from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.pipeline.rescheduling import Loop
-    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.interference import Interference
     from gpuprof.simulator.merged_queues import MergedQueues
-    from gpuprof.simulator.outcome import Outcome
+    from gpuprof.simulator.outcome import SimulationOutcome
     from gpuprof.simulator.reschedule import Timetable
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
@@ -79,14 +79,18 @@ def _check_merged(queues: MergedQueues, asked: DeploymentMap, loop: Loop | None)
 
 
 def _follow(
-    deployment: DeploymentMap, load: Mapping[str, Arriving], options: Options, loop: Loop, policy: str | None
-) -> tuple[Timetable, Outcome]:
+    deployment: DeploymentMap,
+    load: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
+    loop: Loop,
+    policy: str | None,
+) -> tuple[Timetable, SimulationOutcome]:
     from gpuprof.pipeline.rescheduling import follow
 
     return follow(deployment, load, options, loop, policy, lambda map_, asked: _run(map_, load, asked, 0), say_note)
 
 
-def _compare(runs: Mapping[str, tuple[Timetable, Outcome]], output: Path | None, chosen: Format) -> None:
+def _compare(runs: Mapping[str, tuple[Timetable, SimulationOutcome]], output: Path | None, chosen: Format) -> None:
     """Print a line a policy; the file gets the whole outcome of each."""
     from gpuprof.simulator.autoscaling import autoscaling
 
@@ -97,20 +101,17 @@ def _compare(runs: Mapping[str, tuple[Timetable, Outcome]], output: Path | None,
 
 def _run(
     deployment: DeploymentMap,
-    load: Mapping[str, Arriving],
-    options: Options,
+    load: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     sample: int | None,
     interference: Interference | None = None,
-) -> Outcome:
-    from gpuprof.simulator.compiled import HAS_NUMBA, is_compiled
+) -> SimulationOutcome:
+    from gpuprof.simulator.compiled import is_compiled
     from gpuprof.simulator.engine import simulate as simulate_whole
     from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
 
     expected = expected_requests(load, options.duration_s)
-    if not HAS_NUMBA and expected > 1e6:
-        minutes = expected / 5e4 / 60
-        say(f"numba is not installed: {expected:.2g} requests take about {minutes:.0f} min (pip install numba)")
-    elif HAS_NUMBA and not is_compiled():
+    if not is_compiled():
         say("compiling the simulator for this machine, once: half a minute")
     with progress() as bar:
         task = bar.add_task("simulating", total=100)

@@ -13,10 +13,10 @@ from gpuprof.cli.output import say
 from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
-    from gpuprof.domain.arrival_process import Arriving
+    from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.pipeline.rescheduling import Loop
-    from gpuprof.simulator.cluster import Options
+    from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.merged_queues import MergedQueues
     from gpuprof.simulator.network import NetworkDelay
     from gpuprof.simulator.trace import Trace
@@ -41,7 +41,7 @@ class Traffic:
     warmup: Annotated[str | None, typer.Option(help="Time before requests count.")] = None
     seed: Annotated[int, typer.Option(help="Same seed, same result.", min=0)] = 0
 
-    def load(self, asked: DeploymentMap, queues: MergedQueues) -> tuple[Mapping[str, Arriving], float | None]:
+    def load(self, asked: DeploymentMap, queues: MergedQueues) -> tuple[Mapping[str, ArrivalProcess], float | None]:
         """Return how each queue's requests arrive, and how long a trace lasts in seconds (None without one).
 
         Raises
@@ -107,8 +107,8 @@ class Served:
     ] = None
 
     def options(
-        self, deployment: DeploymentMap, traffic: Traffic, load: Mapping[str, Arriving], trace_s: float | None
-    ) -> Options:
+        self, deployment: DeploymentMap, traffic: Traffic, load: Mapping[str, ArrivalProcess], trace_s: float | None
+    ) -> SimulationOptions:
         """Return what the simulator is told of them; what is not given is the map's own, at the rate of ``load``.
 
         Raises
@@ -118,7 +118,7 @@ class Served:
         """
         from gpuprof.domain.duration import parse_duration
         from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
-        from gpuprof.simulator.cluster import Options
+        from gpuprof.simulator.cluster import SimulationOptions
         from gpuprof.simulator.failures import parse_failure
         from gpuprof.simulator.sampling import expected_requests
 
@@ -128,7 +128,7 @@ class Served:
         host = recorded_work(inputs)
         host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
         to_ms, back_ms = (_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
-        return Options(
+        return SimulationOptions(
             seconds,
             warmup_s,
             traffic.seed,
@@ -149,7 +149,7 @@ class Following:
     """How the map follows the load."""
 
     every: Annotated[
-        str | None, typer.Option("--reschedule", help="Place anew this often, for the rates seen since: 60s.")
+        str | None, typer.Option("--reschedule", help="PlacedInstance anew this often, for the rates seen since: 60s.")
     ] = None
     policy: Annotated[
         str | None, typer.Option(help="Policy of --reschedule, else the map's own; several, with commas, are compared.")

@@ -11,7 +11,7 @@ from gpuprof.cli.output import Column, Format, number, print_json, print_rows, s
 
 if TYPE_CHECKING:
     from gpuprof.simulator.autoscaling import Autoscaling
-    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
 
 def _yes(value: object) -> str:
@@ -71,7 +71,7 @@ _POLICIES = (
 )
 
 
-def show_outcome(outcome: Outcome, chosen: Format) -> None:
+def show_outcome(outcome: SimulationOutcome, chosen: Format) -> None:
     """Print tables of models, stages, misses, replicas and maps; as JSON everything, as CSV the models."""
     from dataclasses import asdict
 

@@ -1,7 +1,7 @@
 """Arrival processes: how requests come in, as streams of times that are generated piece by piece.
 
-A process is a description with a mean rate; `Arriving.stream` gives its times, whole nanoseconds from 0 on, as many as
-are taken: a day at any rate needs no more memory than one piece of it.
+A process is a description with a mean rate; `ArrivalProcess.stream` gives its times, whole nanoseconds from 0
+on, as many as are taken: a day at any rate needs no more memory than one piece of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NS_PER_S = 1e9
 _PROFILE_POINTS = 4096
 
 
-class Stream(Protocol):
+class ArrivalStream(Protocol):
     """Times of requests, ascending."""
 
     def take(self, count: int) -> Times:
@@ -29,7 +29,7 @@ class Stream(Protocol):
         ...
 
 
-class Arriving(Protocol):
+class ArrivalProcess(Protocol):
     """An arrival process."""
 
     @property
@@ -37,7 +37,7 @@ class Arriving(Protocol):
         """Mean rate in requests per second."""
         ...
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return a new stream of times that draws from ``random``."""
         ...
 
@@ -48,7 +48,7 @@ class Constant:
 
     rate_rps: float
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
         return _Even(NS_PER_S / self.rate_rps)
 
@@ -60,7 +60,7 @@ class Gamma:
     rate_rps: float
     scv: float = 1.0
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         gap = NS_PER_S / self.rate_rps
         if self.scv == 1.0:
@@ -75,7 +75,7 @@ class Lognormal:
     rate_rps: float
     scv: float = 1.0
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         variance = math.log1p(self.scv)
         gap = NS_PER_S / self.rate_rps
@@ -93,7 +93,7 @@ class Hyperexponential:
     rate_rps: float
     scv: float = 4.0
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         short = 0.5 * (1.0 + math.sqrt((self.scv - 1.0) / (self.scv + 1.0)))
         gap = NS_PER_S / self.rate_rps
@@ -112,7 +112,7 @@ class Batched:
     rate_rps: float
     size: int = 4
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         gap = NS_PER_S * self.size / self.rate_rps
         return _Grouped(_Renewal(lambda count: gap * random.standard_exponential(count)), self.size)
@@ -141,7 +141,7 @@ class Bursts:
     calm_s: float = 8.0
     start: tuple[float, float] | None = field(default=None, kw_only=True)
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; the first state is drawn by how much of the time each one lasts."""
         mean = (self.ratio * self.burst_s + self.calm_s) / (self.burst_s + self.calm_s)
         calm = self.rate_rps / mean / NS_PER_S
@@ -172,7 +172,7 @@ class Diurnal:
     peak_to_trough: float = 4.0
     period_s: float = 86400.0
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times."""
         swing = (self.peak_to_trough - 1.0) / (self.peak_to_trough + 1.0)
         period = self.period_s * NS_PER_S
@@ -189,7 +189,7 @@ class Diurnal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recorded:
+class RecordedArrivals:
     """Times that were recorded, replayed as they were: an ndarray of shape (requests,), ascending, in nanoseconds."""
 
     times: Times
@@ -200,7 +200,7 @@ class Recorded:
         """Mean rate over the recording."""
         return len(self.times) / self.duration_s
 
-    def stream(self, random: np.random.Generator) -> Stream:
+    def stream(self, random: np.random.Generator) -> ArrivalStream:
         """Return the times; nothing is random in them."""
         return _Replay(self.times)
 
@@ -214,11 +214,11 @@ def peaks(rate_rps: float, peak_to_mean: float, window_s: float) -> Bursts:
     return Bursts(rate_rps, ratio, window_s, window_s * ratio)
 
 
-def at_rate(process: Arriving, rate_rps: float) -> Arriving:
+def at_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
     """Return the process at another mean rate: a recording is played faster or slower, the others keep their shape."""
-    if isinstance(process, Recorded):
+    if isinstance(process, RecordedArrivals):
         scale = process.rate_rps / rate_rps
-        return Recorded(np.rint(process.times * scale).astype(np.int64), process.duration_s * scale)
+        return RecordedArrivals(np.rint(process.times * scale).astype(np.int64), process.duration_s * scale)
     return replace(process, rate_rps=rate_rps)  # type: ignore[type-var]
 
 
@@ -252,7 +252,7 @@ class _Renewal:
 class _Grouped:
     """Each time of a stream so many times over."""
 
-    def __init__(self, stream: Stream, size: int) -> None:
+    def __init__(self, stream: ArrivalStream, size: int) -> None:
         self._stream, self._size = stream, size
         self._left = np.zeros(0, np.int64)
 

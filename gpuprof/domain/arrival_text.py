@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from gpuprof.domain.arrival_process import (
-    Arriving,
+    ArrivalProcess,
     Batched,
     Bursts,
     Constant,
@@ -31,14 +31,14 @@ FORMS = {
     "diurnal": "diurnal:PEAK_TO_TROUGH,PERIOD, as in diurnal:4,24h",
 }
 _MOST_GIVEN = {"gamma": 1, "lognormal": 1, "hyperexponential": 1, "batch": 1, "mmpp": 2, "bursts": 3, "diurnal": 2}
-_RENEWALS: dict[str, Callable[..., Arriving]] = {
+_RENEWALS: dict[str, Callable[..., ArrivalProcess]] = {
     "gamma": Gamma,
     "lognormal": Lognormal,
     "hyperexponential": Hyperexponential,
 }
 
 
-def parse_arrivals(text: str, rate_rps: float) -> Arriving:
+def parse_arrivals(text: str, rate_rps: float) -> ArrivalProcess:
     """Return the process that ``text`` describes, at a mean of ``rate_rps``; what is left out has its default.
 
     Raises
@@ -57,7 +57,7 @@ def parse_arrivals(text: str, rate_rps: float) -> Arriving:
     return _build(name, given, rate_rps)
 
 
-def _build(name: str, given: list[str], rate_rps: float) -> Arriving:
+def _build(name: str, given: list[str], rate_rps: float) -> ArrivalProcess:
     if name == "constant":
         return Constant(rate_rps)
     if name == "poisson":

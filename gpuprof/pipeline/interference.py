@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator, Workload
-    from gpuprof.simulator.cluster import Place
+    from gpuprof.simulator.cluster import PlacedInstance
     from gpuprof.simulator.interference import Interference
 
 
@@ -34,7 +34,7 @@ def make_interference(deployment: DeploymentMap, db: Path | None) -> Interferenc
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:
     """Return the time of a batch beside some neighbours over that beside all of its partition, by an estimator."""
 
-    def ask(place: Place, beside: Sequence[Place]) -> float:
+    def ask(place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
         others = [_workload(place, i) for i, one in enumerate(place.partition.replicas) if one is not place.replica]
         running = [_workload(other, other.partition.replicas.index(other.replica)) for other in beside]
         return _batch_ms(estimator, devices, place, running) / _batch_ms(estimator, devices, place, others)
@@ -42,7 +42,7 @@ def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Int
     return ask
 
 
-def _workload(place: Place, position: int) -> Workload:
+def _workload(place: PlacedInstance, position: int) -> Workload:
     from gpuprof.domain.deployment import share_of
     from gpuprof.domain.estimate import Workload
 
@@ -50,7 +50,9 @@ def _workload(place: Place, position: int) -> Workload:
     return Workload(replica.model, replica.batch, share_of(place.partition, replica), replica.processes)
 
 
-def _batch_ms(estimator: Estimator, devices: dict[str, Device], place: Place, beside: Sequence[Workload]) -> float:
+def _batch_ms(
+    estimator: Estimator, devices: dict[str, Device], place: PlacedInstance, beside: Sequence[Workload]
+) -> float:
     own = _workload(place, place.partition.replicas.index(place.replica))
     device = devices[place.gpu.device]
     said = estimator.estimate(own.model, device, own.batch, own.share, sorted(beside), own.processes)

@@ -15,14 +15,14 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadSettings, Stream
+    from gpuprof.serving.load.load import LoadSettings, RequestStream
     from gpuprof.serving.load.prediction import LoadPrediction
     from gpuprof.serving.load.traffic import Times
     from gpuprof.simulator.merged_queues import MergedQueues
-    from gpuprof.simulator.outcome import ModelOutcome, Outcome
+    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 
-#: Requests that are replayed at most, the first ones: some seconds of simulation, compiled and not.
-MOST_COMPILED, MOST_PLAIN = 20_000_000, 200_000
+#: Requests that are replayed at most, the first ones: some seconds of simulation.
+MOST_REPLAYED = 20_000_000
 _NS_PER_S = 1e9
 
 
@@ -36,7 +36,7 @@ class LoadPredictions:
 
 def predict_load(
     deployment: DeploymentMap,
-    streams: list[Stream],
+    streams: list[RequestStream],
     settings: LoadSettings,
     most: int | None = None,
     note: NoteCallback = ignore_note,
@@ -46,7 +46,7 @@ def predict_load(
     Parameters
     ----------
     deployment : DeploymentMap
-    streams : list of Stream
+    streams : list of RequestStream
     settings : LoadSettings
     most : int, optional
         Requests that are replayed at most; None: as many as the simulator does in some seconds.
@@ -58,10 +58,10 @@ def predict_load(
     InputError
         When the map records a cost of serving that is no number.
     """
-    from gpuprof.serving.load.prediction import planned
+    from gpuprof.serving.load.prediction import planned_figures
 
     rates = {stream.model: stream.rate_rps for stream in streams}
-    asked = planned(deployment, rates) if settings.arrivals == "poisson" else {}
+    asked = planned_figures(deployment, rates) if settings.arrivals == "poisson" else {}
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
@@ -93,14 +93,14 @@ def _simulable(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQ
 
 
 def _replayed(
-    queues: MergedQueues, streams: list[Stream], settings: LoadSettings, most: int | None, note: NoteCallback
+    queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
-    until_s = _horizon_s(times, settings, most or _most(), note)
+    until_s = _horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(queues, by_model, settings, until_s, note)
     found = {model.model: model for model in outcome.models}
@@ -116,28 +116,28 @@ def _replayed(
 
 def _simulate(
     queues: MergedQueues, times_s: Mapping[str, Times], settings: LoadSettings, until_s: float, note: NoteCallback
-) -> Outcome:
+) -> SimulationOutcome:
     import numpy as np
 
     from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
-    from gpuprof.simulator.cluster import Options
-    from gpuprof.simulator.compiled import HAS_NUMBA, is_compiled
+    from gpuprof.simulator.cluster import SimulationOptions
+    from gpuprof.simulator.compiled import is_compiled
     from gpuprof.simulator.engine import simulate
     from gpuprof.simulator.trace import Trace
 
-    if HAS_NUMBA and not is_compiled():
+    if not is_compiled():
         note("compiling the simulator for this machine, once: half a minute")
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
     inputs = queues.deployment.inputs
     legs = dict.fromkeys(queues.deployment.models, (recorded_overhead_ms(inputs), 0.0))
     host = recorded_work(inputs).at(sum(map(len, times.values())) / until_s)
-    options = Options(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
+    options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 
 def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
-    from gpuprof.serving.load.prediction import LoadPrediction, Predictor
+    from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 
     each = requests / seen.requests if seen.requests else 0.0
     service_ms = seen.stage_mean_ms["service"]
@@ -148,7 +148,7 @@ def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: 
         seen.p99_ms,
         each * seen.missed["refused"],
         None if service_ms is None else max(0.0, service_ms - handover_ms),
-        Predictor.REPLAY,
+        PredictionSource.REPLAY,
     )
 
 
@@ -164,12 +164,6 @@ def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int, note: No
         raise _NotReplayedError(f"the warm-up alone has more than {most:,} requests")
     note(f"replaying the first {until_s:.4g} of {whole_s:.4g} s in simulated time: {most:,} requests")
     return until_s
-
-
-def _most() -> int:
-    from gpuprof.simulator.compiled import HAS_NUMBA
-
-    return MOST_COMPILED if HAS_NUMBA else MOST_PLAIN
 
 
 def _analytic(

@@ -10,7 +10,7 @@ from gpuprof.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import Stream
+    from gpuprof.serving.load.load import RequestStream
     from gpuprof.simulator.trace import Trace
 
 _NS_PER_S = 1e9
@@ -18,7 +18,7 @@ _NS_PER_S = 1e9
 
 def streams_at_rates(
     deployment: DeploymentMap | None, map_file: Path | None, rates: list[str], scale: float
-) -> list[Stream]:
+) -> list[RequestStream]:
     """Return the traffic of the models of a map, or without one of those that ``rates`` names.
 
     Raises
@@ -26,7 +26,7 @@ def streams_at_rates(
     InputError
         When nothing says what to send, or a model is not in the map.
     """
-    from gpuprof.serving.load.load import Stream
+    from gpuprof.serving.load.load import RequestStream
 
     given = dict(_rate(text) for text in rates)
     if deployment is None:
@@ -34,20 +34,20 @@ def streams_at_rates(
             raise InputError(
                 "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
             )
-        return [Stream(model, scale * rate, float("inf")) for model, rate in given.items()]
+        return [RequestStream(model, scale * rate, float("inf")) for model, rate in given.items()]
     if unknown := [model for model in given if model not in deployment.models]:
         raise unknown_name("model", unknown[0], list(deployment.models))
     assert map_file is not None
     base = map_file.absolute().parent
     placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
     return [
-        Stream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, base))
+        RequestStream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, base))
         for name, asked in deployment.models.items()
         if name in placed
     ]
 
 
-def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, trace: Trace) -> list[Stream]:
+def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, trace: Trace) -> list[RequestStream]:
     """Return the traffic of a trace; one that names no model is for the map's only one.
 
     Raises
@@ -55,13 +55,13 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
     InputError
         When it names a model that the map lacks, or none where the map has several or there is no map.
     """
-    from gpuprof.serving.load.load import Stream
+    from gpuprof.serving.load.load import RequestStream
     from gpuprof.simulator.load import arrivals_of_trace
 
     if deployment is None:
         if "" in trace.times:
             raise InputError("the trace names no model", "add a column model to it, or give --map")
-        asked = [Stream(name, 0.0, float("inf")) for name in trace.times]
+        asked = [RequestStream(name, 0.0, float("inf")) for name in trace.times]
         times = dict(trace.times)
     else:
         named = arrivals_of_trace(deployment, trace)

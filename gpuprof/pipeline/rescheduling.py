@@ -11,10 +11,10 @@ from gpuprof.errors import GpuprofError, InfeasibleError, InputError
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
-    from gpuprof.domain.arrival_process import Arriving
+    from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.simulator.cluster import Options
-    from gpuprof.simulator.outcome import Outcome
+    from gpuprof.simulator.cluster import SimulationOptions
+    from gpuprof.simulator.outcome import SimulationOutcome
     from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
 
 
@@ -41,8 +41,8 @@ class Loop:
 
 def reschedule(
     deployment: DeploymentMap,
-    arrivals: Mapping[str, Arriving],
-    options: Options,
+    arrivals: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     period_s: float,
     scheduler: Scheduler,
     costs: MoveCosts,
@@ -85,13 +85,13 @@ def named_policies(text: str | None) -> list[str]:
 
 def follow(
     deployment: DeploymentMap,
-    arrivals: Mapping[str, Arriving],
-    options: Options,
+    arrivals: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     loop: Loop,
     policy: str | None,
-    run: Callable[[DeploymentMap, Options], Outcome],
+    run: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
     note: NoteCallback = ignore_note,
-) -> tuple[Timetable, Outcome]:
+) -> tuple[Timetable, SimulationOutcome]:
     """Simulate the map as it follows the load under ``policy``; None: the map's own.
 
     ``run`` simulates a map with options.

@@ -18,7 +18,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, Running, disturbed
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, LoadedReplica, disturb_servers
 
 _TOLERANCE = 1e-6
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
@@ -274,8 +274,8 @@ def _servers(deployment: DeploymentMap, evidence: Evidence) -> list[BatchServer 
     shares = math.fsum(replica.sm_share_pct for *_, replica in places)
     if not one_machine or len(known) < len(places) or shares > 100.0 + _TOLERANCE:
         return servers  # too large a share is told of elsewhere
-    running = [Running(server, replica.rate_rps, replica.sm_share_pct) for (*_, replica), server in known]
-    return list(disturbed(evidence.host, running, evidence.queueing))
+    running = [LoadedReplica(server, replica.rate_rps, replica.sm_share_pct) for (*_, replica), server in known]
+    return list(disturb_servers(evidence.host, running, evidence.queueing))
 
 
 def _within_budget(

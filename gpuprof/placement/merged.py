@@ -25,7 +25,7 @@ from gpuprof.placement.objective import measure
 from gpuprof.placement.predict import Stream, percentile_over
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.rules.host_work import at_worst
+from gpuprof.rules.host_work import disturb_at_worst
 from gpuprof.rules.merged_estimate import MergedEstimator, MergedWork
 
 
@@ -248,7 +248,7 @@ class Merging:
             overhead_ms=self._problem.options.overhead_ms,
         )
         all_rps = sum(demand.rate_rps for demand in self._problem.demands)
-        return at_worst(self._problem.options.host, calm, all_rps)
+        return disturb_at_worst(self._problem.options.host, calm, all_rps)
 
 
 def _chosen(partition: Partition, offer: MergeOffer) -> list[Replica]:

@@ -13,7 +13,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.rules.host_work import Running, disturbed
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 
 Interval = tuple[float, float]
 _CALM: Mapping[PlacedReplica, BatchServer] = {}
@@ -48,9 +48,10 @@ class Predictor:
         device = self._problem.device(gpus[0].device)
         placed = [(one, part.beside(one)) for part in gpus[0].partitions for one in part.replicas]
         running = [
-            Running(self._calm(device, one, beside), one.rate_rps, one.workload.share.sm_pct) for one, beside in placed
+            LoadedReplica(self._calm(device, one, beside), one.rate_rps, one.workload.share.sm_pct)
+            for one, beside in placed
         ]
-        found = disturbed(work, running, self._problem.queueing)
+        found = disturb_servers(work, running, self._problem.queueing)
         return {one: server for (one, _), server in zip(placed, found, strict=True)}
 
     def _calm(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:

@@ -17,7 +17,7 @@ from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import LONELY
-from gpuprof.rules.host_work import at_worst
+from gpuprof.rules.host_work import disturb_at_worst
 
 #: A tail is shorter when it is below this part of the other.
 SHORTER = 0.98
@@ -131,7 +131,7 @@ class Segments:
         key = (device.name, workload)
         if beside or key not in self._servers:
             calm = self.undisturbed(device, workload, beside)
-            server = at_worst(self.problem.options.host, calm, self._all_rps)
+            server = disturb_at_worst(self.problem.options.host, calm, self._all_rps)
             if beside:
                 return server
             self._servers[key] = server

@@ -85,7 +85,7 @@ NO_HOST_WORK = HostWork()
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class LoadedReplica:
     """A replica at its rate: ``server`` as it is undisturbed, ``share_pct`` of the CPU."""
 
     server: BatchServer
@@ -141,13 +141,13 @@ def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:
     return plan_slices(shares_pct, tuple(range(cores)))
 
 
-def disturbed(work: HostWork, replicas: Sequence[Running], queueing: QueueModel) -> tuple[BatchServer, ...]:
+def disturb_servers(work: HostWork, replicas: Sequence[LoadedReplica], queueing: QueueModel) -> tuple[BatchServer, ...]:
     """Return the replicas of one machine as they are when requests at these rates are served.
 
     Parameters
     ----------
     work : HostWork
-    replicas : sequence of Running
+    replicas : sequence of LoadedReplica
         All of the machine's.
     queueing : QueueModel
         Tells for which part of the time each is busy.
@@ -171,10 +171,10 @@ def disturbed(work: HostWork, replicas: Sequence[Running], queueing: QueueModel)
             _lost(offered * part * _all_others_busy(index, slices, busy, work.host_cores))
             for index, part in enumerate(borne)
         ]
-    return tuple(lengthened(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
+    return tuple(lengthen_times(one.server, gone, work.event_ms) for one, gone in zip(replicas, lost, strict=True))
 
 
-def at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
+def disturb_at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServer:
     """Return a replica as it is when all other cores always run batches, so that it alone bears the host's work.
 
     ``rate_rps`` is that of all requests to the machine. No placement of them disturbs the replica more.
@@ -182,10 +182,10 @@ def at_worst(work: HostWork, server: BatchServer, rate_rps: float) -> BatchServe
     if not work.disturbs:
         return server
     work = work.at(rate_rps)
-    return lengthened(server, _lost(work.host_ms / 1000.0 * rate_rps), work.event_ms)
+    return lengthen_times(server, _lost(work.host_ms / 1000.0 * rate_rps), work.event_ms)
 
 
-def lengthened(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
+def lengthen_times(server: BatchServer, lost: float, event_ms: float) -> BatchServer:
     """Return a replica that loses a part of its time in pieces of ``event_ms`` on average."""
     if lost <= 0.0:
         return server
@@ -203,14 +203,16 @@ def _lost(part: float) -> float:
     return min(part, 1.0 - _LEAST_LEFT)
 
 
-def _borne(replicas: Sequence[Running], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int) -> list[float]:
+def _borne(
+    replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
+) -> list[float]:
     """Return which part of what the host does while every core runs a batch each replica bears."""
     last = _last_to_begin(replicas, slices, busy, cores)
     return [STAYS * part + (1.0 - STAYS) * len(own.cores) / cores for part, own in zip(last, slices, strict=True)]
 
 
 def _last_to_begin(
-    replicas: Sequence[Running], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
+    replicas: Sequence[LoadedReplica], slices: Sequence[CpuSlice], busy: Sequence[float], cores: int
 ) -> list[float]:
     """Return for each replica how often, of all times at which every core comes to run, its own were the last to begin.
 

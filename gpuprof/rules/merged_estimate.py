@@ -99,8 +99,8 @@ class MergedEstimator:
         if work is None:
             return self._estimator.estimate(model, device, batch, share, apart, processes)
         whole = Workload(model, batch, share, processes)
-        summed = self._summed(whole, work, device, apart)
-        return self._measured(summed, work, device, apart) or summed
+        summed = self._sum_members(whole, work, device, apart)
+        return self._apply_measured(summed, work, device, apart) or summed
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for ``model``; of a merged one, those of its models together."""
@@ -129,7 +129,7 @@ class MergedEstimator:
             part = Share(workload.share.sm_pct * count / workload.batch, workload.share.mig)
             yield Workload(name, count, part, workload.processes)
 
-    def _summed(self, whole: Workload, work: MergedWork, device: Device, beside: Sequence[Workload]) -> Estimate:
+    def _sum_members(self, whole: Workload, work: MergedWork, device: Device, beside: Sequence[Workload]) -> Estimate:
         every = [self._estimator.estimate(name, device, 1, whole.share, beside, whole.processes) for name in work.rates]
         slowest_first = sorted(every, key=lambda one: (-one.latency_ms.value, one.workload.model))
         parts = [
@@ -150,7 +150,7 @@ class MergedEstimator:
             unknown_ops=tuple(sorted({op for part in parts for op in part.unknown_ops})),
         )
 
-    def _measured(
+    def _apply_measured(
         self, summed: Estimate, work: MergedWork, device: Device, beside: Sequence[Workload]
     ) -> Estimate | None:
         """Return what was measured of the merged file, None where nothing was.
@@ -170,7 +170,7 @@ class MergedEstimator:
             return None
         if whole.batch >= models:
             return replace(found, workload=whole)
-        everyone = self._summed(replace(whole, batch=models), work, device, beside)
+        everyone = self._sum_members(replace(whole, batch=models), work, device, beside)
         slower = max(1.0, found.latency_ms.value / everyone.latency_ms.value)
         return replace(found, workload=whole, latency_ms=summed.latency_ms.scaled(slower))
 

@@ -145,7 +145,7 @@ class Server:
                 gc.freeze()  # what exists now stays; collections while it serves need not look at it
                 scheme = "http" if self._settings.security.context is None else "https"
                 where = " and ".join([f"{scheme}://{_in_url(host)}:{port}", *addresses])
-                ready(where, len(self.router.all()), len(self._workforce.seats))
+                ready(where, len(self.router.all()), len(self._workforce.workers))
                 await self._stop.wait()
                 control.close()
                 control_path(port).unlink(missing_ok=True)
@@ -264,8 +264,8 @@ class Server:
         while True:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
-            for seat in self._workforce.seats:
-                seat.watch(now)
+            for worker in self._workforce.workers:
+                worker.watch(now)
             self._engine.watch(now)
             for connection in list(self._api.connections):
                 still_s = now - connection.touched

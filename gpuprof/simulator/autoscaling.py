@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.outcome import SimulationOutcome
 from gpuprof.simulator.reschedule import Timetable
 
 
@@ -47,7 +47,7 @@ class Autoscaling:
     worst_p99_ms: float | None
 
 
-def autoscaling(policy: str, table: Timetable, outcome: Outcome) -> Autoscaling:
+def autoscaling(policy: str, table: Timetable, outcome: SimulationOutcome) -> Autoscaling:
     """Return the figures of a simulation of ``table``."""
     epochs = table.epoch_outcomes(outcome.duration_s)
     hours = table.gpu_hours(outcome.duration_s)
@@ -72,7 +72,7 @@ def autoscaling(policy: str, table: Timetable, outcome: Outcome) -> Autoscaling:
     )
 
 
-def _wait_ms(outcome: Outcome) -> float | None:
+def _wait_ms(outcome: SimulationOutcome) -> float | None:
     answered = sum(model.answered for model in outcome.models)
     waited = sum(
         model.answered * ((model.stage_mean_ms["batching"] or 0.0) + (model.stage_mean_ms["queue"] or 0.0))
@@ -81,6 +81,6 @@ def _wait_ms(outcome: Outcome) -> float | None:
     return waited / answered if answered else None
 
 
-def _worst_p99_ms(outcome: Outcome) -> float | None:
+def _worst_p99_ms(outcome: SimulationOutcome) -> float | None:
     known = [(model.p99_ms / model.slo_ms, model.p99_ms) for model in outcome.models if model.p99_ms is not None]
     return max(known)[1] if known else None

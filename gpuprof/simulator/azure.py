@@ -37,7 +37,7 @@ def read_azure(path: Path, busiest: int, seed: int = 0) -> Trace:
     """
     _, header = next(open_rows(path), (1, []))
     if header == _HEADER_2021:
-        return _named(*_read_2021(path), busiest)
+        return _keep_busiest(*_read_2021(path), busiest)
     if header[:4] == _HEADER_2019:
         return _read_2019(path, header, busiest, np.random.Generator(np.random.PCG64(seed)))
     raise InputError(
@@ -105,7 +105,7 @@ def _read_2021(path: Path) -> tuple[NDArray[np.float64], list[str]]:
     return np.array(starts), functions
 
 
-def _named(starts: NDArray[np.float64], functions: Sequence[str], busiest: int) -> Trace:
+def _keep_busiest(starts: NDArray[np.float64], functions: Sequence[str], busiest: int) -> Trace:
     order = np.argsort(starts, kind="stable")
     times = np.rint((starts[order] - starts[order[0]]) * NS_PER_S).astype(np.int64)
     names, index, totals = np.unique(np.array(functions)[order], return_inverse=True, return_counts=True)

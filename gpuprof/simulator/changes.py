@@ -9,9 +9,9 @@ import numpy as np
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.simulator import failing
 from gpuprof.simulator.choice import set_alive
-from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
 from gpuprof.simulator.heap import COMPLETION, Calendar, ident_of, priority_of, push
-from gpuprof.simulator.state import Cluster, State, Tally
+from gpuprof.simulator.state import ClusterArrays, State, Tally
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Change:
     fails: bool = False
 
 
-def changes_of(options: Options, places: tuple[Place, ...]) -> list[Change]:
+def changes_of(options: SimulationOptions, places: tuple[PlacedInstance, ...]) -> list[Change]:
     """Return what the options ask for, by time; at one instant failures come before what comes back."""
     changes = []
     for failure in options.failures:
@@ -42,7 +42,7 @@ def changes_of(options: Options, places: tuple[Place, ...]) -> list[Change]:
     return sorted(changes, key=lambda change: (change.time, not change.fails))
 
 
-def apply(change: Change, cluster: Cluster, state: State, tally: Tally) -> list[int]:
+def apply(change: Change, cluster: ClusterArrays, state: State, tally: Tally) -> list[int]:
     """Make the change, and return the replicas that have taken over requests and are to go on with them.
 
     All replicas of the change are down before the first request of any of them is given to another.
@@ -73,7 +73,7 @@ def end(state: State, tally: Tally) -> None:
         failing.give_up_orphans(state, tally, model, homeless)
 
 
-def _forget_completions(calendar: Calendar, cluster: Cluster, replicas: frozenset[int]) -> None:
+def _forget_completions(calendar: Calendar, cluster: ClusterArrays, replicas: frozenset[int]) -> None:
     """Take the ends of batches that will not end from the calendar."""
     size = int(calendar.size[0])
     events = list(zip(calendar.times[:size].tolist(), calendar.codes[:size].tolist(), strict=True))

@@ -15,7 +15,7 @@ from gpuprof.simulator.ranking import (
     slack_ns,
     soonest_falling,
 )
-from gpuprof.simulator.state import Cluster, State
+from gpuprof.simulator.state import ClusterArrays, State
 
 # They take sequences, and here get arrays.
 _finish_ms: Callable[..., float] = jit(finish_ms)
@@ -27,7 +27,7 @@ _NS = 1e6  # in a millisecond
 
 
 @jit
-def choose(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+def choose(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the replica for the next request of a model and the ms until it would answer; -1 when none lives."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     living = state.living[model]
@@ -35,8 +35,8 @@ def choose(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, f
         return -1, 0.0
     if last - first == 1:
         only = cluster.choice[first]
-        return only, finish_of(cluster, state, only, now) if cluster.settings[2] > 0 else 0.0
-    if cluster.settings[1] > 0:
+        return only, finish_of(cluster, state, only, now) if cluster.refuse_hopeless else 0.0
+    if cluster.round_robin:
         position = _next_living(state.takes[first:last], state.turn[model])
         state.turn[model] = position
         replica = cluster.choice[first + position]
@@ -51,7 +51,7 @@ def choose(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, f
 
 
 @jit
-def ask_all(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+def ask_all(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return the fastest replica of a model and its ms, as the rule itself finds it."""
     first, last = cluster.choice_start[model], cluster.choice_start[model + 1]
     for position in range(first, last):
@@ -61,7 +61,7 @@ def ask_all(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, 
 
 
 @jit
-def _fastest(cluster: Cluster, state: State, model: int, now: int) -> tuple[int, float]:
+def _fastest(cluster: ClusterArrays, state: State, model: int, now: int) -> tuple[int, float]:
     """Return what `ask_all` returns, by the tree of the model; -1 where bounds cannot tell."""
     ranking, first = state.ranking, cluster.choice_start[model]
     while not all_settle_first(ranking, model, now):
@@ -85,7 +85,7 @@ def _fastest(cluster: Cluster, state: State, model: int, now: int) -> tuple[int,
 
 
 @jit
-def finish_of(cluster: Cluster, state: State, replica: int, now: int) -> float:
+def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> float:
     """Return the ms until a request that joined this replica now would be answered."""
     first = cluster.first_process[replica]
     count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
@@ -98,7 +98,7 @@ def finish_of(cluster: Cluster, state: State, replica: int, now: int) -> float:
 
 
 @jit
-def _floor_of(cluster: Cluster, state: State, replica: int) -> float:
+def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
     """Return what `finish_of` falls to when nothing changes: all processes are free, and the oldest has waited."""
     count = cluster.first_process[replica + 1] - cluster.first_process[replica]
     for i in range(count):
@@ -109,7 +109,7 @@ def _floor_of(cluster: Cluster, state: State, replica: int) -> float:
 
 
 @jit
-def rank_again(cluster: Cluster, state: State, replica: int, now: int) -> None:
+def rank_again(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
     """Tell the tree of its model, if there is one, that something of a replica has changed."""
     model = cluster.replica_model[replica]
     if state.ranking.leaves[model] > 0:
@@ -118,7 +118,7 @@ def rank_again(cluster: Cluster, state: State, replica: int, now: int) -> None:
 
 
 @jit
-def set_alive(cluster: Cluster, state: State, replica: int, alive: int, now: int) -> None:
+def set_alive(cluster: ClusterArrays, state: State, replica: int, alive: int, now: int) -> None:
     """Say that a replica takes requests from now on, or takes none."""
     model = cluster.replica_model[replica]
     state.living[model] += alive - state.alive[replica]

@@ -15,7 +15,7 @@ from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 from gpuprof.rules.routing import RULES
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.host import core_arrays
-from gpuprof.simulator.state import Cluster
+from gpuprof.simulator.state import ClusterArrays
 
 _NS_PER_MS = 1e6
 
@@ -37,7 +37,7 @@ class Switch:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulationOptions:
     """How to simulate.
 
     Attributes
@@ -85,7 +85,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PlacedInstance:
     """A replica and where it stands."""
 
     node: Node
@@ -100,7 +100,7 @@ class Place:
         return f"{self.node.name}/{self.gpu.index}" + ("" if mig is None else f"/{mig.profile}@{mig.start}")
 
 
-def places_of(deployment: DeploymentMap) -> tuple[Place, ...]:
+def places_of(deployment: DeploymentMap) -> tuple[PlacedInstance, ...]:
     """Return all replicas, in the order of the file.
 
     Raises
@@ -109,7 +109,7 @@ def places_of(deployment: DeploymentMap) -> tuple[Place, ...]:
         When there is none, when one is of a model that the map does not list, or when its batch times are not as many
         as its batch is large.
     """
-    places = tuple(Place(*where) for where in deployment.places())
+    places = tuple(PlacedInstance(*where) for where in deployment.places())
     if not places:
         raise InputError("the map holds no replicas: nothing could answer a request")
     for place in places:
@@ -124,7 +124,9 @@ def places_of(deployment: DeploymentMap) -> tuple[Place, ...]:
     return places
 
 
-def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: Options) -> Cluster:
+def build_cluster(
+    deployment: DeploymentMap, places: Sequence[PlacedInstance], options: SimulationOptions
+) -> ClusterArrays:
     """Return the arrays.
 
     A replica without ``batch_latency_ms`` takes its predicted latency for every batch, full or not.
@@ -150,7 +152,7 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
     beside = [place.replica for place in places] if len({place.name for place in places}) == 1 else []
     event, core_start, core_process = core_arrays(beside, host)
     processes = np.array([replica.processes for replica in replicas], np.int64)
-    return Cluster(
+    return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
         request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
         answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
@@ -166,15 +168,9 @@ def build_cluster(deployment: DeploymentMap, places: Sequence[Place], options: O
         pause_cv=np.array([_pause_cv(replica) for replica in replicas]),
         first_process=np.concatenate([[0], np.cumsum(processes)]).astype(np.int64),
         process_replica=np.repeat(np.arange(len(replicas)), processes).astype(np.int64),
-        settings=np.array(
-            [
-                round(options.router_ms * _NS_PER_MS),
-                options.routing == "round-robin",
-                options.refuse_hopeless,
-                0,
-            ],
-            np.int64,
-        ),
+        router_ns=round(options.router_ms * _NS_PER_MS),
+        round_robin=options.routing == "round-robin",
+        refuse_hopeless=options.refuse_hopeless,
         host_event=np.array([event], np.int64),
         core_start=core_start,
         core_process=core_process,

@@ -1,9 +1,8 @@
-"""Compiles functions with numba where it is installed; without it they run as they are, slower, to the same bytes."""
+"""Compiles functions with numba, and keeps the machine code on disk."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import inspect
 import os
 from collections.abc import Callable
@@ -11,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
+
+import numba
 
 from gpuprof.rules import batching, routing
 
@@ -28,19 +29,13 @@ _OPTIONS: dict[str, Any] = {
 
 _COMPILED = ("choice", "compiled", "failing", "heap", "histogram", "host", "kernel", "ranking", "slowdown", "state")
 
-HAS_NUMBA = importlib.util.find_spec("numba") is not None
-
 
 def jit(function: Function) -> Function:
-    """Return ``function`` compiled, the machine code kept on disk; unchanged where there is no numba.
+    """Return ``function`` compiled, the machine code kept on disk.
 
     Compiled code is kept apart by the source of everything that is compiled together: numba itself looks only at the
     file of the outermost function, and would go on running an old rule after `gpuprof.rules.routing` has changed.
     """
-    if not HAS_NUMBA:
-        return function
-    import numba
-
     config: Any = numba.config
     compiled: Any
     before = config.CACHE_DIR
@@ -56,7 +51,7 @@ def jit(function: Function) -> Function:
 
 def is_compiled() -> bool:
     """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
-    return HAS_NUMBA and any(_cache_directory().rglob("kernel.run-*.nbc"))
+    return any(_cache_directory().rglob("kernel.run-*.nbc"))
 
 
 @cache

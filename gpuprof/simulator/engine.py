@@ -7,17 +7,17 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.domain.arrival_process import NS_PER_S, Arriving
+from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
-from gpuprof.simulator.cluster import Options, Place, build_cluster, places_of
+from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.heap import ARRIVAL, code_of, push
 from gpuprof.simulator.interference import Interference, Neighbours
-from gpuprof.simulator.outcome import Outcome, outcome_of
-from gpuprof.simulator.state import Cluster, State, Tally, chain, new_state, new_tally
+from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
+from gpuprof.simulator.state import ClusterArrays, State, Tally, chain, new_state, new_tally
 from gpuprof.simulator.streams import arrival_streams
 
 _FIRST_PLACES = 2**14
@@ -28,19 +28,19 @@ _FOREVER = 2**62
 
 def simulate(
     deployment: DeploymentMap,
-    arrivals: Mapping[str, Arriving],
-    options: Options,
+    arrivals: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     progress: Callable[[float], None] | None = None,
     interference: Interference | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Simulate the map; the same arguments give the same outcome, bit for bit.
 
     Parameters
     ----------
     deployment : DeploymentMap
-    arrivals : mapping of str to Arriving
+    arrivals : mapping of str to ArrivalProcess
         By model of the map; one that is not named gets no requests.
-    options : Options
+    options : SimulationOptions
     progress : callable, optional
         Told the fraction done, now and then.
     interference : callable, optional
@@ -58,8 +58,8 @@ def simulate(
 
 def simulate_to_tally(
     deployment: DeploymentMap,
-    arrivals: Mapping[str, Arriving],
-    options: Options,
+    arrivals: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     progress: Callable[[float], None] | None = None,
     interference: Interference | None = None,
 ) -> Tally:
@@ -79,15 +79,15 @@ class _Run:
     def __init__(
         self,
         deployment: DeploymentMap,
-        places: tuple[Place, ...],
-        arrivals: Mapping[str, Arriving],
-        options: Options,
+        places: tuple[PlacedInstance, ...],
+        arrivals: Mapping[str, ArrivalProcess],
+        options: SimulationOptions,
         neighbours: Neighbours | None,
     ) -> None:
         models, replicas = len(deployment.models), len(places)
         self.end = round(options.duration_s * NS_PER_S)
         begin = min(round(options.warmup_s * NS_PER_S), self.end - 1)
-        self.cluster: Cluster = build_cluster(deployment, places, options)
+        self.cluster: ClusterArrays = build_cluster(deployment, places, options)
         self.tally: Tally = new_tally(models, replicas, begin, self.end)
         store, factors = _share(_STORED, models), _share(_STORED, replicas)
         self.state: State = new_state(self.cluster, min(_FIRST_PLACES, options.max_in_system), store, factors)
@@ -172,7 +172,7 @@ class _Run:
         had = len(state.next)
         have = min(2 * had, self._most_places)
         if have == had:
-            self.cluster.settings[3] = 1
+            self.state.places_capped[0] = 1
             return
         more = np.zeros(have - had, np.int64)
         self.state = state._replace(
@@ -184,7 +184,7 @@ class _Run:
         self.state.free[0] = had
 
 
-def _varies(cluster: Cluster) -> NDArray[np.bool_]:
+def _varies(cluster: ClusterArrays) -> NDArray[np.bool_]:
     return (cluster.cv > 0) | (cluster.pause_cv > 0)
 
 

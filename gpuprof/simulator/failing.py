@@ -12,13 +12,13 @@ from gpuprof.rules.routing import goes_alone, is_given_up
 from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.kernel import FAILED, give_up
-from gpuprof.simulator.state import Cluster, Ints, State, Tally
+from gpuprof.simulator.state import ClusterArrays, Ints, State, Tally
 
 _is_given_up, _goes_alone = jit(is_given_up), jit(goes_alone)
 
 
 @jit
-def lose(cluster: Cluster, state: State, tally: Tally, replica: int, homeless: Ints) -> int:
+def lose(cluster: ClusterArrays, state: State, tally: Tally, replica: int, homeless: Ints) -> int:
     """Empty a replica that has failed; put its requests into ``homeless`` and return how many there are.
 
     What ran comes first, process by process, then what waited.
@@ -51,7 +51,7 @@ def lose(cluster: Cluster, state: State, tally: Tally, replica: int, homeless: I
 
 
 @jit
-def adopt(cluster: Cluster, state: State, model: int, homeless: Ints, now: int) -> None:
+def adopt(cluster: ClusterArrays, state: State, model: int, homeless: Ints, now: int) -> None:
     """Give requests of a model to its living replicas; without one they wait as orphans. Nothing starts yet."""
     last = -1
     for place in homeless:
@@ -68,7 +68,7 @@ def adopt(cluster: Cluster, state: State, model: int, homeless: Ints, now: int) 
 
 
 @jit
-def _take_over(cluster: Cluster, state: State, replica: int, place: int, now: int) -> None:
+def _take_over(cluster: ClusterArrays, state: State, replica: int, place: int, now: int) -> None:
     """Put a request before what waits at a replica, behind those that were put there so at this instant."""
     before = state.behind[replica]
     following = state.queue_head[replica] if before < 0 else state.next[before]

@@ -18,7 +18,7 @@ from gpuprof.simulator.compiled import jit
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import Replica
-    from gpuprof.simulator.state import Cluster, Ints, State
+    from gpuprof.simulator.state import ClusterArrays, Ints, State
 
 _NS_PER_MS = 1e6
 # A linear congruential generator (Park and Miller's multiplier) says which core it is: fixed, and the same compiled.
@@ -51,7 +51,7 @@ def core_arrays(replicas: Sequence[Replica], host: HostWork) -> tuple[int, Ints,
 
 
 @jit
-def disturb(cluster: Cluster, state: State, requests: int) -> None:
+def disturb(cluster: ClusterArrays, state: State, requests: int) -> None:
     """Let the host do what comes up with this many requests, or their answers: on an idle core if there is one."""
     cores = len(cluster.core_start) - 1
     for turn in range(cores):

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.errors import InputError
-from gpuprof.simulator.cluster import Place
+from gpuprof.simulator.cluster import PlacedInstance
 from gpuprof.simulator.slowdown import Ints, Slowdown, new_slowdown, with_factor
 
 #: A replica, and what runs beside it in its partition → time of its batches over the map's.
-Interference = Callable[[Place, Sequence[Place]], float]
+Interference = Callable[[PlacedInstance, Sequence[PlacedInstance]], float]
 _MOST = 2**52
 
 
@@ -25,7 +25,7 @@ _MOST = 2**52
 class _Kind:
     """Equal replicas of a partition: how many there are, and what a running one of them weighs in the combination."""
 
-    example: Place
+    example: PlacedInstance
     count: int
     weight: int
 
@@ -35,13 +35,13 @@ class Neighbours:
 
     Parameters
     ----------
-    places : sequence of Place
+    places : sequence of PlacedInstance
     ask : Interference
     """
 
-    def __init__(self, places: Sequence[Place], ask: Interference) -> None:
+    def __init__(self, places: Sequence[PlacedInstance], ask: Interference) -> None:
         self._places, self._ask = places, ask
-        self._partitions = _grouped(places)
+        self._partitions = _group_by_partition(places)
         self._patterns: dict[Hashable, tuple[int, tuple[_Kind, ...]]] = {}
         self._pattern_of: list[tuple[int, tuple[_Kind, ...]]] = [self._pattern(group) for group in self._partitions]
 
@@ -105,7 +105,7 @@ def _combinations(kinds: Sequence[_Kind]) -> int:
     return kinds[-1].weight * (kinds[-1].count + 1)
 
 
-def _kind_of(place: Place) -> tuple[Hashable, ...]:
+def _kind_of(place: PlacedInstance) -> tuple[Hashable, ...]:
     replica, mig = place.replica, place.partition.mig
     return (
         place.gpu.device,
@@ -118,7 +118,7 @@ def _kind_of(place: Place) -> tuple[Hashable, ...]:
     )
 
 
-def _grouped(places: Sequence[Place]) -> list[Ints]:
+def _group_by_partition(places: Sequence[PlacedInstance]) -> list[Ints]:
     """Return the positions of the replicas of each partition."""
     groups: dict[Hashable, list[int]] = {}
     for position, place in enumerate(places):
@@ -126,6 +126,6 @@ def _grouped(places: Sequence[Place]) -> list[Ints]:
     return [np.array(group) for group in groups.values()]
 
 
-def _instance(place: Place) -> Hashable:
+def _instance(place: PlacedInstance) -> Hashable:
     mig = place.partition.mig
     return None if mig is None else (mig.profile, mig.start)

@@ -25,7 +25,7 @@ from gpuprof.simulator.heap import (
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bin_of
 from gpuprof.simulator.host import disturb
 from gpuprof.simulator.slowdown import factor_now
-from gpuprof.simulator.state import WINDOWS, Cluster, State, Tally
+from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
 _batch_size_now, _is_hopeless, _goes_alone = jit(batch_size_now), jit(is_hopeless), jit(goes_alone)
 
@@ -38,7 +38,7 @@ _MS = 1e-6  # of them, a nanosecond
 
 
 @jit
-def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
+def run(cluster: ClusterArrays, state: State, tally: Tally, until: int) -> int:
     """Work through all events before ``until``; return why it stopped."""
     calendar, last = state.calendar, state.factors.shape[1]
     while calendar.size[0] > 0:
@@ -50,7 +50,7 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
         if priority == COMPLETION:
             replica = _complete(cluster, state, tally, ident, now)
         elif priority == ARRIVAL:
-            if state.free[0] < 0 and cluster.settings[3] == 0:
+            if state.free[0] < 0 and state.places_capped[0] == 0:
                 return NEEDS_PLACES
             place = _arrive(cluster, state, tally, ident, now)
         elif priority == JOIN:
@@ -78,7 +78,7 @@ def run(cluster: Cluster, state: State, tally: Tally, until: int) -> int:
 
 
 @jit
-def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) -> int:
+def _arrive(cluster: ClusterArrays, state: State, tally: Tally, model: int, now: int) -> int:
     """A client sends a request; return its place when it is with the replicas at once, else -1."""
     if cluster.host_event[0] > 0:
         disturb(cluster, state, 1)  # before the request is anywhere: it cannot disturb the batch that it starts
@@ -98,7 +98,7 @@ def _arrive(cluster: Cluster, state: State, tally: Tally, model: int, now: int) 
         return -1
     state.free[0] = state.next[place]
     state.arrived[place] = now
-    through = max(now, state.router_until[0]) + cluster.settings[0]
+    through = max(now, state.router_until[0]) + cluster.router_ns
     state.router_until[0] = through
     joins = through + cluster.request_leg[model]
     state.joined[place] = joins
@@ -128,13 +128,13 @@ def _end_of_leg(state: State, model: int) -> int:
 
 
 @jit
-def _join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, now: int) -> int:
+def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place: int, now: int) -> int:
     """Put a request into a replica's queue; return the replica, -1 when none took it."""
     replica, finish = choose(cluster, state, model, now)
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    if cluster.settings[2] > 0 and state.waiting[replica] > 0:
+    if cluster.refuse_hopeless and state.waiting[replica] > 0:
         waited = (now - state.arrived[place]) * _MS
         if _is_hopeless(finish, waited, cluster.slo[model] * _MS):
             give_up(state, tally, model, place, REFUSED)
@@ -150,7 +150,7 @@ def _join(cluster: Cluster, state: State, tally: Tally, model: int, place: int, 
 
 
 @jit
-def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> None:
+def dispatch(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
     """Start as many batches as the rule allows, and see that the rule is asked again in time."""
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
     while state.free_processes[replica] > 0 and state.waiting[replica] > 0:
@@ -165,7 +165,7 @@ def dispatch(cluster: Cluster, state: State, replica: int, now: int) -> None:
 
 
 @jit
-def _size_now(cluster: Cluster, state: State, replica: int, now: int) -> int:
+def _size_now(cluster: ClusterArrays, state: State, replica: int, now: int) -> int:
     """Return how many requests go now; when none do, set the timer."""
     head = state.queue_head[replica]
     if state.lonely[replica] > 0 and _goes_alone(state.losses[head]):
@@ -182,7 +182,7 @@ def _size_now(cluster: Cluster, state: State, replica: int, now: int) -> int:
 
 
 @jit
-def _start(cluster: Cluster, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
+def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdown: float, now: int) -> None:
     """Give up to ``size`` of the oldest requests to the first free process."""
     process = cluster.first_process[replica]
     while state.done_at[process] >= 0:
@@ -201,7 +201,7 @@ def _start(cluster: Cluster, state: State, replica: int, size: int, slowdown: fl
 
 
 @jit
-def _spread(cluster: Cluster, state: State, replica: int, rested: bool) -> float:
+def _spread(cluster: ClusterArrays, state: State, replica: int, rested: bool) -> float:
     """Return the time of the next batch over its mean; one that finds its process at rest finds cold caches there."""
     factor: float = cluster.pause_factor[replica] if rested else 1.0
     if cluster.cv[replica] > 0.0 or cluster.pause_cv[replica] > 0.0:
@@ -263,7 +263,7 @@ def _keep(state: State, replica: int, before: int, place: int) -> int:
 
 
 @jit
-def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: int) -> int:
+def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, now: int) -> int:
     """A batch is done; return its replica, -1 when it was disturbed meanwhile and ends later."""
     if state.done_at[process] > now:
         replace_first(state.calendar, state.done_at[process], code_of(COMPLETION, process))
@@ -296,7 +296,7 @@ def _complete(cluster: Cluster, state: State, tally: Tally, process: int, now: i
 
 
 @jit
-def record(cluster: Cluster, state: State, tally: Tally, process: int, place: int, now: int) -> None:
+def record(cluster: ClusterArrays, state: State, tally: Tally, process: int, place: int, now: int) -> None:
     """Count an answered request of the batch that ``process`` has finished."""
     replica = cluster.process_replica[process]
     model = cluster.replica_model[replica]

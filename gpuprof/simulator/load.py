@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpuprof.domain.arrival_process import Arriving
+from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, unknown_name
@@ -13,7 +13,7 @@ from gpuprof.simulator.trace import Trace
 
 def arrivals_of_rates(
     deployment: DeploymentMap, rates: Mapping[str, float], total: float | None, scale: float, form: str
-) -> dict[str, Arriving]:
+) -> dict[str, ArrivalProcess]:
     """Return an arrival process for each model of the map.
 
     Parameters
@@ -42,7 +42,7 @@ def arrivals_of_rates(
     return {name: parse_arrivals(form, scale * rate) for name, rate in asked.items()}
 
 
-def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, Arriving]:
+def arrivals_of_trace(deployment: DeploymentMap, trace: Trace) -> dict[str, ArrivalProcess]:
     """Return the requests of a trace; one that names no model is for the map's only one.
 
     Raises

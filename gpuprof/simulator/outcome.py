@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuprof.domain.arrival_process import NS_PER_S
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, cdf_ms, percentile_ms
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally
 
@@ -116,7 +116,7 @@ class EpochOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """All of it; ``times_s`` are the starts of the parts of the time line and the end of the last.
 
     ``epochs`` are the maps that followed one another, where the map was rescheduled.
@@ -147,11 +147,13 @@ class Outcome:
         return {"schema": SCHEMA, "requests": self.requests, "goodput_rps": self.goodput_rps, **asdict(self)}
 
 
-def outcome_of(deployment: DeploymentMap, places: Sequence[Place], tally: Tally, options: Options) -> Outcome:
+def outcome_of(
+    deployment: DeploymentMap, places: Sequence[PlacedInstance], tally: Tally, options: SimulationOptions
+) -> SimulationOutcome:
     """Return what the tally says."""
     seconds = float(tally.span[1] - tally.span[0]) / NS_PER_S
     names = list(deployment.models)
-    return Outcome(
+    return SimulationOutcome(
         duration_s=options.duration_s,
         warmup_s=options.warmup_s,
         seed=options.seed,
@@ -196,7 +198,7 @@ def _at_most(value: float | None, longest: float) -> float | None:
     return None if value is None else min(value, longest)
 
 
-def _replica(place: Place, tally: Tally, i: int, seconds: float) -> ReplicaOutcome:
+def _replica(place: PlacedInstance, tally: Tally, i: int, seconds: float) -> ReplicaOutcome:
     replica, answered, batches = place.replica, int(tally.replica_answered[i]), int(tally.replica_batches[i])
     return ReplicaOutcome(
         place=place.name,

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import NS_PER_S, Arriving
+from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
-from gpuprof.simulator.cluster import Options, Switch
+from gpuprof.simulator.cluster import SimulationOptions, Switch
 from gpuprof.simulator.outcome import EpochOutcome
 from gpuprof.simulator.streams import arrival_streams
 
@@ -89,7 +89,7 @@ class Timetable:
 
 
 def observed_rates(
-    deployment: DeploymentMap, arrivals: Mapping[str, Arriving], options: Options, period_s: float
+    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], options: SimulationOptions, period_s: float
 ) -> list[dict[str, float]]:
     """Return the rates of each whole period, as the simulation with these options will see them."""
     periods = int(options.duration_s / period_s)
@@ -122,7 +122,7 @@ def timetable(
         wanted = scheduler(seen)
         if wanted is not None:
             table.change(period * period_s, wanted, costs)
-    return table.finished()
+    return table.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class _Table:
         self.switches: list[Switch] = []
         self.places: list[tuple[Node, Gpu, Partition, Replica]] = []
         self.tenures: list[Tenure] = []
-        self.alive = {key: self._add(key, where, 0.0) for key, where in _keyed(deployment).items()}
+        self.alive = {key: self._add(key, where, 0.0) for key, where in _index_by_key(deployment).items()}
         self.first = len(self.places)
 
     def _add(self, key: _Kept, where: tuple[Node, Gpu, Partition, Replica], at_s: float) -> int:
@@ -161,7 +161,7 @@ class _Table:
         return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
-        after = _keyed(wanted)
+        after = _index_by_key(wanted)
         new = [key for key in after if key not in self.alive]
         gone = [key for key in self.alive if key not in after]
         if not new and not gone:
@@ -178,7 +178,7 @@ class _Table:
             self.switches.append(Switch(ready_s, begin=(self.alive[key],)))
         self.epochs.append(Epoch(at_s, wanted, len(new)))
 
-    def finished(self) -> Timetable:
+    def close(self) -> Timetable:
         # One node for each replica keeps their order, which the positions in the switches count.
         nodes = tuple(
             Node(
@@ -202,7 +202,7 @@ def _length(spans: Sequence[tuple[float, float]]) -> float:
     return total
 
 
-def _keyed(deployment: DeploymentMap) -> dict[_Kept, tuple[Node, Gpu, Partition, Replica]]:
+def _index_by_key(deployment: DeploymentMap) -> dict[_Kept, tuple[Node, Gpu, Partition, Replica]]:
     seen: Counter[_Kept] = Counter()
     keyed = {}
     for node, gpu, partition, replica in deployment.places():

@@ -23,22 +23,22 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import (
     NS_PER_S,
-    Arriving,
+    ArrivalProcess,
     Batched,
     Bursts,
     Diurnal,
     Gamma,
     Hyperexponential,
     Lognormal,
-    Recorded,
+    RecordedArrivals,
 )
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import NO_HOST_WORK
-from gpuprof.simulator.cluster import Options, places_of
+from gpuprof.simulator.cluster import SimulationOptions, places_of
 from gpuprof.simulator.engine import simulate_to_tally
 from gpuprof.simulator.histogram import FINE_BITS, bin_of
-from gpuprof.simulator.outcome import Outcome, outcome_of
+from gpuprof.simulator.outcome import SimulationOutcome, outcome_of
 from gpuprof.simulator.state import CAUSES, STAGES, WINDOWS, Tally, new_tally
 
 _R2 = (0.7548776662466927, 0.5698402909980532)  # powers of the inverse plastic number
@@ -55,18 +55,18 @@ class Sampling:
     warmup_s: float = 0.5
 
 
-def expected_requests(arrivals: Mapping[str, Arriving], duration_s: float) -> float:
+def expected_requests(arrivals: Mapping[str, ArrivalProcess], duration_s: float) -> float:
     """Return how many requests the arrivals amount to."""
     return duration_s * sum(process.rate_rps for process in arrivals.values())
 
 
 def simulate_sampled(
     deployment: DeploymentMap,
-    arrivals: Mapping[str, Arriving],
-    options: Options,
+    arrivals: Mapping[str, ArrivalProcess],
+    options: SimulationOptions,
     sampling: Sampling,
     progress: Callable[[float], None] | None = None,
-) -> Outcome:
+) -> SimulationOutcome:
     """Approximate `gpuprof.simulator.engine.simulate`; counts are scaled up to the whole.
 
     Raises
@@ -125,9 +125,9 @@ def capacity_rps(replica: Replica) -> float:
     return 1000.0 * replica.batch * replica.processes / full_ms if full_ms > 0 else math.inf
 
 
-def slot_rate(process: Arriving, begin_s: float, end_s: float) -> float:
+def slot_rate(process: ArrivalProcess, begin_s: float, end_s: float) -> float:
     """Return the mean rate of a process between two times."""
-    if isinstance(process, Recorded):
+    if isinstance(process, RecordedArrivals):
         first, last = np.searchsorted(process.times, [int(begin_s * NS_PER_S), int(end_s * NS_PER_S)])
         return float(last - first) / (end_s - begin_s)
     if isinstance(process, Diurnal):
@@ -137,7 +137,7 @@ def slot_rate(process: Arriving, begin_s: float, end_s: float) -> float:
     return process.rate_rps
 
 
-def slot_process(process: Arriving, rate_rps: float, turn: int = 0) -> Arriving:
+def slot_process(process: ArrivalProcess, rate_rps: float, turn: int = 0) -> ArrivalProcess:
     """Return a process of the same kind for a slot: day and recording as Poisson, the others as they are.
 
     Bursts begin where the ``turn``-th point of a sequence says that fills the square evenly (Roberts's R2): drawn at
@@ -158,8 +158,8 @@ class _Slots:
         deployment: DeploymentMap,
         small: DeploymentMap,
         kept: Mapping[str, float],
-        arrivals: Mapping[str, Arriving],
-        options: Options,
+        arrivals: Mapping[str, ArrivalProcess],
+        options: SimulationOptions,
         sampling: Sampling,
     ) -> None:
         self._deployment, self._small, self._arrivals = deployment, small, arrivals
@@ -229,7 +229,7 @@ class _Slots:
         longest = tally.longest + (1e6 * delay_ms)
         self._sum["longest"] = np.maximum(self._sum.get("longest", 0.0), longest)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulationOutcome:
         """Return what all slots say of the whole."""
         end = round(self._options.duration_s * NS_PER_S)
         empty = new_tally(len(self._names), len(self._places), 0, end)

@@ -97,13 +97,13 @@ def with_factor(table: Slowdown, key: int, factor: float) -> Slowdown:
     if 2 * (used + 1) > len(table.keys):
         larger = table._replace(keys=np.full(2 * len(table.keys), -1), factors=np.ones(2 * len(table.keys)))
         for old in np.flatnonzero(table.keys >= 0):
-            _put(larger, int(table.keys[old]), float(table.factors[old]))
+            _store_factor(larger, int(table.keys[old]), float(table.factors[old]))
         table = larger
-    _put(table, key, factor)
+    _store_factor(table, key, factor)
     table.missing[0] = -1
     return table
 
 
-def _put(table: Slowdown, key: int, factor: float) -> None:
+def _store_factor(table: Slowdown, key: int, factor: float) -> None:
     slot = slot_of(table.keys, key)
     table.keys[slot], table.factors[slot] = key, factor

@@ -25,12 +25,12 @@ CAUSES = (*STAGES, "refused", "full", "failed")
 WINDOWS = 60
 
 
-class Cluster(NamedTuple):
+class ClusterArrays(NamedTuple):
     """What is simulated; nothing of it changes between two changes of the cluster.
 
     ``choice`` (of shape (R,)) holds the replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``;
-    ``first_process`` (R + 1,) likewise the processes of a replica. ``settings`` (4,): time of the router for a request;
-    1 for round robin instead of the fastest replica; 1 to refuse hopeless requests; 1 when there may be no more places.
+    ``first_process`` (R + 1,) likewise the processes of a replica. ``router_ns``: time of the router for a
+    request; ``round_robin``: each replica in turn instead of the fastest; ``refuse_hopeless``: see `SimulationOptions`.
     ``host_event`` (1,): what router and clients take of a CPU twice for a request, 0 where they disturb nobody;
     ``core_process`` holds the processes of core c from ``core_start[c]`` to ``core_start[c + 1]``.
     """
@@ -50,7 +50,9 @@ class Cluster(NamedTuple):
     pause_cv: Floats
     first_process: Ints
     process_replica: Ints
-    settings: Ints
+    router_ns: int
+    round_robin: bool
+    refuse_hopeless: bool
     host_event: Ints
     core_start: Ints
     core_process: Ints
@@ -63,11 +65,12 @@ class State(NamedTuple):
     ``losses`` (N,) counts how often a request was lost with a device that failed, ``lonely`` (R,) how many in a queue
     were lost so often that they go alone; ``orphans`` (M,) starts the chain of those that nobody lives to serve, and
     ``behind`` (R,) is the last of those that were put before a queue's head, -1: none.
-    ``router_until[0]`` is when the router has done all that it was given. ``alive`` (R,): 1 takes requests, 0 takes
-    none any more; ``takes`` (R,) is the same in the order of ``choice``, and ``living`` (M,) how many of a model's
-    replicas do. ``idle_since`` (R,): since when some process has been free, and in ``idle_before`` (P,) what it was
-    when the batch of a process started. ``done_at`` (P,): when that batch ends, -1 while the process is free (since
-    ``freed_at``); ``expected_at`` what the router believes of it; ``flight`` the first request of the batch.
+    ``places_capped[0]`` is 1 when there may be no more places. ``router_until[0]`` is when the router has done all that
+    it was given. ``alive`` (R,): 1 takes requests, 0 takes none any more; ``takes`` (R,) is the same in the order of
+    ``choice``, and ``living`` (M,) how many of a model's replicas do. ``idle_since`` (R,): since when some process has
+    been free, and in ``idle_before`` (P,) what it was when the batch of a process started. ``done_at`` (P,): when that
+    batch ends, -1 while the process is free (since ``freed_at``); ``expected_at`` what the router believes of it;
+    ``flight`` the first request of the batch.
     ``host`` (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core
     on which they were last.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
@@ -102,6 +105,7 @@ class State(NamedTuple):
     freed_at: Ints
     flight: Ints
     turn: Ints
+    places_capped: Ints
     router_until: Ints
     host: Ints
     store: Ints
@@ -143,7 +147,7 @@ class Tally(NamedTuple):
     window_ns: Floats
 
 
-def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
+def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:
     """Return the state of an empty cluster at time 0 with room for ``places`` requests; nobody lives in it yet."""
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
     # At most one event stands for each process, for each replica's timer, and two for each model.
@@ -179,6 +183,7 @@ def new_state(cluster: Cluster, places: int, store: int, factors: int) -> State:
         freed_at=np.full(processes, -1),
         flight=np.full(processes, -1),
         turn=np.zeros(models, np.int64),
+        places_capped=np.zeros(1, np.int64),
         router_until=np.zeros(1, np.int64),
         host=np.array([0, 1, 0], np.int64),
         store=np.zeros((models, store), np.int64),

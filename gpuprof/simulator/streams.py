@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import Arriving, Stream
+from gpuprof.domain.arrival_process import ArrivalProcess, ArrivalStream
 from gpuprof.domain.deployment import DeploymentMap
 
 
-def arrival_streams(deployment: DeploymentMap, arrivals: Mapping[str, Arriving], seed: int) -> list[Stream | None]:
+def arrival_streams(
+    deployment: DeploymentMap, arrivals: Mapping[str, ArrivalProcess], seed: int
+) -> list[ArrivalStream | None]:
     """Return a stream for each model of the map, in its order; None for a model without arrivals."""
     first, _ = np.random.SeedSequence(seed).spawn(2)
     return [

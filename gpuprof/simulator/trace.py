@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuprof.domain.arrival_process import NS_PER_S, Arriving, Recorded, Times
+from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess, RecordedArrivals, Times
 from gpuprof.domain.duration import LONGEST_S
 from gpuprof.errors import InputError
 
@@ -44,9 +44,9 @@ class Trace:
         """Number of requests."""
         return sum(len(times) for times in self.times.values())
 
-    def arrivals(self) -> dict[str, Arriving]:
+    def arrivals(self) -> dict[str, ArrivalProcess]:
         """Return each model's requests as an arrival process."""
-        return {model: Recorded(times, self.duration_s) for model, times in self.times.items() if len(times)}
+        return {model: RecordedArrivals(times, self.duration_s) for model, times in self.times.items() if len(times)}
 
     def counts(self, bins: int) -> dict[str, NDArray[np.int64]]:
         """Return the requests in each of ``bins`` equal parts of the trace, by model."""
@@ -81,7 +81,7 @@ def _scv(gaps: Times) -> float | None:
     return float(gaps.var()) / mean**2 if mean > 0 else None
 
 
-def record(processes: Mapping[str, Arriving], duration_s: float, seed: int) -> Trace:
+def record(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int) -> Trace:
     """Return a trace of what the processes give in ``duration_s`` seconds; the same for the same seed.
 
     Raises
@@ -100,7 +100,7 @@ def record(processes: Mapping[str, Arriving], duration_s: float, seed: int) -> T
     return Trace(times, duration_s)
 
 
-def _until(process: Arriving, end: int, random: np.random.Generator) -> Times:
+def _until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
     while len(piece := stream.take(65536)):
         pieces.append(piece[piece < end])

@@ -10,7 +10,7 @@ import pytest
 from bench.reproduce import usher_fig15, usher_fig18, usher_fig21, usher_fig24
 from bench.reproduce.reproduction import Reproduction
 from bench.reproduce.usher_runs import BASELINES, USHERS, decide, demands, schedulers, why
-from gpuprof.domain.arrival_process import Recorded
+from gpuprof.domain.arrival_process import RecordedArrivals
 
 NOWHERE = Path("nowhere")
 
@@ -65,7 +65,7 @@ def test_figure_24_the_load_surges_for_all_models_together() -> None:
     load = usher_fig24.surging({"a": 0.75, "b": 0.25}, 1000.0, 600.0)
     counts = []
     for process in load.values():
-        assert isinstance(process, Recorded)
+        assert isinstance(process, RecordedArrivals)
         assert (np.diff(process.times) >= 0).all()
         counts.append(np.histogram(process.times / 1e9, bins=20, range=(0.0, 600.0))[0])
     assert np.corrcoef(counts)[0, 1] > 0.95

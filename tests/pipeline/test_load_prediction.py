@@ -13,8 +13,8 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
 from gpuprof.pipeline.load_prediction import predict_load
-from gpuprof.serving.load.load import LoadSettings, Stream, send_times
-from gpuprof.serving.load.prediction import LoadPrediction, Predictor
+from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
+from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 from tests.served_in_virtual_time import serve
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
@@ -27,11 +27,13 @@ MAP = deployed([PAIR, [replica("n", [10.0], cv=0.2)]], slo_ms=SLO_MS)
 SETTINGS = LoadSettings(duration_s=20.0, warmup_s=3.0, seed=7)
 
 
-def streams(**rates: float) -> list[Stream]:
-    return [Stream(model, rate, SLO_MS) for model, rate in rates.items()]
+def streams(**rates: float) -> list[RequestStream]:
+    return [RequestStream(model, rate, SLO_MS) for model, rate in rates.items()]
 
 
-def predicted(deployment: DeploymentMap, asked: list[Stream], settings: LoadSettings = SETTINGS) -> LoadPrediction:
+def predicted(
+    deployment: DeploymentMap, asked: list[RequestStream], settings: LoadSettings = SETTINGS
+) -> LoadPrediction:
     return dict(predict_load(deployment, asked, settings).predicted)["m"]
 
 
@@ -55,7 +57,7 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
         assert (one.p50_ms, one.p95_ms, one.p99_ms) == (model["p50_ms"], model["p95_ms"], model["p99_ms"])
         assert one.goodput_rps == pytest.approx(model["goodput_rps"], rel=1e-12)
         assert one.refused == model["missed"]["refused"]
-        assert one.by is Predictor.REPLAY
+        assert one.by is PredictionSource.REPLAY
     assert (got["m"].refused or 0) > 100
 
 
@@ -132,7 +134,7 @@ def test_of_too_many_requests_the_first_speak_for_all() -> None:
     assert first.refused == pytest.approx(whole.refused, rel=0.1)
     assert first != whole
     few = predict_load(MAP, asked, settings, most=100, note=notes.append).predicted["m"]
-    assert few.by is Predictor.QUEUEING
+    assert few.by is PredictionSource.QUEUEING
     assert "the warm-up alone has more" in notes[-1]
 
 
@@ -144,11 +146,11 @@ def test_a_map_that_does_not_say_what_batches_take_is_not_replayed() -> None:
     deployment = parse_map(document, "test")
     at_plan = predict_load(deployment, streams(m=50.0, n=50.0), SETTINGS, note=notes.append)
     assert "does not say how long batches of n take" in notes[-1]
-    assert (at_plan.predicted["m"].by, at_plan.predicted["m"].p99_ms) == (Predictor.MAP, 7.0)
+    assert (at_plan.predicted["m"].by, at_plan.predicted["m"].p99_ms) == (PredictionSource.MAP, 7.0)
     assert at_plan.predicted["n"] == LoadPrediction()
     assert at_plan.planned["m"].goodput_rps == 49.0
     faster = predict_load(deployment, streams(m=100.0, n=50.0), SETTINGS)
-    assert faster.predicted["m"].by is Predictor.QUEUEING
+    assert faster.predicted["m"].by is PredictionSource.QUEUEING
     assert not faster.planned
 
 
@@ -160,10 +162,10 @@ def test_one_queue_for_two_objectives_is_not_replayed() -> None:
     document["merges"] = {"both": {"path": "both.onnx", "members": {"m": "0", "n": "1"}}}
     asked = streams(m=60.0, n=40.0)
     together = predict_load(parse_map(document, "test"), asked, SETTINGS).predicted
-    assert {found.by for found in together.values()} == {Predictor.REPLAY}
+    assert {found.by for found in together.values()} == {PredictionSource.REPLAY}
     assert together["m"].goodput_rps == pytest.approx(60.0, rel=0.05)
     assert together["m"].p99_ms == together["n"].p99_ms
     document["models"]["n"]["slo_ms"] = 90.0
     apart = predict_load(parse_map(document, "test"), asked, SETTINGS, note=notes.append).predicted
-    assert {found.by for found in apart.values()} == {Predictor.QUEUEING}
+    assert {found.by for found in apart.values()} == {PredictionSource.QUEUEING}
     assert "one queue" in notes[-1]

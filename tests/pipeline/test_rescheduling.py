@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 
 from gpuprof.cli.main import main
-from gpuprof.domain.arrival_process import Recorded
+from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import planning
 from gpuprof.pipeline.rescheduling import policy_scheduler, reschedule
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
-from gpuprof.simulator.cluster import Options
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.reschedule import MoveCosts
 from tests.simulator.maps import deployed, replica
 
 ONE = deployed([[replica("m", [10.0])]], slo_ms=100.0)
-LOAD = {"m": Recorded(np.arange(0, 30_000_000_000, 50_000_000), 30.0)}
+LOAD = {"m": RecordedArrivals(np.arange(0, 30_000_000_000, 50_000_000), 30.0)}
 
 
 def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
@@ -33,18 +33,22 @@ def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
         seen.append(rates)
         return None
 
-    reschedule(ONE, LOAD, Options(30.0), 10.0, scheduler, MoveCosts())
+    reschedule(ONE, LOAD, SimulationOptions(30.0), 10.0, scheduler, MoveCosts())
     assert seen == [{"m": 20.0}, {"m": 20.0}]
 
 
 @pytest.mark.parametrize(
     ("options", "period_s", "message"),
     [
-        (Options(30.0, failures=(Failure("node0", None, 1.0),)), 10.0, "--reschedule and --fail exclude each other"),
-        (Options(30.0), 30.0, "--reschedule must be shorter than the duration of 30 s"),
+        (
+            SimulationOptions(30.0, failures=(Failure("node0", None, 1.0),)),
+            10.0,
+            "--reschedule and --fail exclude each other",
+        ),
+        (SimulationOptions(30.0), 30.0, "--reschedule must be shorter than the duration of 30 s"),
     ],
 )
-def test_what_cannot_be_rescheduled_is_refused(options: Options, period_s: float, message: str) -> None:
+def test_what_cannot_be_rescheduled_is_refused(options: SimulationOptions, period_s: float, message: str) -> None:
     with pytest.raises(InputError, match=message):
         reschedule(ONE, LOAD, options, period_s, lambda rates: None, MoveCosts())
 

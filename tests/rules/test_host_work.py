@@ -12,10 +12,10 @@ from gpuprof.rules.host_work import (
     CALM_RPS,
     STAYS,
     HostWork,
-    Running,
-    at_worst,
-    disturbed,
-    lengthened,
+    LoadedReplica,
+    disturb_at_worst,
+    disturb_servers,
+    lengthen_times,
     recorded_overhead_ms,
     recorded_work,
 )
@@ -41,32 +41,38 @@ def part(last: float, cores: float = 0.5) -> float:
 def test_a_replica_loses_its_cores_part_of_the_work_while_all_others_run() -> None:
     # 40 requests/s of 1 ms take 4% of a core's time. The second replica runs 40% of the time; its batches begin at
     # 60 of 100 of the rate at which those of the first, were there any, would, who so are the last in 5 of 8 cases.
-    first, second = disturbed(
-        HostWork(host_ms=1.0, host_cores=2), [Running(SERVER, 0.0, 50.0), Running(SERVER, 40.0, 50.0)], Linear()
+    first, second = disturb_servers(
+        HostWork(host_ms=1.0, host_cores=2),
+        [LoadedReplica(SERVER, 0.0, 50.0), LoadedReplica(SERVER, 40.0, 50.0)],
+        Linear(),
     )
     assert first.latency_ms[0] == pytest.approx(10.0 / (1.0 - 0.04 * 0.4 * part(5 / 8)))
     assert second == SERVER  # the first never runs, so that there is an idle core whenever the second does
 
 
 def test_a_core_to_spare_takes_it_all() -> None:
-    busy = [Running(SERVER, 95.0, 25.0)] * 3
-    assert disturbed(replace(WORK, host_cores=4), busy, Linear()) == (SERVER,) * 3
-    full = disturbed(replace(WORK, host_cores=4), [*busy, Running(SERVER, 95.0, 25.0)], Linear())
+    busy = [LoadedReplica(SERVER, 95.0, 25.0)] * 3
+    assert disturb_servers(replace(WORK, host_cores=4), busy, Linear()) == (SERVER,) * 3
+    full = disturb_servers(replace(WORK, host_cores=4), [*busy, LoadedReplica(SERVER, 95.0, 25.0)], Linear())
     assert full[0].latency_ms[0] > 10.0
 
 
 def test_a_replica_of_several_cores_begins_on_all_of_them_at_once() -> None:
-    wide, narrow = disturbed(WORK, [Running(SERVER, 100.0, 50.0), Running(SERVER, 100.0, 50.0)], Linear())
+    wide, narrow = disturb_servers(
+        WORK, [LoadedReplica(SERVER, 100.0, 50.0), LoadedReplica(SERVER, 100.0, 50.0)], Linear()
+    )
     assert wide == narrow
     of_four = replace(WORK, host_cores=4)
-    wide, narrow = disturbed(of_four, [Running(SERVER, 100.0, 75.0), Running(SERVER, 100.0, 25.0)], Linear())
+    wide, narrow = disturb_servers(
+        of_four, [LoadedReplica(SERVER, 100.0, 75.0), LoadedReplica(SERVER, 100.0, 25.0)], Linear()
+    )
     lost = [1.0 - 10.0 / one.latency_ms[0] for one in (wide, narrow)]
     assert lost[0] / lost[1] == pytest.approx(part(0.5, 0.75) / part(0.5, 0.25))
 
 
 def test_short_batches_bear_what_long_ones_beside_them_are_spared() -> None:
     long = BatchServer((100.0,), 1, 0.0)
-    short, spared = disturbed(WORK, [Running(SERVER, 60.0, 50.0), Running(long, 6.0, 50.0)], Linear())
+    short, spared = disturb_servers(WORK, [LoadedReplica(SERVER, 60.0, 50.0), LoadedReplica(long, 6.0, 50.0)], Linear())
     lost = [1.0 - calm / found.latency_ms[0] for calm, found in ((10.0, short), (100.0, spared))]
     assert lost[0] / lost[1] == pytest.approx(part(10 / 11) / part(1 / 11), rel=0.1)
     assert sum(lost) == pytest.approx(0.001 * 66.0 * 0.6, rel=0.1)  # 66 requests/s of 1 ms, while the other runs
@@ -74,14 +80,14 @@ def test_short_batches_bear_what_long_ones_beside_them_are_spared() -> None:
 
 def test_replicas_that_share_a_core_keep_it_busy_together() -> None:
     # The two run 75% of the time and begin at 100 · 25 / 75 a second, the third at 50: it is the last in 6 of 10 cases.
-    halves = [Running(SERVER, 50.0, 25.0), Running(SERVER, 50.0, 25.0)]
-    *_, alone = disturbed(WORK, [*halves, Running(SERVER, 50.0, 50.0)], Linear())
+    halves = [LoadedReplica(SERVER, 50.0, 25.0), LoadedReplica(SERVER, 50.0, 25.0)]
+    *_, alone = disturb_servers(WORK, [*halves, LoadedReplica(SERVER, 50.0, 50.0)], Linear())
     lost = 0.001 * 150.0 * part(0.6) * (1.0 - 0.5 * 0.5)
     assert 1.0 - 10.0 / alone.latency_ms[0] == pytest.approx(lost, rel=0.05)
 
 
 def test_what_is_disturbed_at_random_varies_more() -> None:
-    longer = lengthened(SERVER, 0.1, 0.5)
+    longer = lengthen_times(SERVER, 0.1, 0.5)
     time = 10.0 / 0.9
     assert longer.latency_ms == pytest.approx((time,))
     # a compound Poisson sum of 0.1 · time / 0.5 pieces of 0.5 has the variance 0.1 · time · 0.5
@@ -91,15 +97,15 @@ def test_what_is_disturbed_at_random_varies_more() -> None:
 
 def test_no_placement_disturbs_more_than_the_worst() -> None:
     for rate in (5.0, 50.0, 95.0):
-        found = disturbed(WORK, [Running(SERVER, rate, 50.0), Running(SERVER, 60.0, 50.0)], Linear())
-        assert found[0].latency_ms[0] <= at_worst(WORK, SERVER, rate + 60.0).latency_ms[0]
-    assert math.isfinite(at_worst(WORK, SERVER, 1e9).latency_ms[0])
+        found = disturb_servers(WORK, [LoadedReplica(SERVER, rate, 50.0), LoadedReplica(SERVER, 60.0, 50.0)], Linear())
+        assert found[0].latency_ms[0] <= disturb_at_worst(WORK, SERVER, rate + 60.0).latency_ms[0]
+    assert math.isfinite(disturb_at_worst(WORK, SERVER, 1e9).latency_ms[0])
 
 
 def test_where_nothing_is_known_nothing_changes() -> None:
     for work in (HostWork(0.2), HostWork(host_ms=1.0), HostWork(host_cores=2)):
-        assert disturbed(work, [Running(SERVER, 50.0, 100.0)], Linear()) == (SERVER,)
-        assert at_worst(work, SERVER, 1e6) == SERVER
+        assert disturb_servers(work, [LoadedReplica(SERVER, 50.0, 100.0)], Linear()) == (SERVER,)
+        assert disturb_at_worst(work, SERVER, 1e6) == SERVER
 
 
 def test_what_a_map_records_is_read_again() -> None:
@@ -120,10 +126,10 @@ def test_the_more_requests_come_the_less_each_takes() -> None:
 
 
 def test_what_a_busy_machine_loses_is_what_a_request_takes_at_that_rate() -> None:
-    busy = [Running(SERVER, BUSY_RPS / 2, 50.0)] * 2
-    found = disturbed(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
-    assert found == disturbed(HostWork(0.0, 0.5, 2), busy, Linear())
-    assert found != disturbed(HostWork(0.0, 1.0, 2), busy, Linear())
+    busy = [LoadedReplica(SERVER, BUSY_RPS / 2, 50.0)] * 2
+    found = disturb_servers(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
+    assert found == disturb_servers(HostWork(0.0, 0.5, 2), busy, Linear())
+    assert found != disturb_servers(HostWork(0.0, 1.0, 2), busy, Linear())
 
 
 @pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores", "host_ms_busy"])

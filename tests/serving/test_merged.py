@@ -16,7 +16,7 @@ import pytest
 from gpuprof.cli.main import main
 from gpuprof.merging.pipeline import MergeOptions
 from gpuprof.merging.proposal import propose_merges
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from tests.merging.models import Array, finetuned, residual, save, transformer
 from tests.serving.change.test_shadow import decisions
@@ -244,7 +244,9 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         assert "2 worker(s)" in server.line
         settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
-        streams = [Stream(model, 56.0, 80.0) for model in ("a", "b")]  # 112 of the 100, then 125, that it can serve
+        streams = [
+            RequestStream(model, 56.0, 80.0) for model in ("a", "b")
+        ]  # 112 of the 100, then 125, that it can serve
         results = run_load(Target.parse(server.url), streams, settings).results
         assert figure(server, "gpuprof_replica_share_ratio") == 2 * 0.5  # told for each of its models
         _, errors = server.stop()

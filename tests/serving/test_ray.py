@@ -20,7 +20,7 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.local_device import local_cpu
 from gpuprof.serving.engines.ray_machine import placement
-from gpuprof.serving.load.load import Stream
+from gpuprof.serving.load.load import RequestStream
 from gpuprof.serving.load.target import Target
 from tests.serving.change.test_adapt import Loaded
 from tests.serving.change.test_shadow import decisions
@@ -133,7 +133,7 @@ def test_in_a_cluster_too_the_map_follows_the_load(
     where = ("--engine", "ray", "--ray-address", cluster.address, "--insecure", "--log", "json")
     adapting = ("--adapt", "--adapt-period", "1", "--db", str(tmp_path / "gpuprof-db"))
     with running(tmp_path, document, *where, *adapting, "--adapt-output", str(tmp_path / "new.json")) as server:
-        with Loaded(Target.parse(server.url), Stream("net", 60.0, 400.0)) as loaded:
+        with Loaded(Target.parse(server.url), RequestStream("net", 60.0, 400.0)) as loaded:
             assert eventually((tmp_path / "new.json").exists, limit_s=90.0)
             assert eventually(lambda: figure(server, "gpuprof_replica_planned_rps") > 60.0)
         _, errors = server.stop()

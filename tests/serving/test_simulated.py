@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from tests.serving.running import map_of, replica, running
 
@@ -21,7 +21,7 @@ def test_a_map_of_200_replicas_starts_serves_and_drains(tmp_path: Path) -> None:
     document["nodes"][0]["gpus"][0]["device"] = "sim:a100-80"
     with running(tmp_path, document) as server:
         assert "serving 10 model(s) with 400 worker(s)" in server.line
-        streams = [Stream(name, 20.0, 500.0) for name in models]
+        streams = [RequestStream(name, 20.0, 500.0) for name in models]
         outcome = run_load(Target.parse(server.url), streams, LoadSettings(duration_s=1.0, warmup_s=0.2, clients=1))
         assert all(result.answered == result.sent > 0 for result in outcome.results)
         assert all((result.p50_ms or 0.0) >= 4.0 for result in outcome.results)
@@ -44,7 +44,7 @@ def test_at_three_times_its_capacity_a_server_still_does_what_it_can_within_the_
     document = map_of({"m": "nowhere.onnx"}, [replica("m", batch=4, latency_ms=latency_ms, max_wait_ms=5.0)], slo_ms)
     capacity_rps = 4 * 1000.0 / latency_ms
     with running(tmp_path, document, "--simulate") as server:
-        stream = Stream("m", 3.0 * capacity_rps, slo_ms)
+        stream = RequestStream("m", 3.0 * capacity_rps, slo_ms)
         outcome = run_load(Target.parse(server.url), [stream], LoadSettings(duration_s=5.0, warmup_s=2.0, clients=1))
     (result,) = outcome.results
     assert result.failed == result.lost == 0
@@ -58,7 +58,7 @@ def test_a_batch_at_hand_behind_another_counts_as_queued(tmp_path: Path) -> None
     with running(tmp_path, document, "--simulate") as server:
         target = Target.parse(server.url)
         settings = LoadSettings(duration_s=0.1, warmup_s=0.0, arrivals="constant", clients=1)
-        run_load(target, [Stream("m", 100.0, 60_000.0)], settings)  # ten within 0.1 s
+        run_load(target, [RequestStream("m", 100.0, 60_000.0)], settings)  # ten within 0.1 s
         said = target.statistics("m")
     assert said is not None
     queued_ms = said["inference_stats"]["queue"]["ns"] / 1e6

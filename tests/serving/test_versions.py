@@ -10,7 +10,7 @@ import pytest
 import tritonclient.http as triton
 
 from gpuprof.cli.main import main
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.router.public_name import PublicName
 from tests.serving.running import map_of, replica, running
@@ -60,7 +60,7 @@ def test_versions_are_served_side_by_side_and_the_newest_by_default(tmp_path: Pa
         assert "it has 2, 10" in server.get("/v2/models/m/versions/3")[1]["error"]
         client.close()
         settings = LoadSettings(0.3, 0.0, clients=1)
-        (result,) = run_load(Target.parse(server.url), [Stream("m@2", 30.0, 60_000.0)], settings).results
+        (result,) = run_load(Target.parse(server.url), [RequestStream("m@2", 30.0, 60_000.0)], settings).results
         assert result.answered == result.sent > 0
         after = map_of({"m@2": "null:4", "m@11": "null:8"}, [replica("m@2", sm_share_pct=25.0), replica("m@11")])
         (tmp_path / "after.json").write_text(json.dumps(after))

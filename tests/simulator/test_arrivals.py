@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import (
-    Arriving,
+    ArrivalProcess,
     Batched,
     Bursts,
     Constant,
@@ -16,7 +16,7 @@ from gpuprof.domain.arrival_process import (
     Gamma,
     Hyperexponential,
     Lognormal,
-    Recorded,
+    RecordedArrivals,
     Times,
     at_rate,
     peaks,
@@ -37,12 +37,12 @@ PROCESSES = [
 ]
 
 
-def take(process: Arriving, count: int, seed: int = 1) -> Times:
+def take(process: ArrivalProcess, count: int, seed: int = 1) -> Times:
     return process.stream(np.random.Generator(np.random.PCG64(seed))).take(count)
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=repr)
-def test_the_mean_rate_is_what_was_asked(process: Arriving) -> None:
+def test_the_mean_rate_is_what_was_asked(process: ArrivalProcess) -> None:
     times = take(process, 200_000)
     assert len(times) / (times[-1] / 1e9) == pytest.approx(100.0, rel=0.03)
 
@@ -50,7 +50,7 @@ def test_the_mean_rate_is_what_was_asked(process: Arriving) -> None:
 @pytest.mark.parametrize("process", PROCESSES, ids=repr)
 @settings(max_examples=20, deadline=None)
 @given(pieces=st.lists(st.integers(0, 50), min_size=1, max_size=8))
-def test_times_rise_however_they_are_taken(process: Arriving, pieces: list[int]) -> None:
+def test_times_rise_however_they_are_taken(process: ArrivalProcess, pieces: list[int]) -> None:
     stream = process.stream(np.random.Generator(np.random.PCG64(7)))
     times = np.concatenate([stream.take(count) for count in pieces])
     assert len(times) == sum(pieces)
@@ -59,7 +59,7 @@ def test_times_rise_however_they_are_taken(process: Arriving, pieces: list[int])
 
 
 @pytest.mark.parametrize("process", PROCESSES, ids=repr)
-def test_the_same_seed_gives_the_same_times(process: Arriving) -> None:
+def test_the_same_seed_gives_the_same_times(process: ArrivalProcess) -> None:
     assert (take(process, 5000) == take(process, 5000)).all()
 
 
@@ -92,8 +92,8 @@ def test_peaks_have_the_rate_and_the_length_that_were_asked() -> None:
     assert process.burst_s == 0.5
 
 
-@pytest.mark.parametrize("process", [*PROCESSES, Recorded(np.arange(1, 1001) * 10_000_000, 10.0)], ids=repr)
-def test_a_process_at_another_rate_keeps_its_shape(process: Arriving) -> None:
+@pytest.mark.parametrize("process", [*PROCESSES, RecordedArrivals(np.arange(1, 1001) * 10_000_000, 10.0)], ids=repr)
+def test_a_process_at_another_rate_keeps_its_shape(process: ArrivalProcess) -> None:
     faster = at_rate(process, 2.0 * process.rate_rps)
     assert faster.rate_rps == pytest.approx(2.0 * process.rate_rps)
     if not isinstance(process, (Bursts, Diurnal)):
@@ -101,7 +101,7 @@ def test_a_process_at_another_rate_keeps_its_shape(process: Arriving) -> None:
 
 
 def test_bursts_vary_more_than_poisson_over_the_time_of_a_burst() -> None:
-    def dispersion(process: Arriving) -> float:
+    def dispersion(process: ArrivalProcess) -> float:
         counts = np.bincount(take(process, 200_000) // 200_000_000)
         return float(counts.var() / counts.mean())
 
@@ -116,7 +116,7 @@ def test_a_day_has_its_peak_in_the_middle() -> None:
 
 
 def test_a_recording_is_replayed_and_ends() -> None:
-    stream = Recorded(np.array([1, 5, 9]), 1.0).stream(np.random.Generator(np.random.PCG64(0)))
+    stream = RecordedArrivals(np.array([1, 5, 9]), 1.0).stream(np.random.Generator(np.random.PCG64(0)))
     assert [stream.take(2).tolist(), stream.take(2).tolist(), stream.take(2).tolist()] == [[1, 5], [9], []]
 
 
@@ -135,7 +135,7 @@ def test_a_recording_is_replayed_and_ends() -> None:
         ("diurnal:2,12h", Diurnal(9.0, 2.0, 43200.0)),
     ],
 )
-def test_processes_are_read_from_text(text: str, expected: Arriving) -> None:
+def test_processes_are_read_from_text(text: str, expected: ArrivalProcess) -> None:
     assert parse_arrivals(text, 9.0) == expected
 
 

@@ -10,9 +10,9 @@ import pytest
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.routing import FastestFirst, ReplicaLoad, expected_finish_ms
 from gpuprof.simulator.choice import choose, rank_again, set_alive
-from gpuprof.simulator.cluster import Options, build_cluster, places_of
+from gpuprof.simulator.cluster import SimulationOptions, build_cluster, places_of
 from gpuprof.simulator.ranking import LEAST
-from gpuprof.simulator.state import Cluster, State, new_state
+from gpuprof.simulator.state import ClusterArrays, State, new_state
 from tests.simulator.maps import deployed, replica
 
 MS = 1_000_000
@@ -24,7 +24,7 @@ class Play:
     def __init__(self, replicas: Sequence[Replica], random: np.random.Generator) -> None:
         self.replicas, self.random = replicas, random
         deployment = deployed([[one] for one in replicas])
-        self.cluster: Cluster = build_cluster(deployment, places_of(deployment), Options(1.0))
+        self.cluster: ClusterArrays = build_cluster(deployment, places_of(deployment), SimulationOptions(1.0))
         self.state: State = new_state(self.cluster, 64, 64, 64)
         self.now = 10 * MS
         self.alive = [True] * len(replicas)

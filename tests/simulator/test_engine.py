@@ -16,30 +16,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.arrival_process import Arriving, Bursts, Constant, Gamma, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Constant, Gamma, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, Replica
 from gpuprof.errors import InputError
 from gpuprof.rules.routing import routing_rule
-from gpuprof.simulator.cluster import Options
-from gpuprof.simulator.compiled import HAS_NUMBA
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure, parse_failure
-from gpuprof.simulator.outcome import ModelOutcome, Outcome
+from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
 from tests.simulator.maps import deployed, replica
 from tests.simulator.reference import play
 
-needs_speed = pytest.mark.skipif(not HAS_NUMBA, reason="millions of requests are too many without numba")
 
-
-def at(*milliseconds: float) -> Recorded:
-    return Recorded(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
+def at(*milliseconds: float) -> RecordedArrivals:
+    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 def outcome(
-    replicas: Sequence[Replica], *milliseconds: float, slo_ms: float = 1e6, options: Options | None = None
+    replicas: Sequence[Replica], *milliseconds: float, slo_ms: float = 1e6, options: SimulationOptions | None = None
 ) -> ModelOutcome:
     """Each replica on a GPU of its own, and one model."""
-    done = simulate(deployed([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or Options(1.0))
+    done = simulate(
+        deployed([[r] for r in replicas], slo_ms), {"m": at(*milliseconds)}, options or SimulationOptions(1.0)
+    )
     return done.models[0]
 
 
@@ -65,7 +64,7 @@ def test_a_request_that_comes_as_the_wait_ends_joins_the_batch() -> None:
 
 
 def test_a_timeout_of_all_batches_replaces_their_own_and_knows_no_deadline() -> None:
-    waiting = Options(1.0, batch_timeout_ms=50.0)
+    waiting = SimulationOptions(1.0, batch_timeout_ms=50.0)
     seen = outcome([replica("m", [5.0, 6.0, 7.0], max_wait_ms=2.0)], 0.0, options=waiting, slo_ms=20.0)
     assert (seen.max_ms, seen.in_time) == (55.0, 0)
 
@@ -92,27 +91,31 @@ def test_batches_after_a_pause_vary_by_a_spread_of_their_own() -> None:
     server = replica("m", [4.0], cv=0.01)
     predicted = server.predicted.model_copy(update={"pause_factor": 1.5, "pause_cv": 0.5})
     cold = server.model_copy(update={"predicted": predicted})
-    resting = simulate(deployed([[cold]]), {"m": Constant(10.0)}, Options(200.0)).models[0]
-    busy = simulate(deployed([[cold]]), {"m": Constant(1000.0)}, Options(2.0, refuse_hopeless=False)).models[0]
+    resting = simulate(deployed([[cold]]), {"m": Constant(10.0)}, SimulationOptions(200.0)).models[0]
+    busy = simulate(deployed([[cold]]), {"m": Constant(1000.0)}, SimulationOptions(2.0, refuse_hopeless=False)).models[
+        0
+    ]
     assert resting.mean_ms == pytest.approx(6.0, rel=0.05)
     assert resting.p95_ms == pytest.approx(6.0 * 1.94, rel=0.1)  # of a gamma distribution of shape 4
     assert busy.stage_p99_ms["service"] == pytest.approx(4.0 * 1.024, rel=0.03)
 
 
 def test_the_router_is_one_server_for_all() -> None:
-    seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=Options(1.0, router_ms=1.0))
+    seen = outcome([replica("m", [5.0], processes=9)], 0.0, 0.0, 0.0, options=SimulationOptions(1.0, router_ms=1.0))
     assert seen.stage_mean_ms["router"] == 2.0
     assert seen.max_ms == 8.0
 
 
 def test_both_legs_of_the_network_count() -> None:
-    seen = outcome([replica("m", [5.0])], 0.0, options=Options(1.0, legs_ms={"m": (2.0, 0.5)}))
+    seen = outcome([replica("m", [5.0])], 0.0, options=SimulationOptions(1.0, legs_ms={"m": (2.0, 0.5)}))
     assert seen.stage_mean_ms["network"] == 2.5
     assert seen.mean_ms == 7.5
 
 
 def test_the_faster_replica_is_chosen_until_it_is_the_slower() -> None:
-    done = simulate(deployed([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, Options(1.0))
+    done = simulate(
+        deployed([[replica("m", [10.0])], [replica("m", [4.0])]]), {"m": at(0.0, 0.0, 0.0)}, SimulationOptions(1.0)
+    )
     assert [r.answered for r in done.replicas] == [1, 2]
 
 
@@ -120,13 +123,15 @@ def test_round_robin_takes_each_in_turn() -> None:
     done = simulate(
         deployed([[replica("m", [10.0])], [replica("m", [4.0])]]),
         {"m": at(0.0, 0.0, 0.0, 0.0)},
-        Options(1.0, routing="round-robin"),
+        SimulationOptions(1.0, routing="round-robin"),
     )
     assert [r.answered for r in done.replicas] == [2, 2]
 
 
 def test_a_hopeless_request_is_refused_when_asked() -> None:
-    seen = outcome([replica("m", [5.0])], 0.0, 1.0, 2.0, slo_ms=9.0, options=Options(1.0, refuse_hopeless=True))
+    seen = outcome(
+        [replica("m", [5.0])], 0.0, 1.0, 2.0, slo_ms=9.0, options=SimulationOptions(1.0, refuse_hopeless=True)
+    )
     assert (seen.answered, seen.missed["refused"], seen.in_time) == (2, 1, 2)
 
 
@@ -136,9 +141,9 @@ def test_a_miss_has_a_cause() -> None:
     assert (
         outcome([replica("m", [2.0, 2.0], max_wait_ms=4.5)], 0.0, slo_ms=6.0).missed["batching"] == 0
     )  # wait_limit_ms
-    slow = Options(1.0, router_ms=5.0)
+    slow = SimulationOptions(1.0, router_ms=5.0)
     assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=slow).missed["router"] == 1
-    far = Options(1.0, legs_ms={"m": (6.0, 3.0)})
+    far = SimulationOptions(1.0, legs_ms={"m": (6.0, 3.0)})
     assert outcome([replica("m", [2.0])], 0.0, slo_ms=6.0, options=far).missed["network"] == 1
 
 
@@ -146,7 +151,7 @@ def test_what_a_gpu_that_fails_had_to_do_is_done_elsewhere() -> None:
     seen = simulate(
         deployed([[replica("m", [100.0])], [replica("m", [100.0])]]),
         {"m": at(0.0, 0.0, 1.0, 1.0)},
-        Options(1.0, failures=(Failure("node0", 0, 0.010),)),
+        SimulationOptions(1.0, failures=(Failure("node0", 0, 0.010),)),
     )
     assert [r.answered for r in seen.replicas] == [0, 4]
     assert seen.models[0].max_ms == pytest.approx(399.0)
@@ -154,7 +159,11 @@ def test_what_a_gpu_that_fails_had_to_do_is_done_elsewhere() -> None:
 
 def test_a_node_that_comes_back_serves_again() -> None:
     seen = outcome(
-        [replica("m", [5.0])], 0.0, 20.0, 50.0, options=Options(1.0, failures=(Failure("node0", None, 0.010, 0.020),))
+        [replica("m", [5.0])],
+        0.0,
+        20.0,
+        50.0,
+        options=SimulationOptions(1.0, failures=(Failure("node0", None, 0.010, 0.020),)),
     )
     assert (seen.answered, seen.missed["failed"]) == (2, 1)
 
@@ -162,19 +171,19 @@ def test_a_node_that_comes_back_serves_again() -> None:
 def test_a_model_without_replicas_answers_nothing() -> None:
     deployment = deployed([[replica("m", [5.0])]])
     models = {**deployment.models, "other": deployment.models["m"]}
-    seen = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, Options(1.0))
+    seen = simulate(deployment.model_copy(update={"models": models}), {"other": at(0.0)}, SimulationOptions(1.0))
     assert seen.models[1].missed["failed"] == 1
 
 
 def test_memory_is_bounded_under_a_thousand_times_the_capacity() -> None:
-    options = Options(1.0, max_in_system=512)
+    options = SimulationOptions(1.0, max_in_system=512)
     seen = simulate(deployed([[replica("m", [10.0])]]), {"m": Constant(100_000.0)}, options).models[0]
     assert seen.missed["full"] + seen.answered == seen.requests == 99_999
     assert seen.answered == pytest.approx(512 + 100, abs=2)
 
 
 def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput() -> None:
-    options = Options(1.0, refuse_hopeless=False)
+    options = SimulationOptions(1.0, refuse_hopeless=False)
     done = simulate(deployed([[replica("m", [10.0, 10.0])]]), {"m": Constant(1000.0)}, options).replicas[0]
     assert done.answered == 999
     assert done.throughput_rps == pytest.approx(200.0, abs=3)
@@ -182,18 +191,18 @@ def test_what_is_answered_after_the_end_counts_as_answered_but_not_as_throughput
 
 
 def test_what_arrives_before_the_warm_up_ends_is_not_counted() -> None:
-    seen = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=Options(1.0, warmup_s=0.5))
+    seen = outcome([replica("m", [5.0])], 1.0, 400.0, 600.0, options=SimulationOptions(1.0, warmup_s=0.5))
     assert (seen.requests, seen.rate_rps) == (1, 2.0)
 
 
 def test_an_empty_map_and_a_model_that_the_map_lacks_are_refused() -> None:
     with pytest.raises(InputError, match="the map holds no replicas"):
-        simulate(deployed([[]]), {}, Options(1.0))
+        simulate(deployed([[]]), {}, SimulationOptions(1.0))
     with pytest.raises(InputError) as error:
-        simulate(deployed([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, Options(1.0))
+        simulate(deployed([[replica("m", [5.0])]]), {"x": Gamma(1.0)}, SimulationOptions(1.0))
     assert str(error.value) == "the map has no model 'x' (it has m)"
     with pytest.raises(InputError, match="unknown routing rule 'slowest'"):
-        simulate(deployed([[replica("m", [5.0])]]), {}, Options(1.0, routing="slowest"))
+        simulate(deployed([[replica("m", [5.0])]]), {}, SimulationOptions(1.0, routing="slowest"))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +253,9 @@ def test_the_engine_does_what_the_rules_of_the_runtime_say(replicas: list[Replic
     times = (np.cumsum(gaps) * 250_000).tolist()
     expected = play(replicas, times, routing_rule(rule))
     seen = simulate(
-        deployed([[r] for r in replicas]), {"m": Recorded(np.array(times), 1.0)}, Options(1.0, routing=rule)
+        deployed([[r] for r in replicas]),
+        {"m": RecordedArrivals(np.array(times), 1.0)},
+        SimulationOptions(1.0, routing=rule),
     ).models[0]
     latencies = [(done - came) / 1e6 for done, came in zip(expected, times, strict=True)]
     assert seen.answered == len(times)
@@ -266,7 +277,9 @@ def test_every_request_is_answered_or_missed_once(
 ) -> None:
     gpus = [[replica("a", [4.0, 5.0], max_wait_ms=1.0, cv=cv), replica("b", [3.0], processes=2, cv=cv)]] * 2
     failures = tuple(Failure("node0", gpu, start / 1000, lasts / 1000) for gpu, start, lasts in fails)
-    options = Options(1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64)
+    options = SimulationOptions(
+        1.0, seed=seed, refuse_hopeless=refuse, router_ms=router_ms, failures=failures, max_in_system=64
+    )
     done = simulate(deployed(gpus, 20.0), {"a": Gamma(800 * load), "b": Gamma(1300 * load, 3.0)}, options)
     for model in done.models:
         late = sum(count for cause, count in model.missed.items() if cause not in ("refused", "full", "failed"))
@@ -294,7 +307,7 @@ def mixed_map() -> DeploymentMap:
 
 def mix(seed: int = 5) -> str:
     """A run that uses everything, as a hash of its outcome."""
-    options = Options(
+    options = SimulationOptions(
         2.0,
         warmup_s=0.25,
         seed=seed,
@@ -302,7 +315,7 @@ def mix(seed: int = 5) -> str:
         legs_ms={"a": (0.2, 0.1)},
         failures=(Failure("node0", 1, 0.8, 0.5),),
     )
-    arrivals: dict[str, Arriving] = {"a": Bursts(600.0, 4.0, 0.1, 0.3), "b": Gamma(400.0, 2.0)}
+    arrivals: dict[str, ArrivalProcess] = {"a": Bursts(600.0, 4.0, 0.1, 0.3), "b": Gamma(400.0, 2.0)}
     return hashlib.sha256(json.dumps(simulate(mixed_map(), arrivals, options).document()).encode()).hexdigest()
 
 
@@ -311,7 +324,6 @@ def test_a_seed_gives_the_same_bytes() -> None:
     assert mix() != mix(seed=6)
 
 
-@needs_speed
 def test_compiled_and_plain_python_give_the_same_bytes() -> None:
     root = Path(__file__).parents[2]
     plain = subprocess.run(
@@ -325,18 +337,18 @@ def test_compiled_and_plain_python_give_the_same_bytes() -> None:
     assert plain.stdout.strip() == mix()
 
 
-def long_run(server: Replica, rate_rps: float, seconds: float) -> Outcome:
-    return simulate(deployed([[server]]), {"m": Gamma(rate_rps)}, Options(seconds, warmup_s=seconds / 50, seed=1))
+def long_run(server: Replica, rate_rps: float, seconds: float) -> SimulationOutcome:
+    return simulate(
+        deployed([[server]]), {"m": Gamma(rate_rps)}, SimulationOptions(seconds, warmup_s=seconds / 50, seed=1)
+    )
 
 
-@needs_speed
 @pytest.mark.parametrize("load", [0.5, 0.8])
 def test_one_server_of_constant_service_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     seen = long_run(replica("m", [1.0]), 1000.0 * load, 6000.0).models[0]
     assert seen.stage_mean_ms["queue"] == pytest.approx(load / (2 * (1 - load)), rel=0.01)
 
 
-@needs_speed
 @pytest.mark.parametrize(("servers", "load"), [(1, 0.5), (4, 0.7), (8, 0.8)])
 def test_servers_of_exponential_service_wait_as_erlang_says(servers: int, load: float) -> None:
     seen = long_run(replica("m", [1.0], processes=servers, cv=1.0), 1000.0 * servers * load, 8000.0 / servers).models[0]

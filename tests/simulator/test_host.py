@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.sojourn import BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
-from gpuprof.rules.host_work import HostWork, Running, disturbed
-from gpuprof.simulator.cluster import Options
+from gpuprof.rules.host_work import HostWork, LoadedReplica, disturb_servers
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
-from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.outcome import SimulationOutcome
 from tests.simulator.maps import deployed, replica
 
 TWO_CORES = HostWork(host_ms=2.0, host_cores=2)
@@ -27,15 +27,16 @@ def half(model: str, ms: float = 10.0, share_pct: float = 50.0) -> Replica:
 
 def run(
     replicas: Sequence[Replica], arrivals_ms: Mapping[str, Sequence[float]], host: HostWork, gpus: int = 1
-) -> Outcome:
-    times: dict[str, Arriving] = {
-        model: Recorded(np.array([round(1e6 * t) for t in own], np.int64), 1.0) for model, own in arrivals_ms.items()
+) -> SimulationOutcome:
+    times: dict[str, ArrivalProcess] = {
+        model: RecordedArrivals(np.array([round(1e6 * t) for t in own], np.int64), 1.0)
+        for model, own in arrivals_ms.items()
     }
     spread = [replicas[i::gpus] for i in range(gpus)]
-    return simulate(deployed(spread), times, Options(1.0, host=host))
+    return simulate(deployed(spread), times, SimulationOptions(1.0, host=host))
 
 
-def longest(outcome: Outcome) -> list[float]:
+def longest(outcome: SimulationOutcome) -> list[float]:
     return [model.max_ms or 0.0 for model in outcome.models]
 
 
@@ -80,11 +81,11 @@ def test_the_simulation_comes_to_what_the_prediction_says(load: float) -> None:
     ms = {"a": 6.5, "b": 46.0}
     host = HostWork(host_ms=0.8, host_cores=2)
     rates = {model: load * 1000.0 / time for model, time in ms.items()}
-    arrivals: dict[str, Arriving] = {model: Gamma(rate) for model, rate in rates.items()}
+    arrivals: dict[str, ArrivalProcess] = {model: Gamma(rate) for model, rate in rates.items()}
     parts = [half(model, time) for model, time in ms.items()]
-    found = simulate(deployed([parts]), arrivals, Options(2000.0, seed=1, host=host))
-    running = [Running(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
-    expected = disturbed(host, running, BatchQueue())
+    found = simulate(deployed([parts]), arrivals, SimulationOptions(2000.0, seed=1, host=host))
+    running = [LoadedReplica(BatchServer((time,), 1, 0.0), rates[model], 50.0) for model, time in ms.items()]
+    expected = disturb_servers(host, running, BatchQueue())
     for model, calm, server in zip(found.models, ms.values(), expected, strict=True):
         longer, predicted = (model.stage_mean_ms["service"] or 0.0) / calm - 1.0, server.latency_ms[0] / calm - 1.0
         # The long batches are met more often than predicted: they go on beside several of the short ones.

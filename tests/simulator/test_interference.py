@@ -7,21 +7,21 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Arriving, Gamma, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.errors import InputError
-from gpuprof.simulator.cluster import Options, Place
+from gpuprof.simulator.cluster import PlacedInstance, SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
-from gpuprof.simulator.outcome import Outcome
+from gpuprof.simulator.outcome import SimulationOutcome
 from gpuprof.simulator.slowdown import factor_now, new_slowdown, with_factor
 from tests.simulator.maps import deployed, replica
 
 A, B, C = replica("a", [10.0]), replica("b", [4.0]), replica("c", [4.0])
 
 
-def at(*milliseconds: float) -> Recorded:
-    return Recorded(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
+def at(*milliseconds: float) -> RecordedArrivals:
+    return RecordedArrivals(np.array([round(t * 1e6) for t in milliseconds], np.int64), 1.0)
 
 
 class Asked:
@@ -30,16 +30,16 @@ class Asked:
     def __init__(self) -> None:
         self.questions: list[tuple[str, list[str]]] = []
 
-    def __call__(self, place: Place, beside: Sequence[Place]) -> float:
+    def __call__(self, place: PlacedInstance, beside: Sequence[PlacedInstance]) -> float:
         self.questions.append((place.replica.model, sorted(other.replica.model for other in beside)))
         return 1.0 + 0.5 * len(beside)
 
 
-def run(gpus: Sequence[Sequence[Replica]], asked: Asked, **arrivals: Arriving) -> Outcome:
-    return simulate(deployed(gpus), arrivals, Options(1.0), interference=asked)
+def run(gpus: Sequence[Sequence[Replica]], asked: Asked, **arrivals: ArrivalProcess) -> SimulationOutcome:
+    return simulate(deployed(gpus), arrivals, SimulationOptions(1.0), interference=asked)
 
 
-def means(seen: Outcome) -> list[float | None]:
+def means(seen: SimulationOutcome) -> list[float | None]:
     return [model.mean_ms for model in seen.models]
 
 
@@ -68,9 +68,9 @@ def test_a_replica_with_several_processes_is_one_neighbour_as_long_as_any_runs()
 
 
 def test_a_neighbour_that_fails_disturbs_no_longer() -> None:
-    options = Options(1.0, failures=(Failure("node0", 0, 0.001, 0.001),))
+    options = SimulationOptions(1.0, failures=(Failure("node0", 0, 0.001, 0.001),))
     # a is run anew from 2 until 12, alone; b comes after it has ended.
-    arrivals: dict[str, Arriving] = {"a": at(0.0), "b": at(13.0)}
+    arrivals: dict[str, ArrivalProcess] = {"a": at(0.0), "b": at(13.0)}
     assert means(simulate(deployed([[A, B]]), arrivals, options, interference=Asked())) == [12.0, 4.0]
 
 
@@ -104,15 +104,15 @@ def test_a_table_that_grows_keeps_what_it_has() -> None:
 
 
 def test_no_interference_is_what_the_map_says() -> None:
-    arrivals: dict[str, Arriving] = {"a": Gamma(80.0), "b": Gamma(200.0)}
-    plain = simulate(deployed([[A, B]]), arrivals, Options(2.0))
-    neutral = simulate(deployed([[A, B]]), arrivals, Options(2.0), interference=lambda place, beside: 1.0)
+    arrivals: dict[str, ArrivalProcess] = {"a": Gamma(80.0), "b": Gamma(200.0)}
+    plain = simulate(deployed([[A, B]]), arrivals, SimulationOptions(2.0))
+    neutral = simulate(deployed([[A, B]]), arrivals, SimulationOptions(2.0), interference=lambda place, beside: 1.0)
     assert plain == neutral
 
 
 def test_a_slowdown_that_is_none_and_a_gpu_beyond_counting_are_refused() -> None:
     with pytest.raises(InputError, match="a slowdown must be above 0 and below a million but node0/0 has -1"):
-        simulate(deployed([[A, B]]), {"a": at(0.0)}, Options(1.0), interference=lambda place, beside: -1.0)
+        simulate(deployed([[A, B]]), {"a": at(0.0)}, SimulationOptions(1.0), interference=lambda place, beside: -1.0)
     crowd = [replica(f"m{i}", [5.0]) for i in range(60)]
     with pytest.raises(InputError, match="too many different replicas"):
-        simulate(deployed([crowd]), {}, Options(1.0), interference=lambda place, beside: 1.0)
+        simulate(deployed([crowd]), {}, SimulationOptions(1.0), interference=lambda place, beside: 1.0)

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Arriving, Constant, Gamma, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, MigPlace, Node
 from gpuprof.simulator.autoscaling import autoscaling
-from gpuprof.simulator.cluster import Options, Switch, places_of
+from gpuprof.simulator.cluster import SimulationOptions, Switch, places_of
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.reschedule import MoveCosts, Timetable, observed_rates, timetable
 from tests.simulator.maps import deployed, replica
@@ -19,31 +19,33 @@ ONE = deployed([[replica("m", [10.0])]], slo_ms=100.0)
 TWO = deployed([[replica("m", [10.0])], [replica("m", [10.0])]], slo_ms=100.0)
 
 
-def rising() -> dict[str, Arriving]:
+def rising() -> dict[str, ArrivalProcess]:
     """50 requests/s for 20 s, then 150."""
     times = np.concatenate([np.arange(0, 20e9, 20e6), np.arange(20e9, 60e9, 1e9 / 150)])
-    return {"m": Recorded(times.astype(np.int64), 60.0)}
+    return {"m": RecordedArrivals(times.astype(np.int64), 60.0)}
 
 
 def by_load(rates: Mapping[str, float]) -> DeploymentMap:
     return TWO if rates["m"] > 90.0 else ONE
 
 
-def run(table: Timetable, arrivals: Mapping[str, Arriving]) -> list[int]:
-    options = Options(60.0, switches=table.switches, absent=table.absent)
+def run(table: Timetable, arrivals: Mapping[str, ArrivalProcess]) -> list[int]:
+    options = SimulationOptions(60.0, switches=table.switches, absent=table.absent)
     return [r.answered for r in simulate(table.deployment, arrivals, options).replicas]
 
 
 def test_the_rates_that_are_observed_are_those_that_are_simulated() -> None:
-    arrivals: dict[str, Arriving] = {"m": Gamma(70.0, 2.0)}
-    rates = observed_rates(ONE, arrivals, Options(30.0, seed=3), 10.0)
-    seen = simulate(ONE, arrivals, Options(30.0, seed=3)).models[0]
+    arrivals: dict[str, ArrivalProcess] = {"m": Gamma(70.0, 2.0)}
+    rates = observed_rates(ONE, arrivals, SimulationOptions(30.0, seed=3), 10.0)
+    seen = simulate(ONE, arrivals, SimulationOptions(30.0, seed=3)).models[0]
     assert sum(10.0 * rate["m"] for rate in rates) == pytest.approx(seen.requests)
     assert len(rates) == 3
 
 
 def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_goes_on() -> None:
-    table = timetable(ONE, observed_rates(ONE, rising(), Options(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0))
+    table = timetable(
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+    )
     assert [(epoch.begin_s, epoch.started) for epoch in table.epochs] == [(0.0, 0), (30.0, 1)]
     assert table.switches == (Switch(34.0, begin=(1,)),)
     assert table.absent == (1,)
@@ -51,13 +53,15 @@ def test_a_new_replica_begins_when_its_model_is_loaded_and_the_one_that_stays_go
 
 
 def test_more_replicas_answer_more_in_time_than_the_map_that_stays() -> None:
-    table = timetable(ONE, observed_rates(ONE, rising(), Options(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0))
+    table = timetable(
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+    )
     assert sum(run(table, rising())) > 1.2 * sum(run(Timetable(ONE, table.epochs[:1], (), ()), rising()))
 
 
 def test_a_replica_that_ends_finishes_what_it_has() -> None:
-    options = Options(1.0, switches=(Switch(0.012, begin=(1,), end=(0,)),), absent=(1,))
-    arrivals: dict[str, Arriving] = {"m": Recorded(np.array([0, 1, 20]) * 1_000_000, 1.0)}
+    options = SimulationOptions(1.0, switches=(Switch(0.012, begin=(1,), end=(0,)),), absent=(1,))
+    arrivals: dict[str, ArrivalProcess] = {"m": RecordedArrivals(np.array([0, 1, 20]) * 1_000_000, 1.0)}
     done = simulate(TWO, arrivals, options)
     assert [r.answered for r in done.replicas] == [2, 1]
     assert sum(done.models[0].missed.values()) == 0
@@ -84,7 +88,7 @@ def test_a_scheduler_that_gives_nothing_changes_nothing() -> None:
     table = timetable(ONE, [{"m": 1.0}] * 5, 10.0, lambda rates: None, MoveCosts())
     assert len(places_of(table.deployment)) == 1
     assert (table.switches, len(table.epochs)) == ((), 1)
-    assert observed_rates(ONE, {"m": Constant(10.0)}, Options(25.0), 10.0) == [{"m": 9.9}, {"m": 10.0}]
+    assert observed_rates(ONE, {"m": Constant(10.0)}, SimulationOptions(25.0), 10.0) == [{"m": 9.9}, {"m": 10.0}]
 
 
 def test_devices_that_change_hands_are_held_by_both_maps() -> None:
@@ -110,8 +114,12 @@ def test_a_gpu_that_was_not_in_use_is_cut_up_before_its_model_loads() -> None:
 
 
 def test_the_figures_of_following_a_load_are_those_of_its_maps_and_its_requests() -> None:
-    table = timetable(ONE, observed_rates(ONE, rising(), Options(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0))
-    outcome = simulate(table.deployment, rising(), Options(60.0, switches=table.switches, absent=table.absent))
+    table = timetable(
+        ONE, observed_rates(ONE, rising(), SimulationOptions(60.0), 10.0), 10.0, by_load, MoveCosts(4.0, 9.0)
+    )
+    outcome = simulate(
+        table.deployment, rising(), SimulationOptions(60.0, switches=table.switches, absent=table.absent)
+    )
     figures = autoscaling("by load", table, outcome)
     assert (figures.maps, figures.started, figures.most_gpus, figures.mean_gpus) == (2, 1, 2, 1.5)
     assert figures.gpu_hours == pytest.approx(figures.held_gpu_hours) == pytest.approx(90.0 / 3600)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gpuprof.domain.arrival_process import Arriving, Bursts, Constant, Diurnal, Gamma, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Constant, Diurnal, Gamma, RecordedArrivals
 from gpuprof.errors import InputError
-from gpuprof.simulator.cluster import Options
-from gpuprof.simulator.compiled import HAS_NUMBA
+from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
 from gpuprof.simulator.sampling import Sampling, shrink, simulate_sampled, slot_process, slot_rate
@@ -29,19 +28,18 @@ def test_a_shrunken_map_keeps_every_kind_of_replica_and_says_how_much_is_left() 
     ("process", "expected"),
     [
         (Gamma(7.0), 7.0),
-        (Recorded(np.array([0, 1, 2, 15]) * 1_000_000_000, 20.0), 0.3),
+        (RecordedArrivals(np.array([0, 1, 2, 15]) * 1_000_000_000, 20.0), 0.3),
         (Diurnal(10.0, 3.0, 20.0), 10.0),
     ],
 )
-def test_the_rate_of_a_slot_is_the_mean_in_it(process: Arriving, expected: float) -> None:
+def test_the_rate_of_a_slot_is_the_mean_in_it(process: ArrivalProcess, expected: float) -> None:
     assert slot_rate(process, 0.0, 10.0) == pytest.approx(expected)
 
 
-@pytest.mark.skipif(not HAS_NUMBA, reason="a million requests are too many without numba")
 def test_a_sample_comes_close_to_the_whole() -> None:
     deployment = deployed([[replica("m", [5.0, 5.5, 6.0, 6.5], max_wait_ms=2.0, cv=0.1)]] * 40, slo_ms=15.0)
-    arrivals: dict[str, Arriving] = {"m": Diurnal(40 * 350.0, 3.0, 60.0)}
-    options = Options(60.0)
+    arrivals: dict[str, ArrivalProcess] = {"m": Diurnal(40 * 350.0, 3.0, 60.0)}
+    options = SimulationOptions(60.0)
     whole = simulate(deployment, arrivals, options).models[0]
     sampled = simulate_sampled(deployment, arrivals, options, Sampling(16, 20, 1.0, 0.2)).models[0]
     assert sampled.requests == pytest.approx(whole.requests, rel=0.02)
@@ -53,8 +51,8 @@ def test_a_sample_comes_close_to_the_whole() -> None:
 def test_work_that_is_left_over_delays_the_slots_after() -> None:
     deployment = deployed([[replica("m", [10.0])]], slo_ms=100.0)
     busy_then_quiet = np.concatenate([np.linspace(0, 10e9, 2001)[:-1], np.linspace(10e9, 20e9, 501)[:-1]])
-    arrivals: dict[str, Arriving] = {"m": Recorded(busy_then_quiet.astype(np.int64), 20.0)}
-    options = Options(20.0, refuse_hopeless=False)
+    arrivals: dict[str, ArrivalProcess] = {"m": RecordedArrivals(busy_then_quiet.astype(np.int64), 20.0)}
+    options = SimulationOptions(20.0, refuse_hopeless=False)
     whole = simulate(deployment, arrivals, options).models[0]
     sampled = simulate_sampled(deployment, arrivals, options, Sampling(4, 4, 1.0, 0.5)).models[0]
     # 1000 requests too many in the first half, of which the second can do 500: nothing is in time, and half the
@@ -67,12 +65,12 @@ def test_work_that_is_left_over_delays_the_slots_after() -> None:
 def test_what_cannot_be_sampled_is_refused() -> None:
     deployment = deployed([[replica("m", [10.0])]])
     with pytest.raises(InputError, match="failures cannot be sampled"):
-        options = Options(1000.0, failures=(Failure("node0", None, 1.0),))
+        options = SimulationOptions(1000.0, failures=(Failure("node0", None, 1.0),))
         simulate_sampled(deployment, {"m": Constant(1.0)}, options, Sampling())
     with pytest.raises(InputError, match="10 s are too short to sample"):
-        simulate_sampled(deployment, {"m": Constant(1.0)}, Options(10.0), Sampling())
+        simulate_sampled(deployment, {"m": Constant(1.0)}, SimulationOptions(10.0), Sampling())
     with pytest.raises(InputError, match="the map has no model 'x'"):
-        simulate_sampled(deployment, {"x": Constant(1.0)}, Options(1000.0), Sampling())
+        simulate_sampled(deployment, {"x": Constant(1.0)}, SimulationOptions(1000.0), Sampling())
 
 
 def test_bursts_begin_in_slots_as_often_as_they_last() -> None:

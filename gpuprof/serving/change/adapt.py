@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_apart
-from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, planned
+from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, read_planned
 from gpuprof.serving.change.load_meter import LoadMeter
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.watch.logs import LOGGER
@@ -143,7 +143,9 @@ class Adapter:
         if time.monotonic() < self._not_before and self._is_like_the_last(load, out):
             return
         self._asked = load
-        LOGGER.warning("the load leaves the plan's bounds, the placer is asked", extra=self._said(seen, out))
+        LOGGER.warning(
+            "the load leaves the plan's bounds, the placer is asked", extra=self._describe_leaving(seen, out)
+        )
         wanted = await run_apart(self._settings.replan, self._deployment, load)
         if wanted is None:
             LOGGER.warning("no better map is found for this load, the map stays", extra={"models": sorted(out)})
@@ -157,7 +159,7 @@ class Adapter:
         for model, observed in seen.items():
             if model not in self._deployment.models:
                 continue
-            how = leaving(planned(self._deployment, model), observed, self._settings.bounds)
+            how = leaving(read_planned(self._deployment, model), observed, self._settings.bounds)
             for short in (True, False):
                 same = how is not None and how.is_short is short
                 self._streaks[model, short] = self._streaks[model, short] + 1 if same else 0
@@ -186,7 +188,7 @@ class Adapter:
             for model in out
         )
 
-    def _said(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> dict[str, object]:
+    def _describe_leaving(self, seen: Mapping[str, Observed], out: Mapping[str, Leaving]) -> dict[str, object]:
         models = {
             model: {
                 "why": str(how),

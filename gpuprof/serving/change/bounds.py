@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.serving.change.window import Window
+from gpuprof.serving.change.window import ServiceWindow
 
 #: How many standard deviations of the count of a Poisson process are taken for chance.
 _SURE = 2.0
@@ -60,16 +60,16 @@ class Observed:
 
     Attributes
     ----------
-    window : Window
+    window : ServiceWindow
     slowdown : float or None
         Time of its batches over what was predicted for batches of their sizes; None without batches.
     """
 
-    window: Window
+    window: ServiceWindow
     slowdown: float | None
 
 
-def planned(deployment: DeploymentMap, model: str) -> Planned:
+def read_planned(deployment: DeploymentMap, model: str) -> Planned:
     """Return what a map says of a model."""
     asked = deployment.models[model]
     slowest = 1.0

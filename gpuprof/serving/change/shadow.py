@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpuprof.serving.change.window import Counted, Window
+from gpuprof.serving.change.window import Counted, ServiceWindow
 from gpuprof.serving.change.workforce import Workforce
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
@@ -113,7 +113,9 @@ class Shadows:
         )
 
 
-def _since(before: Mapping[str, Counted], name: str, after: Iterable[ModelStatistics], at: float) -> Window | None:
+def _since(
+    before: Mapping[str, Counted], name: str, after: Iterable[ModelStatistics], at: float
+) -> ServiceWindow | None:
     """Return what happened since a look; None for what was not there then."""
     then = before.get(name)
     return None if then is None else then.until(Counted.of(after), time.monotonic() - at)

@@ -13,7 +13,7 @@ _SURE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ServiceWindow:
     """Differences of a model's, or a replica's, counts over a time.
 
     Attributes
@@ -79,9 +79,9 @@ class Counted:
             buckets=tuple(map(sum, zip(*(part.buckets for part in each), strict=True))),
         )
 
-    def until(self, after: Counted, seconds: float) -> Window:
+    def until(self, after: Counted, seconds: float) -> ServiceWindow:
         """Return what ``after`` has counted beyond this."""
-        return Window(
+        return ServiceWindow(
             seconds=seconds,
             arrived=after.arrived - self.arrived,
             answered=after.answered - self.answered,

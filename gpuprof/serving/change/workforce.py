@@ -17,11 +17,11 @@ from gpuprof.serving.plan.serving_plan import PlannedReplica
 from gpuprof.serving.plan.shadow_plan import Standby
 from gpuprof.serving.router.merged_replica import MergedReplica
 from gpuprof.serving.router.public_name import PublicName
-from gpuprof.serving.router.replica import Replica, ReplicaPlan
 from gpuprof.serving.router.router import Router
-from gpuprof.serving.router.seat import Seat
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
+from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER, SimulatedLink
+from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import Link, LinkEvents, WorkerLink
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.logs import LOGGER
@@ -42,11 +42,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Staffed:
-    """A replica that has its workers, and each model that it serves with the face that the model sees of it."""
+    """A replica that has its workers, and each model that it serves as that model sees it."""
 
     planned: PlannedReplica
-    replica: Replica
-    faces: tuple[tuple[ServedModel, AnyReplica], ...]
+    replica: ServedReplica
+    members: tuple[tuple[ServedModel, AnyReplica], ...]
 
 
 class Workforce:
@@ -75,7 +75,7 @@ class Workforce:
         self._start_limit = asyncio.Semaphore(max(2, os.cpu_count() or 2))
         self._standbys: dict[str, _Staffed] = {}
         self._claimed: dict[str, float] = {}
-        self.seats: list[Seat] = []
+        self.workers: list[WorkerHandle] = []
 
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
         """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
@@ -88,7 +88,7 @@ class Workforce:
         async with self._moving:
             kept, fresh, obsolete = self._compare(plan)
             models = {name: self._model(deployment, name) for name in dict.fromkeys(n for p in plan for n in p.models)}
-            started = [await self._staff(models, planned) for planned in self._renamed(fresh, kept)]
+            started = [await self._staff(models, planned) for planned in self._rename_apart(fresh, kept)]
             await self._until_ready(started)
             for name, model in models.items():
                 model.slo_ms = deployment.models[name].slo_ms
@@ -99,7 +99,7 @@ class Workforce:
             self._claimed.clear()  # what took over is part of the plan now, or goes
             await self._end_standbys()
             for model in models.values():
-                model.spec = _widest(face for s in self._staffed for served, face in s.faces if served is model)
+                model.spec = _widest(member for s in self._staffed for served, member in s.members if served is model)
             self._router.publish(models.values())
             await asyncio.gather(*(self._retire(staffed) for staffed in obsolete))
             await self._start_standbys()
@@ -128,7 +128,7 @@ class Workforce:
 
     async def stop(self) -> None:
         """End every worker and everything that held them."""
-        await self._dismiss(list(self.seats))
+        await self._dismiss(list(self.workers))
 
     def _compare(self, plan: Sequence[PlannedReplica]) -> tuple[list[_Staffed], list[PlannedReplica], list[_Staffed]]:
         """Return what goes on, what is new, and what is no longer wanted."""
@@ -143,7 +143,7 @@ class Workforce:
                 kept.append(replace(same, planned=replace(same.planned, standby=planned.standby)))
         return kept, fresh, left
 
-    def _renamed(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
+    def _rename_apart(self, fresh: Sequence[PlannedReplica], kept: Sequence[_Staffed]) -> list[PlannedReplica]:
         """Give new replicas names, and groups, that no replica of this server has."""
         taken = {staffed.planned.plan.name for staffed in self._staffed}
         renamed = []
@@ -171,7 +171,7 @@ class Workforce:
         group = f"{planned.orders[0].group}-shadow"
         plan = replace(wanted.plan, name=f"{name}-shadow")
         orders = tuple(replace(order, group=group) for order in wanted.orders)
-        models = {model.name: model for model, _ in staffed.faces}
+        models = {model.name: model for model, _ in staffed.members}
         standby = await self._staff(models, replace(planned, plan=plan, orders=orders, standby=None))
         try:
             await self._until_ready([standby])
@@ -188,7 +188,7 @@ class Workforce:
             if plan is not None and _orders(plan.orders) == _orders(standby.planned.orders) and self._fits(plan):
                 continue
             del self._standbys[name]
-            await self._dismiss(standby.replica.seats)
+            await self._dismiss(standby.replica.workers)
             LOGGER.info("standby ended", extra={"replica": name})
 
     def _fits(self, standby: Standby) -> bool:
@@ -198,58 +198,58 @@ class Workforce:
     def _model(self, deployment: DeploymentMap, name: str) -> ServedModel:
         asked = deployment.models[name]
         public = PublicName.of(name, asked.path)
-        known = self._router.served(name)
+        known = self._router.find_model(name)
         if known is not None and known.public == public:
             return known
         return ServedModel(name, asked.slo_ms, routing_rule(self._routing), self._router.arena, public=public)
 
     async def _staff(self, models: Mapping[str, ServedModel], planned: PlannedReplica) -> _Staffed:
-        seats = [
-            Seat(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
+        workers = [
+            WorkerHandle(f"{planned.plan.name}.{number}", order, await self._connector(order), self._hang_s)
             for number, order in enumerate(planned.orders)
         ]
-        self.seats += seats
+        self.workers += workers
         if planned.members:
-            merged = MergedReplica(planned.plan, seats, [(one, models[one.model]) for one in planned.members])
-            return _Staffed(planned, merged, tuple((models[face.member.model], face) for face in merged.faces))
+            merged = MergedReplica(planned.plan, workers, [(one, models[one.model]) for one in planned.members])
+            return _Staffed(planned, merged, tuple((models[member.member.model], member) for member in merged.members))
         model = models[planned.model]
-        replica = Replica(planned.plan, seats, model, ModelStatistics())
+        replica = ServedReplica(planned.plan, workers, model, ModelStatistics())
         return _Staffed(planned, replica, ((model, replica),))
 
     async def _until_ready(self, started: Sequence[_Staffed]) -> None:
         """Start the workers, a few at a time; when one refuses or the wait is cancelled, end them all."""
 
-        async def start(seat: Seat) -> None:
+        async def start(worker: WorkerHandle) -> None:
             async with self._start_limit:
-                await seat.start()
+                await worker.start()
 
-        seats = [seat for staffed in started for seat in staffed.replica.seats]
-        tasks = [asyncio.ensure_future(start(seat)) for seat in seats]
+        workers = [worker for staffed in started for worker in staffed.replica.workers]
+        tasks = [asyncio.ensure_future(start(worker)) for worker in workers]
         try:
             await asyncio.gather(*tasks)
         except BaseException:  # a cancelled start, too, must end the workers that it began
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._dismiss(seats)
+            await self._dismiss(workers)
             raise
 
     async def _retire(self, staffed: _Staffed) -> None:
         """Take no more requests for a replica, hand on or answer what it has, and end its workers."""
         replica = staffed.replica
-        for model, face in staffed.faces:
-            model.leave(face)
+        for model, member in staffed.members:
+            model.retire_replica(member)
         deadline = monotonic() + self._drain_s
         while replica.in_flight and monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        for model, face in staffed.faces:
-            model.left(face)
-        await self._dismiss(replica.seats)
+        for model, member in staffed.members:
+            model.forget_replica(member)
+        await self._dismiss(replica.workers)
         LOGGER.info("replica retired", extra={"replica": replica.plan.name})
 
-    async def _dismiss(self, seats: Sequence[Seat]) -> None:
-        await asyncio.gather(*(seat.stop() for seat in seats))
-        self.seats = [seat for seat in self.seats if seat not in seats]
+    async def _dismiss(self, workers: Sequence[WorkerHandle]) -> None:
+        await asyncio.gather(*(worker.stop() for worker in workers))
+        self.workers = [worker for worker in self.workers if worker not in workers]
 
     async def _connector(self, order: WorkerOrder) -> Callable[[LinkEvents], Link]:
         if order.provider == SIMULATED_PROVIDER:
@@ -260,8 +260,8 @@ class Workforce:
 
 def _join(staffed: _Staffed) -> None:
     """Let the models of a replica give it requests."""
-    for model, face in staffed.faces:
-        model.replicas.append(face)
+    for model, member in staffed.members:
+        model.replicas.append(member)
 
 
 def _widest(replicas: Iterable[AnyReplica]) -> ModelSpec:

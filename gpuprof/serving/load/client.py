@@ -60,7 +60,7 @@ class Schedule:
 
 
 @dataclass(slots=True)
-class Sent:
+class SentRequests:
     """What became of each request: all lists are as long as the schedule.
 
     Attributes
@@ -147,7 +147,7 @@ class Connection:
         if self._position == self._payload.size:
             self._payload = None
 
-    def read(self, buffer: bytearray) -> int | None:
+    def read_answer(self, buffer: bytearray) -> int | None:
         """Take in what has arrived; return the status when the answer is whole.
 
         Raises
@@ -200,9 +200,9 @@ class LoadClient:
         encrypted = self._context is not None
         self._payloads = [[Payload(request, encrypted) for request in own] for own in schedule.requests]
         count = len(schedule.times)
-        self.sent = Sent(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
+        self.sent = SentRequests(array("d", bytes(8 * count)), array("d", [-1.0]) * count, array("h", bytes(2 * count)))
 
-    def run(self, start: float) -> Sent:
+    def run(self, start: float) -> SentRequests:
         """Send everything; ``start`` is the moment on the monotonic clock that the times count from."""
         answer_quickly()
         gc.collect()
@@ -272,7 +272,7 @@ class LoadClient:
             if event & select.EPOLLOUT and not self._write(connection):
                 continue
             if event & ~select.EPOLLOUT:
-                self._read(connection, start)
+                self._read_answer(connection, start)
 
     def _forget_idle(self, descriptor: int) -> None:
         """Drop a connection that the server has closed, or says something on that was not asked for."""
@@ -291,9 +291,9 @@ class LoadClient:
             self._events.modify(connection.fileno(), select.EPOLLIN)
         return True
 
-    def _read(self, connection: Connection, start: float) -> None:
+    def _read_answer(self, connection: Connection, start: float) -> None:
         try:
-            status = connection.read(self._buffer)
+            status = connection.read_answer(self._buffer)
         except (OSError, ValueError, IndexError):
             self._drop(connection)
             return
@@ -312,7 +312,7 @@ class LoadClient:
         connection.socket.close()  # epoll forgets what is closed
 
 
-def run_clients(schedules: Sequence[Schedule]) -> list[Sent]:
+def run_clients(schedules: Sequence[Schedule]) -> list[SentRequests]:
     """Run one client for each schedule, the first in this process, the others in processes of their own."""
     import multiprocessing
 

@@ -20,7 +20,7 @@ _EASY_BYTES_PER_S = 600e6
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class RequestStream:
     """Traffic for one model.
 
     Attributes
@@ -80,7 +80,7 @@ class LoadOutcome:
     client_cpu_s: float = 0.0
 
 
-def run_load(target: Target, streams: Sequence[Stream], settings: LoadSettings) -> LoadOutcome:
+def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
     """Send every stream at once and return what came back.
 
     Raises
@@ -103,7 +103,7 @@ def run_load(target: Target, streams: Sequence[Stream], settings: LoadSettings) 
 
 
 def make_schedules(
-    target: Target, streams: Sequence[Stream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
+    target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
     """Merge the streams in time and deal them out to the clients in turn."""
     import numpy as np
@@ -128,12 +128,12 @@ def make_schedules(
     ]
 
 
-def send_times(streams: Sequence[Stream], settings: LoadSettings) -> list[Times]:
+def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:
     """Return when the requests of each stream are sent, by whichever client: seconds from the start of the warm-up."""
     return [_times(stream, settings, settings.seed * 1009 + number) for number, stream in enumerate(streams)]
 
 
-def _times(stream: Stream, settings: LoadSettings, seed: int) -> Times:
+def _times(stream: RequestStream, settings: LoadSettings, seed: int) -> Times:
     import numpy as np
 
     if stream.times_s is None:
@@ -144,7 +144,7 @@ def _times(stream: Stream, settings: LoadSettings, seed: int) -> Times:
     return np.concatenate([before, settings.warmup_s + recorded[recorded < settings.duration_s]])
 
 
-def _clients_needed(streams: Sequence[Stream], requests: tuple[tuple[bytes, ...], ...]) -> int:
+def _clients_needed(streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...]) -> int:
     load = sum(
         stream.rate_rps * max(1.0 / _EASY_RPS, len(own[0]) / _EASY_BYTES_PER_S)
         for stream, own in zip(streams, requests, strict=True)
@@ -152,5 +152,5 @@ def _clients_needed(streams: Sequence[Stream], requests: tuple[tuple[bytes, ...]
     return max(1, -int(-load // 1))
 
 
-def _statistics(target: Target, streams: Sequence[Stream]) -> Mapping[str, dict[str, Any] | None]:
+def _statistics(target: Target, streams: Sequence[RequestStream]) -> Mapping[str, dict[str, Any] | None]:
     return {stream.model: target.statistics(stream.model) for stream in streams}

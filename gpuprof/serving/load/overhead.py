@@ -60,7 +60,7 @@ class RequestOverhead:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class OverheadSample:
     """Of requests of one size: median time, and CPU time of a request by who takes it, in ms."""
 
     median_ms: float
@@ -81,8 +81,8 @@ def measure_overhead(device: str) -> RequestOverhead:
     UnavailableError
         When the server does not start here.
     """
-    small, large = _seen(device, _SMALL_BYTES), _seen(device, _LARGE_BYTES)
-    busy = _seen(device, _SMALL_BYTES, BUSY_RPS)
+    small, large = _measure_size(device, _SMALL_BYTES), _measure_size(device, _LARGE_BYTES)
+    busy = _measure_size(device, _SMALL_BYTES, BUSY_RPS)
     return RequestOverhead(
         small.median_ms,
         _per_mib(small.median_ms, large.median_ms),
@@ -98,26 +98,26 @@ def _per_mib(small: float, large: float) -> float:
     return max(0.0, large - small) / (_LARGE_BYTES - _SMALL_BYTES) / 2.0 * _MIB
 
 
-def _seen(device: str, size: int, rate_rps: float = CALM_RPS) -> Seen:
+def _measure_size(device: str, size: int, rate_rps: float = CALM_RPS) -> OverheadSample:
     with _server(device, size) as (url, pid):
-        return min((_sent(url, pid, rate_rps) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
+        return min((_send_requests(url, pid, rate_rps) for _ in range(_REPEATS)), key=lambda seen: seen.median_ms)
 
 
-def _sent(url: str, pid: int, rate_rps: float) -> Seen:
+def _send_requests(url: str, pid: int, rate_rps: float) -> OverheadSample:
     """Send requests to the server ``pid``."""
-    from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+    from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
     from gpuprof.serving.load.target import Target
 
     settings = LoadSettings(_DURATION_S, _WARMUP_S, arrivals="constant", clients=1)
     before = _cpu_ms(pid)
-    outcome = run_load(Target.parse(url), [Stream("null", rate_rps, 1000.0)], settings)
+    outcome = run_load(Target.parse(url), [RequestStream("null", rate_rps, 1000.0)], settings)
     worker_ms, others_ms = (after - then for after, then in zip(_cpu_ms(pid), before, strict=True))
     (result,) = outcome.results
     if result.p50_ms is None:
         raise UnavailableError("the server that measures the overhead of serving did not answer")
     requests = rate_rps * (_WARMUP_S + _DURATION_S)
     host_ms = others_ms and others_ms + 1000.0 * outcome.client_cpu_s
-    return Seen(result.p50_ms, worker_ms / requests, host_ms / requests)
+    return OverheadSample(result.p50_ms, worker_ms / requests, host_ms / requests)
 
 
 def _cpu_ms(pid: int) -> tuple[float, float]:

@@ -8,12 +8,12 @@ from enum import StrEnum
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
-from gpuprof.rules.host_work import Running, disturbed, recorded_overhead_ms, recorded_work
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers, recorded_overhead_ms, recorded_work
 
 _UNCHANGED = 1e-9
 
 
-class Predictor(StrEnum):
+class PredictionSource(StrEnum):
     """What a prediction comes from."""
 
     REPLAY = "replay"
@@ -38,7 +38,7 @@ class LoadPrediction:
     p99_ms: float | None = None
     refused: float | None = None
     infer_ms: float | None = None
-    by: Predictor | None = None
+    by: PredictionSource | None = None
 
 
 def predict(
@@ -54,24 +54,24 @@ def predict(
     InputError
         When the map records a cost of serving that is no number.
     """
-    told = planned(deployment, rates) if scv == 1.0 else {}
+    told = planned_figures(deployment, rates) if scv == 1.0 else {}
     if len(told) == len(rates):
         return told
     laws = _laws(deployment, rates, queue, scv)
     return {
-        name: told.get(name) or _predicted(deployment.models[name], laws.get(name, []), rate)
+        name: told.get(name) or _predict_model(deployment.models[name], laws.get(name, []), rate)
         for name, rate in rates.items()
     }
 
 
-def planned(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
+def planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> dict[str, LoadPrediction]:
     """Return what the map itself says, where every model gets what the map was planned for; else nothing."""
     models = {name: deployment.models[name] for name in rates}
     if any(abs(rates[name] - model.rate_rps) > _UNCHANGED * model.rate_rps for name, model in models.items()):
         return {}
     said = {name: model.predicted for name, model in models.items() if model.predicted is not None}
     return {
-        name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms, by=Predictor.MAP)
+        name: LoadPrediction(one.goodput_rps, one.p50_ms, one.p95_ms, one.p99_ms, by=PredictionSource.MAP)
         for name, one in said.items()
     }
 
@@ -96,12 +96,12 @@ def _laws(
     ]
     overhead_ms = recorded_overhead_ms(deployment.inputs)
     running = [
-        Running(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct)
+        LoadedReplica(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct)
         for replica, own in zip(known, sent, strict=True)
     ]
     servers = tuple(one.server for one in running)
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
-        servers = disturbed(recorded_work(deployment.inputs), running, queue)
+        servers = disturb_servers(recorded_work(deployment.inputs), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
     for one, server, own in zip(running, servers, sent, strict=True):
         law = queue.sojourn(Arrivals(one.rate_rps, scv), server)
@@ -110,7 +110,7 @@ def _laws(
     return laws
 
 
-def _predicted(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate_rps: float) -> LoadPrediction:
+def _predict_model(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate_rps: float) -> LoadPrediction:
     total = sum(rate for rate, _ in laws)
     if not total:
         return LoadPrediction()
@@ -120,7 +120,7 @@ def _predicted(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate
         _mixed_percentile(own, weights, 50.0),
         _mixed_percentile(own, weights, 95.0),
         _mixed_percentile(own, weights, 99.0),
-        by=Predictor.QUEUEING,
+        by=PredictionSource.QUEUEING,
     )
 
 

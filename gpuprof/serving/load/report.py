@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.serving.load.client import Schedule, Sent
+from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.prediction import LoadPrediction
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ModelResult:
 
 def summarize(
     schedules: Sequence[Schedule],
-    results: Sequence[Sent],
+    results: Sequence[SentRequests],
     model: int,
     name: str,
     slo_ms: float,
@@ -98,7 +98,7 @@ def summarize(
 
 
 def _columns(
-    schedules: Sequence[Schedule], results: Sequence[Sent], model: int, span: tuple[float, float]
+    schedules: Sequence[Schedule], results: Sequence[SentRequests], model: int, span: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats, Floats]:
     import numpy as np
 

@@ -19,7 +19,7 @@ from gpuprof.serving.plan.merged_plan import planned_members
 from gpuprof.serving.plan.shadow_plan import Spare, Standby
 from gpuprof.serving.router.merged_replica import PlannedMember
 from gpuprof.serving.router.public_name import PublicName
-from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes
 
@@ -89,7 +89,7 @@ def plan_workers(
     planned: list[PlannedReplica] = []
     for one in nodes:
         machine = here if parts is None else parts.get(one.name, here)
-        placed = list(_placed(one, machine, simulated))
+        placed = list(_assign_parts(one, machine, simulated))
         planned += planning.replicas(placed, machine, "" if parts is None else one.name)
     if not planned:
         raise InputError("the map places no replica on this node", "nothing can be served from it")
@@ -218,7 +218,7 @@ def chosen_node(deployment: DeploymentMap, name: str | None) -> Node:
     return next(iter(nodes.values()))
 
 
-def _placed(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
+def _assign_parts(node: Node, machine: MachineParts, simulated: bool) -> Iterator[_Placed]:
     """Yield each replica with its place, its MIG instance and its part of the machine; None: it is simulated."""
     for gpu in node.gpus:
         place = f"{node.name}/{gpu.device}:{gpu.index}"
@@ -317,10 +317,10 @@ def _plan(replica: Replica, name: str, place: str, mig: str) -> ReplicaPlan:
 def _latency_ms(replica: Replica) -> tuple[float, ...]:
     """Return the predicted time of a batch of 1, 2, …; in proportion where the map has only the full one."""
     if replica.batch_latency_ms:
-        return _filled(replica.batch_latency_ms, replica.batch)
+        return _pad_times(replica.batch_latency_ms, replica.batch)
     full_ms = replica.predicted.latency_ms
     return tuple(full_ms * (0.5 + 0.5 * rows / replica.batch) for rows in range(1, replica.batch + 1))
 
 
-def _filled(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
+def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
     return (*latency_ms[:batch], *[latency_ms[-1]] * (batch - len(latency_ms)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpuprof.rules.cpu_slices import CpuSlice, spare_cores
 from gpuprof.serving.machine.launcher import WorkerOrder
-from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 
 #: Percent of a device that a standby has more than its replica, if so much is left: iGniter's largest error.

@@ -47,7 +47,7 @@ def model_config(model: ServedModel) -> dict[str, Any]:
         "input": [_tensor_config(tensor, spec.max_batch) for tensor in spec.inputs],
         "output": [_tensor_config(tensor, spec.max_batch) for tensor in spec.outputs],
         "instance_group": [
-            {"name": replica.plan.name, "kind": "KIND_CPU", "count": len(replica.seats)} for replica in model.replicas
+            {"name": replica.plan.name, "kind": "KIND_CPU", "count": len(replica.workers)} for replica in model.replicas
         ],
     }
     if spec.max_batch > 1:

@@ -28,7 +28,7 @@ from gpuprof.serving.protocol.grpc_messages import (
 from gpuprof.serving.protocol.http2_connection import SCRATCH_BYTES, Http2Connection
 from gpuprof.serving.protocol.http2_stream import Http2Stream, Receiver
 from gpuprof.serving.protocol.http_api import kin
-from gpuprof.serving.router.infer_request import Asked
+from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
@@ -254,7 +254,7 @@ class GrpcApi:
         self,
         call: GrpcCall,
         model: ServedModel,
-        asked: Asked,
+        asked: InferRequest,
         answered: Callable[[list[Any], Slot | None], None],
         refused: Callable[[RefusedError], None],
     ) -> Inference:

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol.grpc_raw import first_begins, first_stands, put_in, take_out, wrap
 from gpuprof.serving.protocol.proto_file import ProtoFile
-from gpuprof.serving.router.infer_request import Asked, Urgency, check_rows, check_size, check_tensor, in_bytes
+from gpuprof.serving.router.infer_request import InferRequest, Urgency, check_rows, check_size, check_tensor, in_bytes
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
@@ -121,7 +121,7 @@ def read_urgency(request: Any) -> Urgency:
     return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
 
 
-def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, list[Slot]]:
+def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[InferRequest, list[Slot]]:
     """Read and check a request; large tensors that are not in the arena are copied into it.
 
     Raises
@@ -135,7 +135,7 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
     outputs = _outputs(spec, request)
     rows = check_rows(spec, [InputTensor(shape, b"") for shape, _ in data])
     slots: list[Slot] = []
-    asked = Asked(
+    asked = InferRequest(
         id=request.id or None,
         rows=rows,
         inputs=[InputTensor(shape, _place(own, arena, slots)) for shape, own in data],
@@ -147,7 +147,7 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[Asked, l
     return asked, slots
 
 
-def write_infer(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> list[Buffer]:
+def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
     """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
     response = protocol().message("ModelInferResponse")(
         model_name=spec.name, model_version=spec.version, id=asked.id or ""

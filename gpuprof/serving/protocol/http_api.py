@@ -12,7 +12,7 @@ from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnecti
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import Asked, read_request, read_urgency
+from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
@@ -174,7 +174,7 @@ class HttpApi:
         self,
         model: ServedModel,
         connection: HttpClient,
-        asked: Asked,
+        asked: InferRequest,
         inference: Inference,
         outputs: list[OutputTensor],
         slot: Slot | None,
@@ -198,7 +198,7 @@ def _foresee(model: ServedModel, text: Buffer) -> None:
     model.foresee(partial(read_urgency, text))
 
 
-def kin(model: ServedModel, asked: Asked) -> object:
+def kin(model: ServedModel, asked: InferRequest) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
     if not model.spec.max_batch:
         return None

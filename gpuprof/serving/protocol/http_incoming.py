@@ -10,7 +10,7 @@ from typing import Protocol
 import httptools
 
 from gpuprof.serving.protocol.http_message import ChunkedBody, HttpHead, chunk_parser, too_large
-from gpuprof.serving.router.infer_request import Body
+from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.inference import RefusedError, bad_request
@@ -58,7 +58,7 @@ class HttpClient(Protocol):
 class ReceivedBody:
     """A body, the memory that it holds, and when it began to arrive (monotonic seconds)."""
 
-    body: Body
+    body: RequestBody
     slot: Slot | None
     arrived: float
 
@@ -173,9 +173,9 @@ class Incoming:
     def body(self) -> ReceivedBody:
         """Return what was received; from now on the memory is the receiver's to give back."""
         if self._slot is None:
-            return ReceivedBody(Body(bytes(self._data), self._json_bytes), None, self.arrived)
+            return ReceivedBody(RequestBody(bytes(self._data), self._json_bytes), None, self.arrived)
         assert self.view is not None
-        received = ReceivedBody(Body(self.view, self._json_bytes, self._start), self._slot, self.arrived)
+        received = ReceivedBody(RequestBody(self.view, self._json_bytes, self._start), self._slot, self.arrived)
         self._slot = self.view = None
         return received
 

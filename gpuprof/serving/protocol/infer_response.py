@@ -7,14 +7,14 @@ from typing import Any
 
 import orjson
 
-from gpuprof.serving.router.infer_request import Asked
+from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.transport.datatypes import to_json
 from gpuprof.serving.transport.inference import OutputTensor, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.transport.wire import Buffer
 
 
-def write_response(spec: ModelSpec, asked: Asked, outputs: list[OutputTensor]) -> tuple[bytes, list[Buffer]]:
+def write_response(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> tuple[bytes, list[Buffer]]:
     """Return the JSON of the answer and the binary tensors that follow it.
 
     Raises

@@ -133,8 +133,8 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
         share.add_metric(own, replica.plan.share_pct / 100.0)
         planned.add_metric(own, replica.plan.rate_rps)
         waiting.add_metric(own, float(replica.waiting_rows))
-        workers.add_metric(own, float(sum(seat.is_ready for seat in replica.seats)))
-        restarts.add_metric(own, float(sum(seat.restarts for seat in replica.seats)))
+        workers.add_metric(own, float(sum(worker.is_ready for worker in replica.workers)))
+        restarts.add_metric(own, float(sum(worker.restarts for worker in replica.workers)))
         retried.add_metric(own, float(counted.retried))
         for size, batch in sorted(counted.batches.items()):
             batches.add_metric([*own, str(size)], float(batch.count))

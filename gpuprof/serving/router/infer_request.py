@@ -22,7 +22,7 @@ _UNSUPPORTED = ("shared_memory_region", "shared_memory_offset", "shared_memory_b
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InferRequest:
     """What a request asks for.
 
     Attributes
@@ -51,7 +51,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Urgency:
-    """What decides whether a request can be answered in time: all of `Asked` that does.
+    """What decides whether a request can be answered in time: all of `InferRequest` that does.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Urgency:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class RequestBody:
     """The bytes of a request.
 
     Attributes
@@ -83,7 +83,7 @@ class Body:
     offset: int | None = None
 
 
-def read_request(spec: ModelSpec, body: Body) -> Asked:
+def read_request(spec: ModelSpec, body: RequestBody) -> InferRequest:
     """Read and check a request.
 
     Raises
@@ -93,9 +93,9 @@ def read_request(spec: ModelSpec, body: Body) -> Asked:
     """
     head = _head(memoryview(body.data)[: body.json_bytes])
     parameters = _mapping(head, "parameters")
-    inputs = _Inputs(spec, body).read(head.get("inputs"))
+    inputs = _Inputs(spec, body).read_entries(head.get("inputs"))
     outputs, binary = _outputs(spec, head.get("outputs"), parameters)
-    return Asked(
+    return InferRequest(
         id=_id(head),
         rows=check_rows(spec, inputs),
         inputs=inputs,
@@ -159,12 +159,12 @@ def check_tensor(tensor: TensorSpec, datatype: object, shape: object, what: str 
 class _Inputs:
     """Reads the inputs of one request, the binary ones in the order in which they stand."""
 
-    def __init__(self, spec: ModelSpec, body: Body) -> None:
+    def __init__(self, spec: ModelSpec, body: RequestBody) -> None:
         self._spec = spec
         self._body = body
         self._position = body.json_bytes
 
-    def read(self, entries: object) -> list[InputTensor]:
+    def read_entries(self, entries: object) -> list[InputTensor]:
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise bad_request('the request must have a list of "inputs"')
         index = self._spec.input_index

@@ -1,4 +1,4 @@
-"""A replica that serves several models with one graph: one queue for all their requests, and a face for each model.
+"""A replica that serves several models with one graph: one queue for all their requests, a view for each model.
 
 A request of one model enters the queue as a request of the whole graph: its own tensors, and for the inputs of the
 other models tensors without rows. A batch is the oldest requests that fit, whichever model they are for, so each model
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from gpuprof.serving.router.public_name import PublicName
-from gpuprof.serving.router.replica import Replica, ReplicaOwner, ReplicaPlan
-from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.served_replica import ReplicaOwner, ReplicaPlan, ServedReplica
+from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer
 from gpuprof.serving.transport.inference import Inference, InputTensor, OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
@@ -45,29 +45,29 @@ class PlannedMember:
     def spec(self, whole: ModelSpec) -> ModelSpec:
         """Return what the model takes and gives, out of what the merged file does."""
 
-        def named(
+        def pick_tensors(
             pairs: Sequence[tuple[str, str]], tensors: Sequence[TensorSpec], index: dict[str, int]
         ) -> tuple[TensorSpec, ...]:
             return tuple(replace(tensors[index[merged]], name=own) for own, merged in pairs)
 
-        inputs = named(self.inputs, whole.inputs, whole.input_index)
-        outputs = named(self.outputs, whole.outputs, whole.output_index)
+        inputs = pick_tensors(self.inputs, whole.inputs, whole.input_index)
+        outputs = pick_tensors(self.outputs, whole.outputs, whole.output_index)
         public = PublicName.of(self.model, self.path)
         return ModelSpec(public.name, public.version, whole.platform, inputs, outputs, whole.max_batch)
 
 
 @dataclass(frozen=True, slots=True)
-class _Guest:
+class _MemberRequest:
     """What an inference was before it entered the queue."""
 
-    face: MemberReplica
+    member: MemberReplica
     inputs: list[InputTensor]
     wanted: list[int] | None
     kin: object
 
 
 class MemberReplica:
-    """A merged replica as one of its models sees it; a `Replica` to everybody who asks.
+    """A merged replica as one of its models sees it; a `ServedReplica` to everybody who asks.
 
     Parameters
     ----------
@@ -89,14 +89,14 @@ class MemberReplica:
         return self._whole.plan
 
     @property
-    def seats(self) -> list[Seat]:
+    def workers(self) -> list[WorkerHandle]:
         """Where its workers are, which are those of all its models."""
-        return self._whole.seats
+        return self._whole.workers
 
     @property
     def specs(self) -> list[ModelSpec]:
         """What the model takes and gives, as each worker that is there says."""
-        return [self.member.spec(seat.spec) for seat in self.seats if seat.spec is not None]
+        return [self.member.spec(worker.spec) for worker in self.workers if worker.spec is not None]
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:
@@ -111,7 +111,7 @@ class MemberReplica:
     @property
     def waiting_rows(self) -> int:
         """Rows of this model in the queue."""
-        return sum(inference.rows for inference in self._whole.waiting() if _guest(inference).face is self)
+        return sum(inference.rows for inference in self._whole.waiting() if _member_request(inference).member is self)
 
     @property
     def queued(self) -> int:
@@ -152,15 +152,15 @@ class MemberReplica:
 
     def _taken_out(self, which: object) -> list[Inference]:
         assert callable(which)
-        mine = self._whole.remove(lambda inference: _guest(inference).face is self and which(inference))
+        mine = self._whole.remove(lambda inference: _member_request(inference).member is self and which(inference))
         for inference in mine:
             self.leave(inference)
         return mine
 
     def _enter(self, inference: Inference) -> None:
         """Turn a request of the model into one of the merged graph."""
-        whole = next(seat.spec for seat in self.seats if seat.spec is not None)
-        inference.guest = _Guest(self, inference.inputs, inference.wanted, inference.kin)
+        whole = next(worker.spec for worker in self.workers if worker.spec is not None)
+        inference.guest = _MemberRequest(self, inference.inputs, inference.wanted, inference.kin)
         own = {merged: tensor for (_, merged), tensor in zip(self.member.inputs, inference.inputs, strict=True)}
         inference.inputs = [own.get(spec.name) or _nothing(spec) for spec in whole.inputs]
         positions = [whole.output_index[merged] for _, merged in self.member.outputs]
@@ -171,83 +171,83 @@ class MemberReplica:
 
     def leave(self, inference: Inference) -> None:
         """Turn a request of the merged graph into one of the model again."""
-        guest = _guest(inference)
-        inference.inputs, inference.wanted, inference.kin = guest.inputs, guest.wanted, guest.kin
+        request = _member_request(inference)
+        inference.inputs, inference.wanted, inference.kin = request.inputs, request.wanted, request.kin
         inference.guest = None
         self.in_flight -= 1
 
     def outputs(self, tensors: Sequence[OutputTensor]) -> list[OutputTensor]:
         """Return outputs of the merged graph as the model's, by its own positions."""
-        whole = next(seat.spec for seat in self.seats if seat.spec is not None)
+        whole = next(worker.spec for worker in self.workers if worker.spec is not None)
         own = {whole.output_index[merged]: position for position, (_, merged) in enumerate(self.member.outputs)}
         return [replace(tensor, position=own[tensor.position]) for tensor in tensors]
 
 
-class MergedReplica(Replica):
-    """The replica behind the faces; see `Replica`.
+class MergedReplica(ServedReplica):
+    """The replica that all its models share; see `ServedReplica`.
 
     Parameters
     ----------
     plan : ReplicaPlan
-    seats : list of Seat
+    workers : list of WorkerHandle
     members : sequence of (PlannedMember, ReplicaOwner)
     """
 
     def __init__(
-        self, plan: ReplicaPlan, seats: list[Seat], members: Sequence[tuple[PlannedMember, ReplicaOwner]]
+        self, plan: ReplicaPlan, workers: list[WorkerHandle], members: Sequence[tuple[PlannedMember, ReplicaOwner]]
     ) -> None:
-        self.faces = tuple(MemberReplica(self, member, model) for member, model in members)
-        super().__init__(plan, seats, _Owners(self.faces), ModelStatistics())
+        self.members = tuple(MemberReplica(self, member, model) for member, model in members)
+        super().__init__(plan, workers, _Owners(self.members), ModelStatistics())
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
         """Return where a request is counted: with its model."""
-        return _guest(inference).face.statistics
+        return _member_request(inference).member.statistics
 
     def count_batch(self, inferences: list[Inference], answer: BatchAnswer) -> None:
         """Count a batch, also with every model that has requests in it, by their rows."""
         super().count_batch(inferences, answer)
-        for face in self.faces:
-            own = [inference for inference in inferences if _guest(inference).face is face]
+        for member in self.members:
+            own = [inference for inference in inferences if _member_request(inference).member is member]
             if own:
                 rows = sum(inference.rows for inference in own)
-                face.statistics.add_batch(rows, len(own), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
+                member.statistics.add_batch(rows, len(own), answer.gather_ns, answer.infer_ns, answer.scatter_ns)
 
 
 class _Owners:
     """Hands what becomes of requests to the models that they are for."""
 
-    def __init__(self, faces: Sequence[MemberReplica]) -> None:
-        self._faces = faces
+    def __init__(self, members: Sequence[MemberReplica]) -> None:
+        self._members = members
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand on an answer, its outputs by the model's own positions."""
-        face = _guest(inference).face
-        outputs = face.outputs(answer.outputs[position])
-        face.leave(inference)
-        face.model.answer(inference, replace(answer, outputs=[outputs]), 0)
+        member = _member_request(inference).member
+        outputs = member.outputs(answer.outputs[position])
+        member.leave(inference)
+        member.model.answer(inference, replace(answer, outputs=[outputs]), 0)
 
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         """Hand on a refusal."""
-        face = _guest(inference).face
-        face.leave(inference)
-        face.model.refuse(inference, refusal)
+        member = _member_request(inference).member
+        member.leave(inference)
+        member.model.refuse(inference, refusal)
 
-    def adopt(self, inferences: list[Inference]) -> None:
+    def reassign(self, inferences: list[Inference]) -> None:
         """Give requests back to their models, which place them elsewhere."""
-        for face in self._faces:
-            own = [one for one in inferences if isinstance(one.guest, _Guest) and one.guest.face is face]
+        for member in self._members:
+            own = [one for one in inferences if isinstance(one.guest, _MemberRequest) and one.guest.member is member]
             for inference in own:
-                face.leave(inference)
-            face.model.adopt(own)
+                member.leave(inference)
+            member.model.reassign(own)
 
-    def revive(self) -> None:
+    def on_worker_ready(self) -> None:
         """Tell every model that a worker lives here again."""
-        for face in self._faces:
-            face.model.revive()
+        for member in self._members:
+            member.model.on_worker_ready()
 
 
-def _guest(inference: Inference) -> _Guest:
-    return cast("_Guest", inference.guest)
+def _member_request(inference: Inference) -> _MemberRequest:
+    return cast("_MemberRequest", inference.guest)
 
 
 def _nothing(spec: TensorSpec) -> InputTensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
-from gpuprof.serving.router.infer_request import Asked
+from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
@@ -45,7 +45,7 @@ class Router:
         for listener in self._listeners:
             listener()
 
-    def served(self, model: str) -> ServedModel | None:
+    def find_model(self, model: str) -> ServedModel | None:
         """Return what is served of a model of the map, by its name there."""
         return next((served for served in self.all() if served.name == model), None)
 
@@ -88,7 +88,7 @@ class Router:
         return sum(model.in_flight for model in self.all())
 
 
-def deadline_ms(model: ServedModel, asked: Asked) -> float:
+def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
     """Return until when a request is to be answered: its own timeout, or the model's SLO.
 
     Raises

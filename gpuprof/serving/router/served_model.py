@@ -11,8 +11,8 @@ from gpuprof.rules.routing import RoutingRule, expected_finish_ms, is_hopeless
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.public_name import PublicName
-from gpuprof.serving.router.replica import Replica
 from gpuprof.serving.router.reserve import Reserve
+from gpuprof.serving.router.served_replica import ServedReplica
 from gpuprof.serving.router.worker_link import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
@@ -21,7 +21,7 @@ from gpuprof.serving.watch.statistics import ModelStatistics, summed
 from gpuprof.serving.watch.tracing import RequestTracer
 
 #: A replica of one model, or what a model sees of one that serves several.
-AnyReplica = Replica | MemberReplica
+AnyReplica = ServedReplica | MemberReplica
 _MAX_WAITING = 20_000  # requests, whatever the SLO allows
 
 
@@ -61,7 +61,7 @@ class ServedModel:
         self._reserve = Reserve(percentile)
         self._arena = arena
         self._loop = asyncio.get_running_loop()
-        self._orphans: list[Inference] = []
+        self._unassigned: list[Inference] = []
         self._spec: ModelSpec | None = None
 
     @property
@@ -88,14 +88,14 @@ class ServedModel:
         """Return what makes up `statistics`: what was counted here, and by each replica."""
         return [self._counts, *(replica.statistics for replica in (*self.replicas, *self._leaving))]
 
-    def leave(self, replica: AnyReplica) -> None:
+    def retire_replica(self, replica: AnyReplica) -> None:
         """Give a replica no more requests; those that wait there go to others if there are others."""
         self.replicas.remove(replica)
         self._leaving.append(replica)
         if self.is_ready:
-            self.adopt(replica.empty())
+            self.reassign(replica.empty())
 
-    def left(self, replica: AnyReplica) -> None:
+    def forget_replica(self, replica: AnyReplica) -> None:
         """Forget a replica that has answered what it had, and keep what it has counted."""
         self._leaving.remove(replica)
         self._counts.add(replica.statistics)
@@ -103,7 +103,7 @@ class ServedModel:
     @property
     def in_flight(self) -> int:
         """Requests that are accepted and not yet answered."""
-        return len(self._orphans) + sum(replica.in_flight for replica in (*self.replicas, *self._leaving))
+        return len(self._unassigned) + sum(replica.in_flight for replica in (*self.replicas, *self._leaving))
 
     def submit(self, inference: Inference) -> None:
         """Queue a request with the replica that the rule chooses.
@@ -147,7 +147,7 @@ class ServedModel:
         if is_hopeless(soonest_ms, 0.0, deadline_ms, self._reserve.part) and all(load.waiting for load in loads):
             self._counts.arrived += 1
             self._counts.refused += 1
-            raise overloaded(self.name, soonest_ms, deadline_ms)
+            raise overload_refusal(self.name, soonest_ms, deadline_ms)
 
     def _place(self, inference: Inference) -> None:
         now = time.monotonic()
@@ -161,12 +161,12 @@ class ServedModel:
         inference.expected_ms = waited_ms + finish_ms
         hopeless = is_hopeless(finish_ms, waited_ms, inference.deadline_ms, self._reserve.part)
         if hopeless and loads[chosen].waiting:
-            raise overloaded(self.name, inference.expected_ms, inference.deadline_ms)
+            raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         if alive[chosen].queued > _MAX_WAITING:
-            raise overloaded(self.name, inference.expected_ms, inference.deadline_ms)
+            raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         alive[chosen].submit(inference)
 
-    def adopt(self, inferences: list[Inference]) -> None:
+    def reassign(self, inferences: list[Inference]) -> None:
         """Place accepted requests whose replica has no worker left; they wait when nobody has one.
 
         Each goes before what waits there already, behind those adopted before it: accepted first, served first.
@@ -180,7 +180,7 @@ class ServedModel:
                 chosen.take_over(inference, taken.get(chosen, 0))
                 taken[chosen] = taken.get(chosen, 0) + 1
             else:
-                self._orphans.append(inference)
+                self._unassigned.append(inference)
         for replica in taken:
             replica.go_on()
 
@@ -188,11 +188,11 @@ class ServedModel:
         """Return the replicas that live and whose batch holds so many rows."""
         return [replica for replica in self.replicas if replica.is_alive and replica.plan.batch >= rows]
 
-    def revive(self) -> None:
+    def on_worker_ready(self) -> None:
         """Place what waited for a worker; called when one is ready."""
-        orphans, self._orphans = self._orphans, []
-        if orphans:
-            self.adopt(orphans)
+        unassigned, self._unassigned = self._unassigned, []
+        if unassigned:
+            self.reassign(unassigned)
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
@@ -228,7 +228,7 @@ class ServedModel:
             inference.output_slot = None
 
 
-def overloaded(model: str, expected_ms: float, deadline_ms: float) -> RefusedError:
+def overload_refusal(model: str, expected_ms: float, deadline_ms: float) -> RefusedError:
     """Return the refusal of a request whose answer is expected so long after its arrival."""
     message = f"model {model!r} is overloaded: the answer would take about {expected_ms:.0f} ms of {deadline_ms:.0f}"
     retry_s = max(0.0, expected_ms - deadline_ms) / 1000.0

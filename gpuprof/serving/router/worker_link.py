@@ -53,7 +53,7 @@ class LinkEvents:
 
 
 class Link(Protocol):
-    """What a seat needs of a worker, real or simulated; see `WorkerLink`."""
+    """What a `WorkerHandle` needs of a worker, real or simulated; see `WorkerLink`."""
 
     sent: dict[int, SentBatch]
     spec: ModelSpec | None

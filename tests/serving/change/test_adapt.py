@@ -22,7 +22,7 @@ from gpuprof.serving.change import adapt
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings, Load
 from gpuprof.serving.change.apart import run_apart
 from gpuprof.serving.change.bounds import Observed
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.router.router import Router
@@ -178,7 +178,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Loaded:
     """Sends an open-loop load, second after second, until it is left."""
 
-    def __init__(self, target: Target, stream: Stream) -> None:
+    def __init__(self, target: Target, stream: RequestStream) -> None:
         self.results: list[ModelResult] = []
         self._target, self._stream = target, stream
         self._stop = threading.Event()
@@ -206,7 +206,7 @@ def test_when_the_rate_doubles_another_map_is_applied_and_goodput_recovers(place
     partition["replicas"] = [partition["replicas"][0] | quarter]
     what = ("--simulate", "--adapt", "--adapt-period", "2", "--db", str(placed / "gpuprof-db"), "--log", "json")
     with running(placed, document, *what, "--adapt-output", str(placed / "new.json")) as server:
-        with Loaded(Target.parse(server.url), Stream("net", 17.0, 800.0)) as loaded:
+        with Loaded(Target.parse(server.url), RequestStream("net", 17.0, 800.0)) as loaded:
             assert eventually((placed / "new.json").exists, limit_s=90.0)
             # A busy machine may spoil a second of it, but not all.
             assert eventually(lambda: loaded.results[-1].in_slo == loaded.results[-1].sent, limit_s=60.0)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gpuprof.domain.deployment import parse_map
-from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, Planned, leaving, planned
-from gpuprof.serving.change.window import Window
+from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, Planned, leaving, read_planned
+from gpuprof.serving.change.window import ServiceWindow
 from gpuprof.serving.watch.statistics import BUCKETS_MS
 from tests.serving.running import map_of, replica
 
@@ -13,7 +13,7 @@ PLAN = Planned(rate_rps=100.0, percentile=99.0, slowest=1.0)
 
 def observed(rate_rps: float, slowdown: float | None = 1.0, late: int = 0, seconds: float = 5.0) -> Observed:
     count = int(rate_rps * seconds)
-    return Observed(Window(seconds, count, count, late, 0, (0,) * (len(BUCKETS_MS) + 1)), slowdown)
+    return Observed(ServiceWindow(seconds, count, count, late, 0, (0,) * (len(BUCKETS_MS) + 1)), slowdown)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_of_few_requests_more_is_taken_for_chance() -> None:
 def test_what_the_plan_leaves_open_is_borne() -> None:
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=2.0)])
     document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"][0]["predicted"]["latency_ms_interval"] = [1.0, 3.0]
-    plan = planned(parse_map(document, "test"), "m")
+    plan = read_planned(parse_map(document, "test"), "m")
     assert plan == Planned(50.0, 99.0, 1.5)
     assert leaving(plan, observed(50.0, 1.4), Bounds()) is None
     assert leaving(plan, observed(50.0, 1.6), Bounds()) is Leaving.LATENCY

@@ -15,12 +15,12 @@ from gpuprof.errors import UnavailableError
 from gpuprof.machine.cgroup import quota_parent
 from gpuprof.machine.cpu_share import own_cores
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.plan.shadow_plan import Spare, Standby
-from gpuprof.serving.router.replica import ReplicaPlan
+from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_apply import apply
@@ -80,7 +80,9 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
         assert "2 worker(s)" in server.line
         target = Target.parse(server.url)
         settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
-        (result,) = run_load(target, [Stream("m", 112.0, slo_ms)], settings).results  # of 100, then 125 that it can
+        (result,) = run_load(
+            target, [RequestStream("m", 112.0, slo_ms)], settings
+        ).results  # of 100, then 125 that it can
         _, errors = server.stop()
     (decision,) = decisions(errors, "standby takes over")
     assert (decision["model"], decision["replica"]) == ("m", "m/0")
@@ -97,7 +99,7 @@ def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         load = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
-        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        run_load(Target.parse(server.url), [RequestStream("m", 112.0, slo_ms)], load)
         assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # the standby took over
         with Askers(server, "m", 1, [0.0]) as askers:
             assert apply(server, tmp_path / "again.json", document) == 0
@@ -105,7 +107,7 @@ def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
         assert changes == {"m/0": "started", "m/0-shadow": "stopped"}
         assert figure(server, "gpuprof_replica_share_ratio") == 0.4
         assert askers.lost == askers.wrong == []
-        run_load(Target.parse(server.url), [Stream("m", 112.0, slo_ms)], load)
+        run_load(Target.parse(server.url), [RequestStream("m", 112.0, slo_ms)], load)
         assert figure(server, "gpuprof_replica_share_ratio") == 0.5  # there was a standby again
         _, errors = server.stop()
     assert len(decisions(errors, "standby takes over")) == 2
@@ -114,7 +116,7 @@ def test_an_applied_map_brings_back_its_own_shares_and_another_standby(
 def test_a_model_that_keeps_its_slo_keeps_its_worker(tmp_path: Path) -> None:
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=2.0, sm_share_pct=40.0)], slo_ms=500.0)
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
-        run_load(Target.parse(server.url), [Stream("m", 50.0, 500.0)], LoadSettings(2.5, 0.0, clients=1))
+        run_load(Target.parse(server.url), [RequestStream("m", 50.0, 500.0)], LoadSettings(2.5, 0.0, clients=1))
         _, errors = server.stop()
     assert decisions(errors, "takes over") == []
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.serving.change.window import Counted, Window, percentile_of
+from gpuprof.serving.change.window import Counted, ServiceWindow, percentile_of
 from gpuprof.serving.watch.statistics import BUCKETS_MS, ModelStatistics
 
 
@@ -13,8 +13,8 @@ def counted(latencies_ms: list[float], slo_ms: float, refused: int = 0) -> Count
     return Counted.of([statistics])
 
 
-def seen(late: int, answered: int, refused: int = 0) -> Window:
-    return Window(1.0, answered + refused, answered, late, refused, (0,) * (len(BUCKETS_MS) + 1))
+def seen(late: int, answered: int, refused: int = 0) -> ServiceWindow:
+    return ServiceWindow(1.0, answered + refused, answered, late, refused, (0,) * (len(BUCKETS_MS) + 1))
 
 
 def test_a_window_is_what_was_counted_meanwhile() -> None:

@@ -7,14 +7,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpuprof.serving.load.client import LoadClient, Schedule, Sent
+from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
 
 REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 Serve = Callable[[socket.socket], None]
 
 
-def sent_to(serve: Serve, times: list[float], request: bytes = REQUEST) -> Sent:
+def sent_to(serve: Serve, times: list[float], request: bytes = REQUEST) -> SentRequests:
     """Send the requests to a server that does ``serve`` with each connection, and return what became of them."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

@@ -10,9 +10,9 @@ import pytest
 from gpuprof.domain.deployment import parse_map
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.load.client import Schedule, Sent
-from gpuprof.serving.load.load import LoadSettings, Stream, make_schedules, run_load
-from gpuprof.serving.load.prediction import LoadPrediction, Predictor, predict
+from gpuprof.serving.load.client import Schedule, SentRequests
+from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, run_load
+from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, predict
 from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
@@ -36,7 +36,7 @@ def test_unknown_arrivals_are_named() -> None:
 
 @pytest.mark.parametrize("clients", [1, 2, 3])
 def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> None:
-    streams = [Stream("a", 50.0, 10.0), Stream("b", 20.0, 10.0)]
+    streams = [RequestStream("a", 50.0, 10.0), RequestStream("b", 20.0, 10.0)]
     requests = ((b"a",), (b"b",))
     settings = LoadSettings(duration_s=4.0, warmup_s=1.0, seed=5, clients=clients)
     schedules = make_schedules(Target("h", 1), streams, requests, settings)
@@ -46,10 +46,10 @@ def test_the_traffic_is_the_same_however_many_clients_send_it(clients: int) -> N
     assert merged == list(zip(alone.times, alone.models, strict=True))
 
 
-def sent(rows: list[tuple[float, float, int]]) -> Sent:
+def sent(rows: list[tuple[float, float, int]]) -> SentRequests:
     """From rows of (sent, done, status)."""
     begun, done, status = (array(kind, column) for kind, column in zip("ddh", zip(*rows, strict=True), strict=True))
-    return Sent(begun, done, status)
+    return SentRequests(begun, done, status)
 
 
 def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count() -> None:
@@ -68,8 +68,8 @@ def test_latency_counts_from_when_a_request_was_due_and_warm_up_does_not_count()
 def test_measured_and_predicted_stand_side_by_side() -> None:
     schedule = Schedule("h", 1, ((b"",),), [0.0, 0.5], [0, 0])
     got = summarize([schedule], [sent([(0.0, 0.02, 200), (0.5, 0.52, 200)])], 0, "m", 100.0, (0.0, 1.0))
-    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=Predictor.MAP)
-    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=Predictor.REPLAY), planned)
+    planned = LoadPrediction(goodput_rps=1.5, p99_ms=30.0, by=PredictionSource.MAP)
+    row = report_row(got, LoadPrediction(goodput_rps=2.0, p50_ms=16.0, refused=0, by=PredictionSource.REPLAY), planned)
     assert (row["predicted_by"], row["refused"], row["predicted_refused"]) == ("replay", 0, 0)
     assert (row["planned_goodput_rps"], row["planned_p99_ms"]) == (1.5, 30.0)
     assert row["goodput_rps_error"] == 0.0
@@ -139,7 +139,7 @@ def test_a_replica_that_does_not_say_how_long_it_takes_does_not_hide_the_others(
     deployment = parse_map(document, "test")
     planned = {name: model.rate_rps for name, model in deployment.models.items()}
     assert predict(deployment, planned, FlatQueue()) == {
-        "m": LoadPrediction(9.0, None, None, 7.0, by=Predictor.MAP),
+        "m": LoadPrediction(9.0, None, None, 7.0, by=PredictionSource.MAP),
         "n": LoadPrediction(),
     }
     other = predict(deployment, {"m": 20.0, "n": 20.0}, FlatQueue())
@@ -162,11 +162,13 @@ def test_at_the_rate_of_the_map_the_map_is_believed() -> None:
     document = map_of({"m": "null:4"}, [replica("m", batch_latency_ms=[1.0])])
     document["models"]["m"]["predicted"] = {"goodput_rps": 49.0, "p99_ms": 7.0}
     deployment = parse_map(document, "test")
-    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(49.0, None, None, 7.0, by=Predictor.MAP)
+    assert predict(deployment, {"m": 50.0}, FlatQueue())["m"] == LoadPrediction(
+        49.0, None, None, 7.0, by=PredictionSource.MAP
+    )
 
 
 def test_a_server_is_loaded_and_every_request_answered(null_server: RunningServer) -> None:
-    streams = [Stream("small", 100.0, 500.0), Stream("large", 20.0, 500.0)]
+    streams = [RequestStream("small", 100.0, 500.0), RequestStream("large", 20.0, 500.0)]
     settings = LoadSettings(duration_s=1.0, warmup_s=0.2, seed=1, clients=2)
     outcome = run_load(Target.parse(null_server.url), streams, settings)
     for result, stream in zip(outcome.results, streams, strict=True):

@@ -27,9 +27,9 @@ def test_a_real_server_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_echo_of_the_null_model_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = {4: overhead.Seen(0.5, 0.1, 0.3), 1_000_000: overhead.Seen(2.5, 0.6, 1.3)}
-    busy = overhead.Seen(0.4, 0.1, 0.2)
-    monkeypatch.setattr(overhead, "_seen", lambda device, size, rate_rps=0.0: busy if rate_rps else seen[size])
+    seen = {4: overhead.OverheadSample(0.5, 0.1, 0.3), 1_000_000: overhead.OverheadSample(2.5, 0.6, 1.3)}
+    busy = overhead.OverheadSample(0.4, 0.1, 0.2)
+    monkeypatch.setattr(overhead, "_measure_size", lambda device, size, rate_rps=0.0: busy if rate_rps else seen[size])
     found = measure_overhead("cpu")
     assert found.of(1_000_000) == pytest.approx(1.5, rel=1e-4)
     assert (found.handover_ms, found.host_ms, found.host_ms_busy) == (0.1, 0.3, 0.2)
@@ -37,8 +37,15 @@ def test_the_echo_of_the_null_model_is_not_counted(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_quickest_of_several_repeats_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = iter([overhead.Seen(0.9, 0.3, 0.8), overhead.Seen(0.5, 0.1, 0.3), overhead.Seen(0.7, 0.1, 0.2)] * 3)
+    answers = iter(
+        [
+            overhead.OverheadSample(0.9, 0.3, 0.8),
+            overhead.OverheadSample(0.5, 0.1, 0.3),
+            overhead.OverheadSample(0.7, 0.1, 0.2),
+        ]
+        * 3
+    )
     monkeypatch.setattr(overhead, "_server", lambda device, size: nullcontext(("http://here", 1)))
-    monkeypatch.setattr(overhead, "_sent", lambda url, pid, rate_rps: next(answers))
+    monkeypatch.setattr(overhead, "_send_requests", lambda url, pid, rate_rps: next(answers))
     found = measure_overhead("cpu")
     assert (found.fixed_ms, found.handover_ms, found.host_ms) == (0.5, 0.1, 0.3)

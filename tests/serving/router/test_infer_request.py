@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.serving.protocol.infer_response import write_response
-from gpuprof.serving.router.infer_request import Body, Urgency, read_request, read_urgency
+from gpuprof.serving.router.infer_request import RequestBody, Urgency, read_request, read_urgency
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 
@@ -27,7 +27,7 @@ S = {"name": "s", "datatype": "BYTES", "shape": [1, 1], "data": ["é"]}
 
 def asked(head: object, binary: bytes = b"", offset: int | None = None) -> Any:
     text = orjson.dumps(head)
-    return read_request(SPEC, Body(text + binary, len(text), offset))
+    return read_request(SPEC, RequestBody(text + binary, len(text), offset))
 
 
 def test_json_inputs_become_bytes_in_the_order_of_the_model() -> None:

@@ -10,15 +10,15 @@ import pytest
 
 from gpuprof.rules.routing import FastestFirst, RoundRobin, RoutingRule
 from gpuprof.serving.router.infer_request import Urgency
-from gpuprof.serving.router.replica import Replica, ReplicaPlan
 from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
-from tests.serving.router.test_replica import PlayedSeat, inference
+from tests.serving.router.test_served_replica import FakeWorker, inference
 
 SLO_MS = 105.0
-Scene = Callable[[ServedModel, list[PlayedSeat]], Awaitable[None]]
+Scene = Callable[[ServedModel, list[FakeWorker]], Awaitable[None]]
 
 
 def play(scene: Scene, rule: RoutingRule, replicas: int = 1) -> None:
@@ -26,11 +26,11 @@ def play(scene: Scene, rule: RoutingRule, replicas: int = 1) -> None:
 
     async def run() -> None:
         model = ServedModel("m", SLO_MS, rule, Arena(1 << 16))
-        seats = [PlayedSeat() for _ in range(replicas)]
-        for number, seat in enumerate(seats):
+        workers = [FakeWorker() for _ in range(replicas)]
+        for number, worker in enumerate(workers):
             plan = ReplicaPlan(f"m/{number}", 1, 0.0, (10.0,))
-            model.replicas.append(Replica(plan, [seat], model, ModelStatistics()))  # type: ignore[list-item]
-        await scene(model, seats)
+            model.replicas.append(ServedReplica(plan, [worker], model, ModelStatistics()))  # type: ignore[list-item]
+        await scene(model, workers)
 
     asyncio.run(run())
 
@@ -61,7 +61,7 @@ def refused(model: ServedModel, request: Inference) -> bool:
 
 
 def test_what_is_foreseen_is_what_submit_would_say() -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             for timeout_ms in (None, 35.0, 255.0):
                 received = foresee(model, timeout_ms)
@@ -76,7 +76,7 @@ def test_what_is_foreseen_is_what_submit_would_say() -> None:
 
 
 def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             model.replicas[0].submit(inference(0))
         assert foresee(model)
@@ -90,7 +90,7 @@ def test_nothing_is_foreseen_while_any_replica_has_nobody_waiting() -> None:
 
 
 def test_looking_ahead_takes_no_turn() -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         fill(model, 8)
         for _ in range(6):
             foresee(model)
@@ -101,7 +101,7 @@ def test_looking_ahead_takes_no_turn() -> None:
 
 
 def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         fill(model, 40)
         before = model.statistics
         assert not foresee(model)
@@ -122,7 +122,7 @@ class Tracer:
 
 
 def test_a_request_is_judged_by_what_goes_before_it() -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
             model.submit(inference(0, deadline_ms=1e6, priority=5))
         assert not foresee(model, priority=5) and foresee(model, priority=4)
@@ -136,7 +136,7 @@ def test_a_request_is_judged_by_what_goes_before_it() -> None:
 
 @pytest.mark.parametrize("late_ms", [0.0, 60.0])
 def test_where_answers_come_later_than_expected_fewer_are_let_in(late_ms: float) -> None:
-    async def scene(model: ServedModel, seats: list[PlayedSeat]) -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         fill(model, 1)
         for _ in range(60):
             waits = Inference(1, [], None, asyncio.get_running_loop().time(), SLO_MS, _done, _done, attempts=1)

@@ -15,7 +15,7 @@ import tritonclient.grpc as triton_grpc
 import trustme
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.load.load import LoadSettings, Stream, run_load
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey, join_rendezvous
@@ -92,7 +92,7 @@ def test_large_tensors_pass_encrypted_both_ways(server: RunningServer) -> None:
 
 def test_load_brings_token_and_authority(server: RunningServer, papers: Papers) -> None:
     target = Target.parse(server.url, TOKEN, papers.authority)
-    streams = [Stream("m", 30.0, 60_000.0), Stream("large", 10.0, 60_000.0)]
+    streams = [RequestStream("m", 30.0, 60_000.0), RequestStream("large", 10.0, 60_000.0)]
     outcome = run_load(target, streams, LoadSettings(1.0, 0.0, clients=2, patience_s=30.0))
     assert all(result.answered == result.sent > 0 for result in outcome.results)
     with pytest.raises(InputError, match="answers 401"):

@@ -16,7 +16,7 @@ from gpuprof.serving.watch.logs import LOGGER
 _DEPTH = 2  # batches that a worker may have: one it runs, one at hand
 
 
-class Seat:
+class WorkerHandle:
     """Gives one worker its batches and watches it.
 
     Parameters
@@ -64,7 +64,9 @@ class Seat:
         GpuprofError
             What the worker found wrong with the model or its share.
         """
-        self._link = self._connect(LinkEvents(self._ready, self._refused, self._done, self._on_failed, self._lost))
+        self._link = self._connect(
+            LinkEvents(self._handle_ready, self._handle_refusal, self._handle_done, self._on_failed, self._handle_lost)
+        )
         await self._link.start(self.order)
         await self._was_ready.wait()
         if self._refusal is not None:
@@ -99,7 +101,7 @@ class Seat:
         return self._link is not None and self._link.is_ready and not self._link.sent
 
     @property
-    def has_room(self) -> bool:
+    def can_prefetch(self) -> bool:
         """Whether there is a worker that may be given a batch in advance."""
         return self._link is not None and self._link.is_ready and len(self._link.sent) < _DEPTH
 
@@ -131,17 +133,17 @@ class Seat:
         elif not link.sent:
             link.ping(now)
 
-    def _ready(self, spec: ModelSpec) -> None:
+    def _handle_ready(self, spec: ModelSpec) -> None:
         LOGGER.info("worker is ready", extra={"worker": self.name, "pid": self.pid})
         self._was_ready.set()
         self._on_ready()
 
-    def _refused(self, kind: str, message: str, fix: str) -> None:
+    def _handle_refusal(self, kind: str, message: str, fix: str) -> None:
         LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
         if not self._was_ready.is_set():
             self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)
 
-    def _done(self, batch: SentBatch, answer: BatchAnswer) -> None:
+    def _handle_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
         assert self._link is not None
         now = time.monotonic()
         begun = max(batch.sent, self._last_done)
@@ -152,7 +154,7 @@ class Seat:
         self._busy_until = now + sum(other.expected_ms for other in self._link.sent.values()) / 1000.0
         self._on_done(batch, answer)
 
-    def _lost(self, batches: list[SentBatch]) -> None:
+    def _handle_lost(self, batches: list[SentBatch]) -> None:
         if not self._was_ready.is_set():
             if self._refusal is None:
                 self._refusal = UnavailableError(f"the worker {self.name} ended while it loaded {self.order.path}")

@@ -13,7 +13,7 @@ from typing import Protocol
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
 from gpuprof.rules.routing import ReplicaLoad, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
-from gpuprof.serving.router.seat import Seat
+from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, RefusedError, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
@@ -63,22 +63,22 @@ class ReplicaOwner(Protocol):
         """Take an accepted inference that cannot be answered."""
         ...
 
-    def adopt(self, inferences: list[Inference]) -> None:
+    def reassign(self, inferences: list[Inference]) -> None:
         """Take accepted inferences that had better go elsewhere, because no worker lives here."""
         ...
 
-    def revive(self) -> None:
+    def on_worker_ready(self) -> None:
         """A worker lives here again."""
         ...
 
 
-class Replica:
+class ServedReplica:
     """Queues the requests of one replica and feeds its workers.
 
     Parameters
     ----------
     plan : ReplicaPlan
-    seats : list of Seat
+    workers : list of WorkerHandle
         One for each process.
     owner : ReplicaOwner
     statistics : ModelStatistics
@@ -87,12 +87,12 @@ class Replica:
     def __init__(
         self,
         plan: ReplicaPlan,
-        seats: list[Seat],
+        workers: list[WorkerHandle],
         owner: ReplicaOwner,
         statistics: ModelStatistics,
     ) -> None:
         self.plan = plan
-        self.seats = seats
+        self.workers = workers
         self.statistics = statistics
         self.latency = LatencyTable(plan.batch, plan.latency_ms)
         self._owner = owner
@@ -100,18 +100,18 @@ class Replica:
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
         self.waiting_rows = 0
-        for seat in seats:
-            seat.bind(self._seat_ready, self._batch_done, self._batch_failed, self._batches_lost)
+        for worker in workers:
+            worker.bind(self._on_worker_ready, self._batch_done, self._batch_failed, self._batches_lost)
 
     @property
     def is_alive(self) -> bool:
         """Whether a worker is there to serve."""
-        return any(seat.is_ready for seat in self.seats)
+        return any(worker.is_ready for worker in self.workers)
 
     @property
     def specs(self) -> list[ModelSpec]:
         """What the model takes and gives, as each worker that is there says."""
-        return [seat.spec for seat in self.seats if seat.spec is not None]
+        return [worker.spec for worker in self.workers if worker.spec is not None]
 
     @property
     def batches(self) -> dict[int, BatchStatistics]:
@@ -121,7 +121,7 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """Requests that are queued or with a worker."""
-        return len(self._queue) + sum(seat.requests for seat in self.seats)
+        return len(self._queue) + sum(worker.requests for worker in self.workers)
 
     @property
     def queued(self) -> int:
@@ -132,7 +132,7 @@ class Replica:
         """Return what there is to do before a request of this priority, for the routing rule."""
         queue = self._queue
         oldest = 1000.0 * (now - queue[0].arrived) if queue else 0.0
-        busy = tuple(seat.busy_ms(now) for seat in self.seats if seat.is_ready)
+        busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
         ahead = self.waiting_rows
         if queue and queue[-1].priority > priority:
             ahead = sum(inference.rows for inference in queue if inference.priority <= priority)
@@ -199,13 +199,13 @@ class Replica:
     def _pump(self) -> None:
         """Send every batch that may go now, and set the clock for the next one."""
         while self._queue:
-            seat = self._free_seat()
-            if seat is None:
+            worker = self._find_free_worker()
+            if worker is None:
                 return
             now = time.monotonic()
             oldest = self._queue[0]
             if oldest.alone:
-                self._send(seat, self._take(oldest.rows), now)
+                self._send(worker, self._take(oldest.rows), now)
                 continue
             limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.ms)
             waited_ms = 1000.0 * (now - oldest.arrived)
@@ -213,21 +213,21 @@ class Replica:
             if not rows:
                 self._wake_in((limit_ms - waited_ms) / 1000.0)
                 return
-            self._send(seat, self._take(rows), now)
+            self._send(worker, self._take(rows), now)
 
-    def _free_seat(self) -> Seat | None:
+    def _find_free_worker(self) -> WorkerHandle | None:
         """Return an idle worker, or one that can be given its next full batch while it still runs one.
 
         A worker that has its next batch at hand does not stand still while the router is told and answers. Batches
         are given in advance only when there is one for every process, so that the order of arrival is kept.
         """
-        idle = next((seat for seat in self.seats if seat.is_idle), None)
+        idle = next((worker for worker in self.workers if worker.is_idle), None)
         if idle is not None:
             return idle
-        ready = [seat for seat in self.seats if seat.is_ready]
+        ready = [worker for worker in self.workers if worker.is_ready]
         if not ready or self.waiting_rows < self.plan.batch * len(ready):
             return None
-        return next((seat for seat in ready if seat.has_room), None)
+        return next((worker for worker in ready if worker.can_prefetch), None)
 
     def _take(self, rows: int) -> list[Inference]:
         """Remove the oldest requests that can share a batch, up to ``rows`` rows."""
@@ -247,21 +247,21 @@ class Replica:
         self.waiting_rows -= sum(inference.rows for inference in taken)
         return taken
 
-    def _send(self, seat: Seat, inferences: list[Inference], now: float) -> None:
+    def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
         rows = sum(inference.rows for inference in inferences)
         for inference in inferences:
             inference.attempts += 1
             inference.sent = now
             inference.replica = self.plan.name
-        seat.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
+        worker.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
 
     def _wake_in(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(max(0.0, seconds), self._pump)
 
-    def _seat_ready(self) -> None:
-        self._owner.revive()
+    def _on_worker_ready(self) -> None:
+        self._owner.on_worker_ready()
         self._pump()
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
@@ -309,4 +309,4 @@ class Replica:
         if self.is_alive:
             self.take_back(again)
         else:
-            self._owner.adopt([*again, *self.empty()])
+            self._owner.reassign([*again, *self.empty()])

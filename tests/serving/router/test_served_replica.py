@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gpuprof.serving.router.replica import Replica, ReplicaPlan
+from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
 
 
-class PlayedSeat:
+class FakeWorker:
     """A worker's place that keeps what it is sent until the test answers."""
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PlayedSeat:
         return self.is_ready and not self.sent
 
     @property
-    def has_room(self) -> bool:
+    def can_prefetch(self) -> bool:
         return self.is_ready and len(self.sent) < 2
 
     @property
@@ -66,10 +66,10 @@ class Owner:
     def refuse(self, inference: Inference, refusal: RefusedError) -> None:
         self.refused.append((inference.wanted, refusal.status))
 
-    def adopt(self, inferences: list[Inference]) -> None:
+    def reassign(self, inferences: list[Inference]) -> None:
         self.adopted += [inference.wanted for inference in inferences]
 
-    def revive(self) -> None:
+    def on_worker_ready(self) -> None:
         pass
 
 
@@ -86,56 +86,56 @@ def _never(*_: object) -> None:
 
 
 def play(
-    scene: Callable[[Replica, list[PlayedSeat], Owner], Awaitable[None]],
+    scene: Callable[[ServedReplica, list[FakeWorker], Owner], Awaitable[None]],
     batch: int = 4,
     wait_ms: float = 1e5,
-    seats: int = 1,
+    workers: int = 1,
 ) -> None:
     async def run() -> None:
-        played = [PlayedSeat() for _ in range(seats)]
+        played = [FakeWorker() for _ in range(workers)]
         owner = Owner()
         plan = ReplicaPlan("m/0", batch, wait_ms, (10.0,) * batch)
-        await scene(Replica(plan, played, owner, ModelStatistics()), played, owner)  # type: ignore[arg-type]
+        await scene(ServedReplica(plan, played, owner, ModelStatistics()), played, owner)  # type: ignore[arg-type]
 
     asyncio.run(run())
 
 
 def test_a_full_batch_goes_at_once() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(3):
             replica.submit(inference(name))
-        assert seats[0].names() == []
+        assert workers[0].names() == []
         replica.submit(inference(3))
-        assert seats[0].names() == [[[0], [1], [2], [3]]]
+        assert workers[0].names() == [[[0], [1], [2], [3]]]
         assert replica.waiting_rows == 0
 
     play(scene)
 
 
 def test_a_part_of_a_batch_goes_when_its_oldest_has_waited_long_enough() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         replica.submit(inference(0))
-        assert seats[0].names() == []
-        while not seats[0].sent:
+        assert workers[0].names() == []
+        while not workers[0].sent:
             await asyncio.sleep(0.002)
-        assert seats[0].names() == [[[0]]]
+        assert workers[0].names() == [[[0]]]
 
     play(scene, wait_ms=5.0)
 
 
 def test_a_request_with_little_time_left_does_not_wait_for_others() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         replica.submit(inference(0, deadline_ms=5.0))  # a batch takes 10
-        assert seats[0].names() == [[[0]]]
+        assert workers[0].names() == [[[0]]]
 
     play(scene)
 
 
 def test_rows_count_and_a_request_that_does_not_fit_waits_for_the_next_batch() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         replica.submit(inference(0, rows=3))
         replica.submit(inference(1, rows=2))
-        assert seats[0].names() == [[[0]]]
+        assert workers[0].names() == [[[0]]]
         replica.submit(inference(2, rows=1))
         assert replica.waiting_rows == 3
 
@@ -143,75 +143,75 @@ def test_rows_count_and_a_request_that_does_not_fit_waits_for_the_next_batch() -
 
 
 def test_only_requests_of_one_shape_share_a_batch() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name, kin in enumerate("abab"):
             replica.submit(inference(name, kin=kin))
-        assert seats[0].names() == [[[0], [2]]]
+        assert workers[0].names() == [[[0], [2]]]
 
     play(scene)
 
 
 def test_a_busy_worker_is_given_its_next_batch_only_when_it_is_full() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(7):
             replica.submit(inference(name))
-        assert len(seats[0].sent) == 1
+        assert len(workers[0].sent) == 1
         replica.submit(inference(7))
-        assert seats[0].names()[1] == [[4], [5], [6], [7]]
+        assert workers[0].names()[1] == [[4], [5], [6], [7]]
         for name in range(8, 20):
             replica.submit(inference(name))
-        assert len(seats[0].sent) == 2
+        assert len(workers[0].sent) == 2
 
     play(scene)
 
 
 def test_no_process_is_given_a_batch_in_advance_that_another_could_start_sooner() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(3):
             replica.submit(inference(name))
-        assert [len(seat.sent) for seat in seats] == [1, 1]
+        assert [len(worker.sent) for worker in workers] == [1, 1]
         assert replica.waiting_rows == 1
-        seats[1].finish()
-        assert seats[1].names() == [[[2]]]
+        workers[1].finish()
+        assert workers[1].names() == [[[2]]]
 
-    play(scene, batch=1, wait_ms=0.0, seats=2)
+    play(scene, batch=1, wait_ms=0.0, workers=2)
 
 
 def test_higher_priorities_go_first_and_equals_in_order() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         replica.submit(inference(0))
         replica.submit(inference(9))  # at hand
         for name, priority in ((1, 2), (2, 1), (3, 2), (4, 0)):
             replica.submit(inference(name, priority=priority))
         order = []
-        while seats[0].sent:
-            order += [sent.wanted for sent in seats[0].finish()]
+        while workers[0].sent:
+            order += [sent.wanted for sent in workers[0].finish()]
         assert order == [[0], [9], [4], [2], [1], [3]]
 
     play(scene, batch=1, wait_ms=0.0)
 
 
 def test_what_a_dying_worker_had_goes_to_its_sibling_first_of_all_and_is_answered_once() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(5):
             replica.submit(inference(name))
-        assert seats[0].names()[0] == [[0]]
-        seats[0].die()
+        assert workers[0].names()[0] == [[0]]
+        workers[0].die()
         order = []
-        while seats[1].sent:
-            order += [sent.wanted for sent in seats[1].finish()]
+        while workers[1].sent:
+            order += [sent.wanted for sent in workers[1].finish()]
         assert order.index([0]) < order.index([4])
         assert sorted(owner.answered) == [[0], [1], [2], [3], [4]]
         assert owner.adopted == owner.refused == []
 
-    play(scene, batch=1, wait_ms=0.0, seats=2)
+    play(scene, batch=1, wait_ms=0.0, workers=2)
 
 
 def test_when_no_worker_is_left_the_owner_gets_everything() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(4):
             replica.submit(inference(name))
-        seats[0].die()
+        workers[0].die()
         assert owner.adopted == [[0], [1], [2], [3]]
         assert replica.waiting_rows == replica.in_flight == 0
 
@@ -219,28 +219,28 @@ def test_when_no_worker_is_left_the_owner_gets_everything() -> None:
 
 
 def test_a_request_that_every_worker_dies_of_is_given_up() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         replica.submit(inference(0))
-        for seat in seats:
-            assert seat.sent
-            seat.die()
+        for worker in workers:
+            assert worker.sent
+            worker.die()
         assert owner.refused == [([0], 500)]
         assert owner.adopted == []
 
-    play(scene, batch=1, wait_ms=0.0, seats=3)
+    play(scene, batch=1, wait_ms=0.0, workers=3)
 
 
 def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         for name in range(4):
             replica.submit(inference(name))
-        seats[0].failed(seats[0].sent.pop(), "bad index")
+        workers[0].failed(workers[0].sent.pop(), "bad index")
         for name in range(4):
-            assert seats[0].names()[0] == [[name]]
+            assert workers[0].names()[0] == [[name]]
             if name == 2:
-                seats[0].failed(seats[0].sent.pop(0), "bad index")
+                workers[0].failed(workers[0].sent.pop(0), "bad index")
             else:
-                seats[0].finish()
+                workers[0].finish()
         assert owner.answered == [[0], [1], [3]]
         assert owner.refused == [([2], 400)]
 
@@ -248,7 +248,7 @@ def test_a_batch_that_fails_is_tried_again_one_by_one() -> None:
 
 
 def test_a_request_whose_client_has_gone_is_not_served() -> None:
-    async def scene(replica: Replica, seats: list[PlayedSeat], owner: Owner) -> None:
+    async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
         gone = inference(1)
         replica.submit(inference(0))
         replica.submit(gone)
