@@ -1,0 +1,60 @@
+"""A database that gpuprof wrote before its core was split into packages is read, estimated from and placed from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.domain.deployment import read_map
+from gpuprof.domain.device import Device
+from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.machine import local_device
+
+OLD = Path(__file__).parent.parent / "kernel_db" / "database_of_0_1_0"
+DEVICE = "cpu-intel-xeon-4c"
+
+
+@pytest.fixture(autouse=True)
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(OLD / "gpuprof-db", tmp_path / "gpuprof-db")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    other = Device("cpu-of-another-machine", "cpu", 2, 1000.0, {}, 1, 1.0, 1)
+    monkeypatch.setattr(local_device, "local_cpu", lambda: other)
+    return tmp_path / "gpuprof-db"
+
+
+def test_every_table_of_an_old_database_is_read(database: Path) -> None:
+    rows = {table: KernelDb(database).read(table).num_rows for table in TABLES}
+    assert rows == {"runs": 14, "devices": 3, "models": 10, "ops": 105, "kernels": 210, "colocations": 2}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["mlp", "--batch", "1,4"], "estimates.json"),
+        (["mlp", "--beside", "random_mlp@1:50"], "beside.json"),
+    ],
+)
+def test_an_old_database_gives_the_estimates_that_it_gave(
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", *words, "--share", "50", "--device", DEVICE, "--json"]) == 0
+    for now, then in zip(json.loads(capsys.readouterr().out), json.loads((OLD / expected).read_text()), strict=True):
+        for key in ("model", "device", "share", "batch", "latency_source", "memory_source", "weight_bytes"):
+            assert now[key] == then[key]
+        for key in ("latency_ms", "throughput_rps", "memory_bytes"):
+            assert now[key] == pytest.approx(then[key])
+
+
+def test_models_are_placed_by_an_old_database(tmp_path: Path) -> None:
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp,20,100\nrandom_mlp,10,100\n")
+    assert main(["place", "--gpus", f"{DEVICE}:1"]) == 0
+    placed = read_map(tmp_path / "map.json")
+    assert placed.unplaced == ()
+    assert {replica.model for _, _, _, replica in placed.places()} == {"mlp", "random_mlp"}
