@@ -20,11 +20,7 @@ def apply(
     as_csv: CsvOption = False,
 ) -> None:
     """Move the server on this machine to MAP; only what changed is started and stopped, and no request is lost."""
-    from gpuprof.domain.deployment import read_map
-    from gpuprof.serving.control import send_apply
+    from gpuprof.pipeline.apply import apply as apply_map
 
     chosen = chosen_format(as_json, as_csv)
-    read_map(map_file)
-    answer = send_apply(port, map_file)
-    rows = [{"replica": name, "change": change} for change in ("kept", "started", "stopped") for name in answer[change]]
-    print_rows(rows, _COLUMNS, chosen)
+    print_rows(apply_map(map_file, port=port).rows(), _COLUMNS, chosen)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows, say_note
-from gpuprof.errors import unknown_name
-
-if TYPE_CHECKING:
-    from gpuprof.placement.explanation import Alternative, WhatIf
 
 _ALTERNATIVES = (
     Column("device", "device", right=False),
@@ -26,7 +21,7 @@ _ALTERNATIVES = (
     Column("cost", "cost", number(3)),
     Column("chosen", "in the map"),
 )
-_SEATS = (
+_PLACES = (
     Column("where", "stands on", right=False),
     Column("share", "share", right=False),
     Column("batch", "batch"),
@@ -49,52 +44,21 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
-    from gpuprof.domain.deployment import read_map
-    from gpuprof.pipeline.recorded_problem import map_policy, map_problem
-    from gpuprof.placement.explanation import alternatives, seats, what_ifs
+    from gpuprof.pipeline.explain import explain as explain_model
 
-    deployment = read_map(map_file)
-    if model not in deployment.models:
-        raise unknown_name("model of the map", model, sorted(deployment.models))
-    problem = map_problem(deployment, db, say_note)
-    choices = [_alternative(one) for one in alternatives(problem, deployment, model)]
-    places = [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in seats(deployment, model)]
-    changes = [_what_if(one) for one in what_ifs(problem, map_policy(deployment), model)]
+    result = explain_model(map_file, model, db=db, note=say_note)
+    places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     if as_json:
         print_json({"model": model, "places": places, "alternatives": choices, "what_if": changes})
         return
-    asked = deployment.models[model]
+    demand = result.deployment.models[model]
     sys.stdout.write(
-        f"{model}: {asked.rate_rps:g} requests/s, {asked.percentile:g}% of them within {asked.slo_ms:g} ms\n\n"
+        f"{model}: {demand.rate_rps:g} requests/s, {demand.percentile:g}% of them within {demand.slo_ms:g} ms\n\n"
     )
-    print_rows(places, _SEATS, Format.TABLE)
+    print_rows(places, _PLACES, Format.TABLE)
     sys.stdout.write(
         "The best batch under each share, cheapest first (cost: dollars an hour, or devices where none has a price):\n"
     )
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
-    sys.stdout.write(f"What {deployment.policy} would do:\n")
+    sys.stdout.write(f"What {result.deployment.policy} would do:\n")
     print_rows(changes, _WHAT_IFS, Format.TABLE)
-
-
-def _alternative(one: Alternative) -> dict[str, object]:
-    segment = one.segment
-    return {
-        "device": segment.device,
-        "share": str(segment.share),
-        "batch": segment.batch,
-        "processes": segment.processes,
-        "capacity_rps": segment.capacity_rps,
-        "tail_ms": segment.tail_ms,
-        "replicas": one.replicas,
-        "cost": one.cost,
-        "chosen": one.chosen,
-    }
-
-
-def _what_if(one: WhatIf) -> dict[str, object]:
-    return {
-        "change": one.change,
-        "gpus": one.gpus,
-        "shares": "; ".join(f"{count} × {share}" for share, count in one.shares) or "none",
-        "missing_rps": one.missing_rps,
-    }

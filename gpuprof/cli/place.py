@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuprof.cli.option_groups import with_groups
@@ -20,12 +18,12 @@ from gpuprof.cli.output import (
     print_rows,
     say_note,
 )
-from gpuprof.cli.place_options import Choice, Written
-from gpuprof.cli.planning_options import Asked, Rules
-from gpuprof.pipeline.share_hint import share_hint
+from gpuprof.cli.place_options import MapOptions, PolicyOptions
+from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.place import PlaceResult
 
 _COLUMNS = (
     Column("node", "node", right=False),
@@ -48,43 +46,39 @@ _COLUMNS = (
 
 @with_groups
 def place(
-    asked: Asked,
-    choice: Choice,
-    rules: Rules,
-    written: Written,
+    demands: DemandOptions,
+    policy: PolicyOptions,
+    rules: PlanningRuleOptions,
+    output: MapOptions,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
     """Decide which replicas run where, so that every SLO is kept at the least cost, and write the map."""
-    from gpuprof.pipeline.planning import plan_map
-    from gpuprof.placement.early_stop import early_stop
+    from gpuprof.pipeline.place import place as place_models
 
     chosen = chosen_format(as_json, as_csv)
-    options = rules.options(choice.time_limit, choice.seed)
-    policy = choice.made()
-    running = written.running()
-    problem = asked.problem(options, rules.overhead_ms)
-    deployment = plan_map(replace(problem, previous=running), policy, written.created)
-    deployment = written.merged(problem, deployment, asked.db)
-    print_map(deployment, chosen)
-    for unplaced in deployment.unplaced:
-        say_note(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
-    if stopped := early_stop(deployment):
-        say_note(f"{stopped}")
-    if hint := share_hint(problem, deployment):
-        say_note(f"{hint}")
-    written.write(deployment)
+    result = place_models(
+        demands.slo_file,
+        fleet=demands.devices(),
+        db=demands.db,
+        policy=policy.make_policy(),
+        options=rules.planning_options(policy.time_limit, policy.seed, output.created),
+        previous=output.previous,
+        output=output.map_output(),
+        note=say_note,
+    )
+    print_map(result, chosen)
+    result.write()
 
 
-def print_map(deployment: DeploymentMap, chosen: Format) -> None:
+def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
-    rows = list(_rows(deployment))
-    predicted = deployment.predicted
+    deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:
         print_json(
             {
                 "policy": deployment.policy,
-                "predicted": predicted.model_dump(),
+                "predicted": deployment.predicted.model_dump(),
                 "replicas": rows,
                 "unplaced": [one.model_dump() for one in deployment.unplaced],
             }
@@ -93,29 +87,6 @@ def print_map(deployment: DeploymentMap, chosen: Format) -> None:
     print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
         sys.stdout.write(_summary(deployment) + "\n")
-
-
-def _rows(deployment: DeploymentMap) -> Iterator[dict[str, object]]:
-    for node, gpu, partition, replica in deployment.places():
-        predicted = replica.predicted
-        yield {
-            "node": node.name,
-            "gpu": gpu.index,
-            "device": gpu.device,
-            "mig": None if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}",
-            "model": replica.model,
-            "share_pct": replica.sm_share_pct,
-            "processes": replica.processes,
-            "batch": replica.batch,
-            "rate_rps": replica.rate_rps,
-            "latency_ms": predicted.latency_ms,
-            "p99_ms": predicted.p99_ms,
-            "slo_ms": min(deployment.models[model].slo_ms for model in replica.rates()),
-            "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
-            "goodput_rps": predicted.goodput_rps,
-            "source": predicted.source,
-            **({"merged": list(replica.rates())} if replica.merged else {}),
-        }
 
 
 def _summary(deployment: DeploymentMap) -> str:

@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import say
-from gpuprof.errors import InfeasibleError
-
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.planning_options import MapOutput
     from gpuprof.placement.policies import Policy
-    from gpuprof.placement.problem import Problem
 
 
 @dataclass(frozen=True)
-class Choice:
+class PolicyOptions:
     """Which policy decides, and how it searches."""
 
     policy: Annotated[str | None, typer.Option(help="Name, or package.module:Class.")] = None
@@ -29,7 +25,7 @@ class Choice:
     time_limit: Annotated[float | None, typer.Option(help="Seconds after which the best map so far is taken.")] = None
     seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0
 
-    def made(self) -> Policy:
+    def make_policy(self) -> Policy:
         """Return the policy.
 
         Raises
@@ -39,11 +35,11 @@ class Choice:
         """
         from gpuprof.placement.policies import DEFAULT, make_policy
 
-        return make_policy(self.policy or DEFAULT, pairs(self.policy_option or []))
+        return make_policy(self.policy or DEFAULT, parse_pairs(self.policy_option or []))
 
 
 @dataclass(frozen=True)
-class Written:
+class MapOptions:
     """Which map is written, and where."""
 
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the map is written.")] = Path("map.json")
@@ -59,57 +55,13 @@ class Written:
     best_effort: Annotated[bool, typer.Option(help="Write the map even when some demands cannot be met.")] = False
     created: Annotated[str | None, typer.Option(help="Time to write into the map; none, or SOURCE_DATE_EPOCH.")] = None
 
-    def running(self) -> DeploymentMap | None:
-        """Return the map that runs now, None where none was named.
+    def map_output(self) -> MapOutput:
+        """Return where the map goes, and which map may go there."""
+        from gpuprof.pipeline.planning_options import MapOutput
 
-        Raises
-        ------
-        InputError
-            When it cannot be read.
-        """
-        from gpuprof.domain.deployment import read_map
-
-        return None if self.previous is None else read_map(self.previous)
-
-    def merged(self, problem: Problem, deployment: DeploymentMap, db: Path | None) -> DeploymentMap:
-        """Return the map with its models merged where that is asked and pays, and say what became of each.
-
-        Raises
-        ------
-        InputError
-            When the merged files cannot be written beside the map.
-        """
-        from gpuprof.pipeline.devices import open_database
-        from gpuprof.pipeline.map_merging import merge_replicas
-
-        if not self.merge or not self._is_written(deployment):
-            return deployment
-        outcome = merge_replicas(problem, deployment, self.output, open_database(db, needed=False))
-        for line in outcome.said:
-            say(f"gpuprof: {line}")
-        return outcome.deployment
-
-    def write(self, deployment: DeploymentMap) -> None:
-        """Write the map, unless a demand is not met and that is not allowed.
-
-        Raises
-        ------
-        InfeasibleError
-            When a demand is not met, whether the map was written or not.
-        """
-        from gpuprof.domain.deployment import write_map
-
-        if self._is_written(deployment):
-            write_map(deployment, self.output)
-        if deployment.unplaced:
-            names = ", ".join(dict.fromkeys(one.model for one in deployment.unplaced))
-            fix = f"{self.output} holds the rest" if self.best_effort else "--best-effort places the rest"
-            raise InfeasibleError(f"not every demand can be met: {names}", fix)
-
-    def _is_written(self, deployment: DeploymentMap) -> bool:
-        return self.best_effort or not deployment.unplaced
+        return MapOutput(self.output, self.merge, self.best_effort)
 
 
-def pairs(options: Sequence[str]) -> dict[str, str]:
+def parse_pairs(options: Sequence[str]) -> dict[str, str]:
     """Return ``KEY=VALUE`` words as a dict; a KEY alone is a flag that is set."""
     return {key: value for key, _, value in (option.partition("=") for option in options)}

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import say_note
+from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.placement.problem import Options, Problem
+    from gpuprof.pipeline.planning_options import PlanningOptions
 
 
 @dataclass(frozen=True)
-class Asked:
+class DemandOptions:
     """Which demands are placed, and onto which devices."""
 
     slo_file: Annotated[Path, typer.Option(help="CSV with model,rate_rps,slo_ms.")] = Path("slo.csv")
@@ -23,21 +23,21 @@ class Asked:
     fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
 
-    def problem(self, options: Options, overhead_ms: float | None = None) -> Problem:
-        """Return them as a problem; the overhead of a request is the measured one unless given.
+    def devices(self) -> Path | str | None:
+        """Return the devices as `gpuprof.place` takes them.
 
         Raises
         ------
         InputError
-            For a file, device or model that is wrong or unknown.
+            When they are named twice.
         """
-        from gpuprof.pipeline.problem import build_problem
-
-        return build_problem(self.slo_file, self.gpus, self.fleet, self.db, options, overhead_ms, say_note)
+        if self.gpus is not None and self.fleet is not None:
+            raise InputError("--gpus and --fleet exclude each other")
+        return self.fleet if self.gpus is None else self.gpus
 
 
 @dataclass(frozen=True)
-class Rules:
+class PlanningRuleOptions:
     """What a map must keep, and how large its replicas may be."""
 
     confidence: Annotated[
@@ -54,22 +54,17 @@ class Rules:
         float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
     ] = None
 
-    def options(self, time_limit_s: float | None, seed: int) -> Options:
-        """Return what every policy is told of them, and of how it is to search.
+    def planning_options(self, time_limit_s: float | None, seed: int, created: str | None = None) -> PlanningOptions:
+        """Return them, with how policies are to search and when the map is made, as the pipeline takes them."""
+        from gpuprof.pipeline.planning_options import PlanningOptions
 
-        Raises
-        ------
-        InputError
-            When a number is out of its range.
-        """
-        from gpuprof.placement.problem import Options
-
-        return Options(
+        return PlanningOptions(
             confidence=self.confidence,
             latency_budget=self.latency_budget,
             max_batch=self.max_batch,
             max_processes=self.max_processes,
-            overhead_ms=self.overhead_ms or 0.0,
+            overhead_ms=self.overhead_ms,
             time_limit_s=time_limit_s,
             seed=seed,
+            created=created,
         )

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.fleet import Fleet
     from gpuprof.kernel_db.store import KernelDb
+    from gpuprof.pipeline.planning_options import PlanningOptions
     from gpuprof.placement.problem import ModelFile, Options, Problem
     from gpuprof.rules.host_work import HostWork
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
@@ -24,39 +26,47 @@ _OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_pro
 
 
 def build_problem(
-    slo_file: Path,
-    gpus: str | None,
-    fleet_file: Path | None,
+    demands: DemandsArgument,
+    fleet: FleetArgument | None,
     db: Path | None,
-    options: Options,
-    overhead_ms: float | None = None,
+    planning: PlanningOptions,
     note: NoteCallback = ignore_note,
 ) -> Problem:
-    """Read demands, fleet and database into a problem; the overhead of a request is the measured one unless given.
+    """Read demands, fleet and database into a problem.
+
+    Parameters
+    ----------
+    demands, fleet
+        As in `gpuprof.place`.
+    db : Path or None
+        Kernel database.
+    planning : PlanningOptions
+    note : callable, optional
+        Told each remark as soon as it is known.
 
     Raises
     ------
     InputError
         For a file, device or model that is wrong or unknown.
     """
-    from gpuprof.domain.demand import read_demands
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import describe_superseded, make_database_estimator, open_database
     from gpuprof.placement.problem import Problem
 
-    demands = read_demands(slo_file)
-    given = _graph_files(demands)
-    demands = tuple(replace(demand, model=model_name(demand.model)) for demand in demands)
-    database = open_database(db, needed=len(given) < len(demands))
+    options = planning.problem_options()
+    asked = resolve_demands(demands)
+    given = _graph_files(asked)
+    named = tuple(replace(demand, model=model_name(demand.model)) for demand in asked)
+    database = open_database(db, needed=len(given) < len(named))
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
-    fleet = _find_fleet(gpus, fleet_file, database)
+    devices = _find_fleet(fleet, database)
     estimator = make_database_estimator(database, graphs, note)
-    models = [demand.model for demand in demands]
-    if overhead_ms is None:
-        overhead_ms = _overhead_ms(database, fleet, models)
-    options = replace(options, overhead_ms=overhead_ms, host=_host_work(database, fleet, demands))
-    for demand in demands:
-        for entry in fleet.entries:
+    models = [demand.model for demand in named]
+    options = replace(options, host=_host_work(database, devices, named))
+    if planning.overhead_ms is None:
+        options = replace(options, overhead_ms=_overhead_ms(database, devices, models))
+    for demand in named:
+        for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     for remark in describe_superseded(estimator, models):
         note(remark)
@@ -64,13 +74,13 @@ def build_problem(
     if options.max_batch > 1:
         _note_mixing_models(estimator.verdicts, files, models, note)
     return Problem(
-        demands=demands,
-        fleet=fleet,
+        demands=named,
+        fleet=devices,
         estimator=estimator,
         queueing=BatchQueue(),
         options=options,
         files=files,
-        inputs=_describe_inputs(slo_file, database, fleet, options),
+        inputs=_describe_inputs(demands, database, devices, options),
     )
 
 
@@ -142,17 +152,17 @@ def _is_path(model: str) -> bool:
     return model.endswith(".onnx") or os.sep in model
 
 
-def _find_fleet(gpus: str | None, fleet_file: Path | None, database: KernelDb | None) -> Fleet:
+def _find_fleet(given: FleetArgument | None, database: KernelDb | None) -> Fleet:
     from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
     from gpuprof.pipeline.devices import resolve_device
 
-    if gpus is not None and fleet_file is not None:
-        raise InputError("--gpus and --fleet exclude each other")
-    if fleet_file is not None:
-        return read_fleet(fleet_file, lambda name: resolve_device(name, database))
-    if gpus is not None:
-        return parse_fleet(gpus, lambda name: resolve_device(name, database))
-    return Fleet((FleetEntry(resolve_device(None, database)),))
+    if isinstance(given, Fleet):
+        return given
+    if given is None:
+        return Fleet((FleetEntry(resolve_device(None, database)),))
+    if isinstance(given, os.PathLike) or given.endswith(".toml"):
+        return read_fleet(Path(given), lambda name: resolve_device(name, database))
+    return parse_fleet(given, lambda name: resolve_device(name, database))
 
 
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
@@ -173,10 +183,14 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
     return files
 
 
-def _describe_inputs(slo_file: Path, database: KernelDb | None, fleet: Fleet, options: Options) -> dict[str, str]:
+def _describe_inputs(
+    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options
+) -> dict[str, str]:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
     devices = ",".join(f"{e.device.name}{'' if e.count is None else f':{e.count}'}" for e in fleet.entries)
-    inputs = {"slo_sha256": hashlib.sha256(slo_file.read_bytes()).hexdigest(), "fleet": devices}
+    inputs = {"fleet": devices}
+    if isinstance(demands, str | os.PathLike):
+        inputs["slo_sha256"] = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
     if database is not None:
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
         inputs["database_sha256"] = hashlib.sha256("\n".join(runs).encode()).hexdigest()

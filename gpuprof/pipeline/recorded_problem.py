@@ -10,6 +10,9 @@ from gpuprof.errors import InputError
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
@@ -64,12 +67,14 @@ def map_policy(deployment: DeploymentMap) -> Policy:
 def map_evidence(
     deployment: DeploymentMap,
     db: Path | None,
-    against: Path | None,
+    against: Sequence[Demand] | None,
     base: Path = Path(),
     note: NoteCallback = ignore_note,
 ) -> Evidence:
-    """Return what a map from a file in ``base`` is checked against; without a database, its own times."""
-    from gpuprof.domain.demand import read_demands
+    """Return what a map from a file in ``base`` is checked against; without a database, its own times.
+
+    ``against`` are demands to be checked instead of those that the map says were made.
+    """
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
     from gpuprof.pipeline.problem import model_name
@@ -85,7 +90,6 @@ def map_evidence(
             found[name] = resolve_device(name, database)
         except InputError:
             continue  # the check names it
-    demands = None if against is None else read_demands(against)
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
     estimator: Estimator | None = None
     if database is not None:
@@ -97,7 +101,7 @@ def map_evidence(
         devices=found,
         queueing=BatchQueue(),
         estimator=estimator,
-        demands=None if demands is None else tuple(replace(one, model=model_name(one.model)) for one in demands),
+        demands=None if against is None else tuple(replace(one, model=model_name(one.model)) for one in against),
         confidence=map_setting(deployment, "confidence"),
         latency_budget=map_setting(deployment, "latency_budget"),
         overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,

@@ -42,6 +42,29 @@ def ignore_note(note: str) -> None:
     """Do nothing: for callers that do without remarks."""
 
 
+class NoteList:
+    """The notes of a result in the making, each passed on as soon as it is known.
+
+    Parameters
+    ----------
+    note : callable
+        Told each of them.
+    """
+
+    def __init__(self, note: NoteCallback = ignore_note) -> None:
+        self._note = note
+        self._notes: list[str] = []
+
+    def add(self, note: str) -> None:
+        """Keep a note and pass it on."""
+        self._notes.append(note)
+        self._note(note)
+
+    def all(self) -> tuple[str, ...]:
+        """Return the notes so far, in their order."""
+        return tuple(self._notes)
+
+
 @dataclass(frozen=True)
 class Result(ABC):
     """What a verb returns.

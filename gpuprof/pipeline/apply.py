@@ -1,0 +1,52 @@
+"""``apply``: move a running server to another map."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.domain.deployment import read_map
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Result
+from gpuprof.serving.control import send_apply
+
+#: Where a server listens unless told otherwise.
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyResult(Result):
+    """The replicas that a server kept, started and stopped, by name."""
+
+    kept: tuple[str, ...]
+    started: tuple[str, ...]
+    stopped: tuple[str, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each replica: its name and what became of it."""
+        changes = {"kept": self.kept, "started": self.started, "stopped": self.stopped}
+        return [{"replica": name, "change": change} for change, names in changes.items() for name in names]
+
+
+def apply(map_file: PathArgument, *, port: int = DEFAULT_PORT) -> ApplyResult:
+    """Move the server on this machine to another map; only what changed is started and stopped, no request is lost.
+
+    Parameters
+    ----------
+    map_file : path
+        The map to serve from now on; the files of its models are looked for beside it.
+    port : int
+        HTTP port of the server.
+
+    Raises
+    ------
+    UnavailableError
+        When no server of this user listens there, or it lacks what the map needs.
+    InputError
+        When the file holds no map, or the server refuses it.
+    """
+    path = Path(map_file)
+    read_map(path)
+    answer = send_apply(port, path)
+    return ApplyResult(kept=tuple(answer["kept"]), started=tuple(answer["started"]), stopped=tuple(answer["stopped"]))

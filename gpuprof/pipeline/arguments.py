@@ -1,0 +1,58 @@
+"""What verbs take: the path of a file, or what stands in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from gpuprof.domain.demand import Demand, read_demands
+from gpuprof.domain.deployment import DeploymentMap, read_map
+from gpuprof.domain.fleet import Fleet
+
+#: A file or folder.
+PathArgument: TypeAlias = str | os.PathLike[str]
+#: A deployment map, or the file that holds one.
+MapArgument: TypeAlias = DeploymentMap | PathArgument
+#: Demands, or the slo.csv that holds them.
+DemandsArgument: TypeAlias = Sequence[Demand] | PathArgument
+#: Devices: a fleet, the path of a fleet.toml, or text as ``--gpus`` takes it: ``"a100-80:8,v100"``.
+FleetArgument: TypeAlias = Fleet | os.PathLike[str] | str
+
+
+def optional_path(path: PathArgument | None) -> Path | None:
+    """Return the path, None for None."""
+    return None if path is None else Path(path)
+
+
+def resolve_map(given: MapArgument) -> DeploymentMap:
+    """Return the map, read from its file if that is given.
+
+    Raises
+    ------
+    InputError
+        When the file holds no map.
+    """
+    return given if isinstance(given, DeploymentMap) else read_map(Path(given))
+
+
+def map_folder(given: MapArgument) -> Path:
+    """Return the folder that the files of a map are looked for in: its own, or the current one."""
+    return Path.cwd() if isinstance(given, DeploymentMap) else Path(given).absolute().parent
+
+
+def map_label(given: MapArgument) -> str:
+    """Return what messages call a map: its path, or ``the map``."""
+    return "the map" if isinstance(given, DeploymentMap) else str(given)
+
+
+def resolve_demands(given: DemandsArgument) -> tuple[Demand, ...]:
+    """Return the demands, read from their file if that is given.
+
+    Raises
+    ------
+    InputError
+        When the file holds no demands.
+    """
+    return read_demands(Path(given)) if isinstance(given, str | os.PathLike) else tuple(given)

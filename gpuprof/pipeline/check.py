@@ -1,0 +1,88 @@
+"""``check``: whether a deployment map keeps every rule, whoever made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.errors import InfeasibleError
+from gpuprof.pipeline.arguments import (
+    DemandsArgument,
+    MapArgument,
+    PathArgument,
+    map_folder,
+    map_label,
+    optional_path,
+    resolve_demands,
+    resolve_map,
+)
+from gpuprof.pipeline.recorded_problem import map_evidence
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.placement import feasibility
+from gpuprof.placement.feasibility import Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckResult(Result):
+    """The rules that a map breaks; a map without any is sound."""
+
+    label: str
+    deployment: DeploymentMap
+    violations: tuple[Violation, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the map breaks no rule."""
+        return not self.violations
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each broken rule: the rule, where, and what is wrong."""
+        return [asdict(violation) for violation in self.violations]
+
+    def raise_if_broken(self) -> None:
+        """Do nothing where the map is sound.
+
+        Raises
+        ------
+        InfeasibleError
+            When it breaks a rule.
+        """
+        if self.violations:
+            count = len(self.violations)
+            raise InfeasibleError(f"{self.label} breaks {count} {'rule' if count == 1 else 'rules'}")
+
+
+def check(
+    deployment: MapArgument = Path("map.json"),
+    *,
+    against: DemandsArgument | None = None,
+    db: PathArgument | None = None,
+    note: NoteCallback = ignore_note,
+) -> CheckResult:
+    """Check geometry, shares, memory, rates and SLOs of a map.
+
+    Parameters
+    ----------
+    deployment : path or DeploymentMap
+    against : path or sequence of Demand, optional
+        Demands to check instead of those that the map says were made.
+    db : path, optional
+        Kernel database; without one the times that stand in the map are believed.
+    note : callable, optional
+        Told each remark as soon as it is known.
+
+    Raises
+    ------
+    InputError
+        For a file that is wrong.
+    """
+    notes = NoteList(note)
+    demands = None if against is None else resolve_demands(against)
+    found = resolve_map(deployment)
+    evidence = map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add)
+    if evidence.estimator is None:
+        notes.add("there is no kernel database: the times written in the map are believed")
+    violations = feasibility.check(found, evidence)
+    return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=found, violations=violations)

@@ -1,0 +1,139 @@
+"""``compare``: what each policy makes of the same demands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
+from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.problem import build_problem
+from gpuprof.pipeline.result import (
+    NoteCallback,
+    NoteList,
+    Progress,
+    ProgressCallback,
+    Result,
+    ignore_note,
+    ignore_progress,
+)
+from gpuprof.placement import comparison
+from gpuprof.placement.comparison import Outcome
+from gpuprof.placement.policies import make_policy, policy_names
+from gpuprof.placement.problem import Problem
+
+_PICTURES = {".svg", ".png"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareResult(Result):
+    """What each policy made of the same problem; a policy that could not says why in its ``reason``."""
+
+    outcomes: tuple[Outcome, ...]
+    problem: Problem
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each policy: devices, cost, goodput, what is idle, bounds and seconds."""
+        return [_row(outcome) for outcome in self.outcomes]
+
+    def draw(self, path: PathArgument) -> Path:
+        """Draw the maps into an .svg or .png file and return where.
+
+        Raises
+        ------
+        InputError
+            When its name ends otherwise, or it cannot be written.
+        """
+        from gpuprof.placement.bitmap import to_png
+        from gpuprof.placement.picture import draw, to_svg
+
+        target = check_picture(path)
+        devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
+        maps = [
+            (f"{one.policy}: {_count_gpus(one)} devices", one.deployment) for one in self.outcomes if one.deployment
+        ]
+        scene = draw(maps, devices)
+        content = to_svg(scene).encode() if target.suffix == ".svg" else to_png(scene)
+        try:
+            target.write_bytes(content)
+        except OSError as error:
+            raise InputError(f"cannot write {target}: {error.strerror or error}") from None
+        return target
+
+
+def compare(
+    demands: DemandsArgument = Path("slo.csv"),
+    *,
+    fleet: FleetArgument | None = None,
+    db: PathArgument | None = None,
+    policies: Sequence[str] | None = None,
+    options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
+    progress: ProgressCallback = ignore_progress,
+    note: NoteCallback = ignore_note,
+) -> CompareResult:
+    """Place the same demands by several policies, with one estimator and one check.
+
+    Parameters
+    ----------
+    demands, fleet, db, options, note
+        As in `gpuprof.place`.
+    policies : sequence of str, optional
+        Their names; left out: all that there are.
+    progress : callable, optional
+        Told each policy that is done.
+
+    Raises
+    ------
+    InputError
+        For a file, device, model or policy that is wrong or unknown.
+    """
+    notes = NoteList(note)
+    chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]
+    problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    outcomes: list[Outcome] = []
+    for done, one in enumerate(chosen, start=1):
+        outcomes += comparison.compare(problem, [one])
+        progress(Progress(one[0], done, len(chosen)))
+    return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
+
+
+def check_picture(path: PathArgument) -> Path:
+    """Return the path of a picture to be drawn.
+
+    Raises
+    ------
+    InputError
+        When its name does not end in .svg or .png.
+    """
+    target = Path(path)
+    if target.suffix not in _PICTURES:
+        raise InputError(f"a picture is .svg or .png but got {target}")
+    return target
+
+
+def _row(outcome: Outcome) -> dict[str, object]:
+    figures, deployment = outcome.objective, outcome.deployment
+    remark = outcome.reason
+    if outcome.violations:
+        remark = f"NOT SOUND, {len(outcome.violations)} rules broken, first: {outcome.violations[0]}"
+    return {
+        "policy": outcome.policy,
+        "gpus": None if figures is None else figures.gpus,
+        "cost_per_hour": None if figures is None else figures.cost_per_hour,
+        "goodput_rps": None if figures is None else figures.goodput_rps,
+        "missing_rps": None if figures is None else outcome.missing_rps,
+        "internal_slack": None if figures is None else figures.internal_slack,
+        "external_fragmentation": None if figures is None else figures.external_fragmentation,
+        "compute_utilization": None if figures is None else figures.compute_utilization,
+        "memory_utilization": None if figures is None else figures.memory_utilization,
+        "fairness": None if figures is None else figures.fairness,
+        "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
+        "seconds": outcome.seconds,
+        "remark": remark,
+    }
+
+
+def _count_gpus(outcome: Outcome) -> int:
+    return 0 if outcome.deployment is None else sum(len(node.gpus) for node in outcome.deployment.nodes)

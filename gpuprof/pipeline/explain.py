@@ -1,0 +1,101 @@
+"""``explain``: why a model got this batch, share and place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.errors import unknown_name
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
+from gpuprof.pipeline.recorded_problem import map_policy, map_problem
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.placement.explanation import Alternative, Seat, WhatIf, alternatives, seats, what_ifs
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainResult(Result):
+    """What a model of a map has, could have had, and would get if the demand changed."""
+
+    model: str
+    deployment: DeploymentMap
+    places: tuple[Seat, ...]
+    alternatives: tuple[Alternative, ...]
+    what_ifs: tuple[WhatIf, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each share that the model could have had, cheapest first."""
+        return [_describe_alternative(one) for one in self.alternatives]
+
+    def place_rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each replica of the model: where it stands, and beside what."""
+        return [{**asdict(one), "beside": ", ".join(one.beside) or "nobody"} for one in self.places]
+
+    def what_if_rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each changed demand: what the map's policy would do."""
+        return [_describe_what_if(one) for one in self.what_ifs]
+
+
+def explain(
+    deployment: MapArgument = Path("map.json"),
+    model: str = "",
+    *,
+    db: PathArgument | None = None,
+    note: NoteCallback = ignore_note,
+) -> ExplainResult:
+    """Say what a model could have had instead, and what 10% more rate or 10% less SLO would change.
+
+    Parameters
+    ----------
+    deployment : path or DeploymentMap
+    model : str
+        A model of the map; may be left out where it has only one.
+    db : path, optional
+        Kernel database that the map was planned from.
+    note : callable, optional
+        Told each remark as soon as it is known.
+
+    Raises
+    ------
+    InputError
+        When the map lacks the model, or the database what the map was planned from.
+    """
+    notes, found = NoteList(note), resolve_map(deployment)
+    if not model and len(found.models) == 1:
+        model = next(iter(found.models))
+    if model not in found.models:
+        raise unknown_name("model of the map", model, sorted(found.models))
+    problem = map_problem(found, optional_path(db), notes.add)
+    return ExplainResult(
+        model=model,
+        deployment=found,
+        places=tuple(seats(found, model)),
+        alternatives=tuple(alternatives(problem, found, model)),
+        what_ifs=tuple(what_ifs(problem, map_policy(found), model)),
+        notes=notes.all(),
+    )
+
+
+def _describe_alternative(one: Alternative) -> dict[str, object]:
+    segment = one.segment
+    return {
+        "device": segment.device,
+        "share": str(segment.share),
+        "batch": segment.batch,
+        "processes": segment.processes,
+        "capacity_rps": segment.capacity_rps,
+        "tail_ms": segment.tail_ms,
+        "replicas": one.replicas,
+        "cost": one.cost,
+        "chosen": one.chosen,
+    }
+
+
+def _describe_what_if(one: WhatIf) -> dict[str, object]:
+    return {
+        "change": one.change,
+        "gpus": one.gpus,
+        "shares": "; ".join(f"{count} × {share}" for share, count in one.shares) or "none",
+        "missing_rps": one.missing_rps,
+    }

@@ -1,0 +1,169 @@
+"""``place``: the cheapest deployment map that keeps the SLOs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.errors import InfeasibleError
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.arguments import (
+    DemandsArgument,
+    FleetArgument,
+    MapArgument,
+    PathArgument,
+    optional_path,
+    resolve_map,
+)
+from gpuprof.pipeline.devices import open_database
+from gpuprof.pipeline.planning import plan_map
+from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.pipeline.problem import build_problem
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.share_hint import share_hint
+from gpuprof.placement.early_stop import early_stop
+from gpuprof.placement.policies import DEFAULT, Policy, make_policy
+from gpuprof.placement.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlaceResult(Result):
+    """A map, and the problem that it solves.
+
+    Attributes
+    ----------
+    deployment : DeploymentMap
+        What it leaves out stands in its ``unplaced``.
+    problem : Problem
+    output : MapOutput
+    """
+
+    deployment: DeploymentMap
+    problem: Problem
+    output: MapOutput
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every demand is met."""
+        return not self.deployment.unplaced
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each replica: where it stands, its share and batch, and what is predicted of it."""
+        return replica_rows(self.deployment)
+
+    def write(self, path: PathArgument | None = None) -> Path:
+        """Write the map to ``path``, by default to ``output.path``; return where.
+
+        Raises
+        ------
+        InfeasibleError
+            When a demand is not met, whether the map was written or, without ``best_effort``, not.
+        InputError
+            When it cannot be written there.
+        """
+        target = optional_path(path) or self.output.path
+        if self.is_complete or self.output.best_effort:
+            write_map(self.deployment, target)
+        if not self.is_complete:
+            names = ", ".join(dict.fromkeys(one.model for one in self.deployment.unplaced))
+            fix = f"{target} holds the rest" if self.output.best_effort else "--best-effort places the rest"
+            raise InfeasibleError(f"not every demand can be met: {names}", fix)
+        return target
+
+
+def place(
+    demands: DemandsArgument = Path("slo.csv"),
+    *,
+    fleet: FleetArgument | None = None,
+    db: PathArgument | None = None,
+    policy: str | Policy = DEFAULT,
+    options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
+    previous: MapArgument | None = None,
+    output: MapOutput = MapOutput(),  # noqa: B008 - frozen
+    note: NoteCallback = ignore_note,
+) -> PlaceResult:
+    """Decide which replicas run where, so that every SLO is kept at the least cost.
+
+    Parameters
+    ----------
+    demands : path or sequence of Demand
+        An slo.csv with ``model,rate_rps,slo_ms``, or what stands in one.
+    fleet : Fleet, path or str, optional
+        Devices: a fleet, a fleet.toml, or ``"a100-80:8,v100"``; a kind without a count: as many as needed. Left out:
+        as many as needed of the device that the database was measured on.
+    db : path, optional
+        Kernel database; ``GPUPROF_DB`` or ``./gpuprof-db`` unless given.
+    policy : str or Policy
+        A name as `gpuprof.placement.policies` knows it, ``"package.module:Class"``, or a policy.
+    options : PlanningOptions
+    previous : path or DeploymentMap, optional
+        The map that runs now: of equally good maps, that which moves the fewest replicas is taken.
+    output : MapOutput
+        Whether models are merged, and where `PlaceResult.write` writes the map.
+    note : callable, optional
+        Told each remark as soon as it is known.
+
+    Returns
+    -------
+    PlaceResult
+        Also where demands cannot be met: the map's ``unplaced`` says which, and `PlaceResult.write` refuses it.
+
+    Raises
+    ------
+    InputError
+        For a file, device, model or policy that is wrong or unknown.
+    UnstableError
+        When the policy makes a map that breaks a rule.
+    """
+    notes = NoteList(note)
+    chosen = make_policy(policy) if isinstance(policy, str) else policy
+    running = None if previous is None else resolve_map(previous)
+    problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    deployment = plan_map(replace(problem, previous=running), chosen, options.created)
+    if output.merge and (output.best_effort or not deployment.unplaced):
+        deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
+    for unplaced in deployment.unplaced:
+        notes.add(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
+    for remark in (early_stop(deployment), share_hint(problem, deployment)):
+        if remark:
+            notes.add(remark)
+    return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
+
+
+def _merge(
+    problem: Problem, deployment: DeploymentMap, output: MapOutput, database: KernelDb | None, notes: NoteList
+) -> DeploymentMap:
+    from gpuprof.pipeline.map_merging import merge_replicas
+
+    outcome = merge_replicas(problem, deployment, output.path, database)
+    for line in outcome.said:
+        notes.add(line)
+    return outcome.deployment
+
+
+def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
+    """Return a record for each replica of a map."""
+    rows = []
+    for node, gpu, partition, replica in deployment.places():
+        predicted = replica.predicted
+        row: dict[str, object] = {
+            "node": node.name,
+            "gpu": gpu.index,
+            "device": gpu.device,
+            "mig": None if partition.mig is None else f"{partition.mig.profile}@{partition.mig.start}",
+            "model": replica.model,
+            "share_pct": replica.sm_share_pct,
+            "processes": replica.processes,
+            "batch": replica.batch,
+            "rate_rps": replica.rate_rps,
+            "latency_ms": predicted.latency_ms,
+            "p99_ms": predicted.p99_ms,
+            "slo_ms": min(deployment.models[model].slo_ms for model in replica.rates()),
+            "utilization_pct": None if predicted.utilization is None else 100.0 * predicted.utilization,
+            "goodput_rps": predicted.goodput_rps,
+            "source": predicted.source,
+        }
+        rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
+    return rows

@@ -1,0 +1,83 @@
+"""How carefully to plan, and what becomes of the map."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpuprof.placement.problem import Options
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningOptions:
+    """What a map must keep, how large its replicas may be, and how policies search.
+
+    Attributes
+    ----------
+    confidence : float or None
+        Plan on the upper end of the estimates' intervals, 0.9 for 90%; None: on the means.
+    latency_budget : float or None
+        Instead of queueing: a batch may take this fraction of the SLO.
+    max_batch : int
+        Largest batch size.
+    max_processes : int or None
+        Most processes of one replica; None: three in a MIG instance, else one.
+    overhead_ms : float or None
+        Time of a request outside its replica; None: as ``profile`` measured it.
+    time_limit_s : float or None
+        After so long, policies that search take the best map so far.
+    seed : int
+        Of policies that draw random numbers.
+    created : str or None
+        Time that the map says it was made at; None: that of ``SOURCE_DATE_EPOCH``, else none.
+    """
+
+    confidence: float | None = None
+    latency_budget: float | None = None
+    max_batch: int = 256
+    max_processes: int | None = None
+    overhead_ms: float | None = None
+    time_limit_s: float | None = None
+    seed: int = 0
+    created: str | None = None
+
+    def problem_options(self) -> Options:
+        """Return them as policies take them; without a given overhead it is 0 there.
+
+        Raises
+        ------
+        InputError
+            When a number is out of its range.
+        """
+        from gpuprof.placement.problem import Options
+
+        return Options(
+            confidence=self.confidence,
+            latency_budget=self.latency_budget,
+            max_batch=self.max_batch,
+            max_processes=self.max_processes,
+            overhead_ms=self.overhead_ms or 0.0,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MapOutput:
+    """Which map is wanted, and where it is to be written.
+
+    Attributes
+    ----------
+    path : Path
+        Merged models are written beside it.
+    merge : bool
+        Let models that share a device and weights run as one graph where it pays.
+    best_effort : bool
+        Whether a map that leaves some demands out may be written.
+    """
+
+    path: Path = Path("map.json")
+    merge: bool = False
+    best_effort: bool = False
