@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from gpuprof.domain.arrival_process import Arriving, Constant, Gamma, at_rate
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """A stream of requests: mean rate and squared coefficient of variation of the gaps (Poisson: 1)."""
+    """A stream of requests.
+
+    Attributes
+    ----------
+    rate_rps : float
+    scv : float
+        Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
+    process : Arriving or None
+        Where given, the arrivals at just this rate, of whatever shape; ``scv`` then says nothing.
+    """
 
     rate_rps: float
     scv: float = 1.0
+    process: Arriving | None = None
+
+    @classmethod
+    def shaped(cls, process: Arriving | None, rate_rps: float) -> Arrivals:
+        """Return the arrivals of a process of this shape at a rate; Poisson ones without a process."""
+        if process is None:
+            return cls(rate_rps)
+        if isinstance(process, Constant):
+            return cls(rate_rps, 0.0)
+        if isinstance(process, Gamma):
+            return cls(rate_rps, process.scv)
+        return cls(rate_rps, process=at_rate(process, rate_rps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +122,41 @@ class Sojourn:
         return 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class ServedPart:
+    """What one replica of a pool answers: requests per second, and the distribution of their times."""
+
+    rate_rps: float
+    sojourn: Sojourn
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSojourn:
+    """Distribution of the time that requests take that a router gives to one of several replicas.
+
+    Attributes
+    ----------
+    whole : Sojourn
+        Over all requests; its utilization is that of all processes together.
+    parts : tuple of ServedPart
+        By replica, in the order of the question; the rates add up to that of the arrivals.
+    """
+
+    whole: Sojourn
+    parts: tuple[ServedPart, ...]
+
+
 class QueueModel(Protocol):
-    """Predicts the sojourn time of a replica under a stream of requests."""
+    """Predicts the sojourn time of a replica, or of several behind one router, under a stream of requests."""
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system."""
+        ...
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        """Return the distribution of the time in a system of replicas that share the stream.
+
+        The router gives each request to the replica that is expected to answer it first
+        (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together.
+        """
         ...

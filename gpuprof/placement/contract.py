@@ -20,7 +20,8 @@ from gpuprof.domain.device import Device, MigProfile
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check
@@ -100,6 +101,10 @@ class ExponentialQueue:
         at = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.995, 0.999, 0.9999, 0.99999)
         quantiles = tuple((p, service - mean_wait * math.log(1.0 - p)) for p in at)
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        """Return the times of independent streams: routing gains nothing here."""
+        return split_stream(self, arrivals, servers)
 
 
 def plain_device(name: str = "plain", price: float | None = 1.0) -> Device:

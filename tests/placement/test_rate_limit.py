@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given, settings
@@ -8,7 +9,8 @@ from hypothesis import strategies as st
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, Sojourn
+from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
 from gpuprof.placement.rate_limit import LONELY, RATE_PRECISION, RateLimits
@@ -26,6 +28,9 @@ class Counting:
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         self.solved.append(arrivals.rate_rps)
         return self.inner.sojourn(arrivals, server)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        return split_stream(self, arrivals, servers)
 
 
 def _plain(queueing: QueueModel, server: BatchServer, slo: Slo, wanted: float) -> float:

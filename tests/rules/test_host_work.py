@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError
 from gpuprof.rules.host_work import (
     BUSY_RPS,
@@ -27,6 +29,9 @@ class Linear:
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         busy = arrivals.rate_rps * server.latency_ms[0] / 1000.0
         return Sojourn(busy, 1.0, 1.0, ((0.0, 1.0), (1.0, 1.0)))
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        return split_stream(self, arrivals, servers)
 
 
 WORK = HostWork(handover_ms=0.2, host_ms=1.0, host_cores=2)

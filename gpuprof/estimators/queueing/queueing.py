@@ -1,65 +1,66 @@
-"""The default queueing model of a batching replica: solved for one process and Poisson arrivals, else simulated."""
+"""The default queueing model: one process under Poisson requests is solved, all else simulated."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
+from gpuprof.estimators.queueing.blas_threads import blas_threads
+from gpuprof.estimators.queueing.pool_table import pair_quantiles, scale_server, simulate_one, solve_pool
+from gpuprof.estimators.queueing.scaled_server import ScaledServer
 
 _REFINEMENTS = 3
 _LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
-_NO_WAIT = 1e-9  # of a batch's time; less is none
-_PROBABILITIES = np.unique(
-    np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
-)
 
 
 class BatchQueue:
-    """Implements `gpuprof.domain.sojourn.QueueModel` for the rule of `gpuprof.rules.batching`.
+    """Implements `gpuprof.domain.sojourn.QueueModel` for the rules of `gpuprof.rules.batching` and `routing`.
 
     One process under Poisson requests is solved by its embedded Markov chain (`batch_chain`, `batch_sojourn`).
-    Several processes, arrivals of another variability (renewals with gamma gaps), or batches whose variation differs
-    after a pause are simulated request by request with fixed random numbers; the backlog, which makes plain
-    simulations so long near capacity, is taken from analysis (`batch_simulation`). Service times are gamma with the
-    given coefficient of variation. A server whose batches take longer after a pause is stable as long as it is at
-    full speed.
-    Against simulations of millions of requests (`bench.queueing`) both are within 3% at the mean and 5% at p99 from
-    10% to 90% of the capacity.
-    Results are cached; the cache knows that only ratios of times matter.
+    Several processes or replicas, other arrivals, or batches whose variation differs after a pause are simulated
+    request by request with fixed random numbers; the backlog, which makes plain simulations so long near capacity, is
+    taken from analysis where gaps are gamma (`pool_simulation`). Pools are simulated at a grid of loads and
+    interpolated between. Service times are gamma with the given coefficient of variation. A server whose batches take
+    longer after a pause is stable as long as it is at full speed.
+    Results are cached; the cache knows that only ratios of times matter. `bench.queueing` prints the errors.
     """
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
         unit = server.latency_ms[server.batch - 1]
-        replica = _Replica(
-            tuple(_rounded(latency / unit) for latency in server.latency_ms[: server.batch]),
-            _rounded(server.max_wait_ms / unit) if server.max_wait_ms > _NO_WAIT * unit else 0.0,
-            server.processes,
-            round(server.latency_cv, 4),
-            _rounded(server.pause_factor),
-            round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
-        )
+        replica = scale_server(server, unit)
+        load = arrivals.rate_rps / server.capacity_rps
+        if load >= 1.0:
+            return _overfull(load, float(server.batch))
+        if arrivals.process is not None:
+            return self.pool(arrivals, (server,)).whole
         law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
         return _scaled(law, unit, server.overhead_ms)
 
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        """Return the distribution of the time in a system of replicas that share the stream."""
+        if len(servers) == 1 and arrivals.process is None:
+            whole = self.sojourn(arrivals, servers[0])
+            return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
+        capacity = math.fsum(one.capacity_rps for one in servers)
+        load = arrivals.rate_rps / capacity
+        if load >= 1.0:
+            shares = [arrivals.rate_rps * one.capacity_rps / capacity for one in servers]
+            parts = tuple(
+                ServedPart(rate, _overfull(load, float(one.batch))) for rate, one in zip(shares, servers, strict=True)
+            )
+            return PoolSojourn(_overfull(load, float(servers[0].batch)), parts)
+        return solve_pool(arrivals, servers)
 
-@dataclass(frozen=True, slots=True)
-class _Replica:
-    """A `BatchServer` with times in units of a full batch's."""
 
-    latency: tuple[float, ...]
-    max_wait: float
-    processes: int
-    cv: float
-    pause: float
-    pause_cv: float
+def _overfull(load: float, batch: float) -> Sojourn:
+    return Sojourn(load, batch, math.inf, ((0.0, math.inf), (1.0, math.inf)))
 
 
 def _rounded(value: float) -> float:
@@ -77,43 +78,19 @@ def _scaled(law: Sojourn, unit: float, overhead: float) -> Sojourn:
 
 
 @lru_cache(maxsize=100_000)
-def _solve(rate: float, scv: float, replica: _Replica) -> Sojourn:
-    batch = len(replica.latency)
-    load = rate / (batch * replica.processes)
+def _solve(rate: float, scv: float, replica: ScaledServer) -> Sojourn:
+    load = rate / replica.capacity
     if load >= 1.0:
-        return Sojourn(load, float(batch), math.inf, ((0.0, math.inf), (1.0, math.inf)))
-    with _threads().limit(limits=1, user_api="blas"):  # waking threads for matrices this small costs more than they do
+        return _overfull(load, float(len(replica.latency)))
+    with blas_threads().limit(
+        limits=1, user_api="blas"
+    ):  # waking threads for matrices this small costs more than they do
         if replica.processes == 1 and abs(scv - 1.0) < 1e-3 and replica.cv == replica.pause_cv:
             return _exact(max(rate, _LEAST_RATE), replica)
-        return _simulated(max(rate, _LEAST_RATE), scv, replica)
+        return simulate_one(max(rate, _LEAST_RATE), scv, replica)
 
 
-@cache
-def _threads() -> Any:
-    from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
-
-    return ThreadpoolController()
-
-
-def _simulated(rate: float, scv: float, replica: _Replica) -> Sojourn:
-    from gpuprof.estimators.queueing.batch_simulation import Queue, simulate  # numba takes a while to import
-
-    queue = Queue(
-        rate,
-        scv,
-        replica.max_wait,
-        np.array(replica.latency),
-        replica.cv,
-        replica.processes,
-        replica.pause,
-        replica.pause_cv,
-    )
-    sample = simulate(queue, _PROBABILITIES)
-    busy = rate / sample.mean_batch * sample.mean_service / replica.processes
-    return Sojourn(min(busy, 1.0), sample.mean_batch, sample.mean, _pairs(_PROBABILITIES, sample.times))
-
-
-def _exact(rate: float, replica: _Replica) -> Sojourn:
+def _exact(rate: float, replica: ScaledServer) -> Sojourn:
     service = batch_chain.service_of(np.array(replica.latency), replica.cv, replica.pause)
     law = batch_chain.solve(rate, replica.max_wait, service)
     waits = batch_sojourn.waiting(rate, replica.max_wait, service, law)
@@ -123,7 +100,7 @@ def _exact(rate: float, replica: _Replica) -> Sojourn:
     mean = waits.mean() + float(by_request @ service.fresh_means)
     times, within = _tabulate(waits, service)
     busy = min(rate / mean_batch * float(sizes @ service.fresh_means), 1.0)
-    return Sojourn(busy, mean_batch, mean, _pairs(within, times))
+    return Sojourn(busy, mean_batch, mean, pair_quantiles(within, times))
 
 
 def _tabulate(waits: batch_sojourn.Waiting, service: batch_chain.Service) -> tuple[Array, Array]:
@@ -159,12 +136,3 @@ def _steep(times: Array, within: Array) -> Array:
     steep &= np.diff(times) > 1e-4 * times[1:]
     start, width = times[:-1][steep], np.diff(times)[steep]
     return np.asarray((start[:, None] + width[:, None] * np.array([0.25, 0.5, 0.75])).ravel(), dtype=np.float64)
-
-
-def _pairs(probabilities: Array, times: Array) -> tuple[tuple[float, float], ...]:
-    """Return the table of quantiles from probability 0 to 1."""
-    last = int(np.searchsorted(probabilities, 0.99999)) + 1
-    table = list(zip(probabilities[:last].tolist(), times[:last].tolist(), strict=True))
-    if table[0][0] > 0.0:
-        table.insert(0, (0.0, table[0][1]))
-    return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.domain.split_stream import split_stream
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
     ExponentialQueue,
@@ -44,6 +46,9 @@ class Slow:
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         self.now_s += self.each_s
         return ExponentialQueue().sojourn(arrivals, server)
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        return split_stream(self, arrivals, servers)
 
 
 def made(count: int, queueing: Slow, disturbance: float, options: Options) -> Problem:

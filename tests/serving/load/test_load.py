@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gpuprof.domain.deployment import parse_map
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
+from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, run_load
@@ -117,6 +119,9 @@ class FlatQueue:
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         ms = server.latency_ms[-1] * arrivals.rate_rps
         return Sojourn(0.5, 1.0, ms, ((0.0, ms), (1.0, ms)))
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+        return split_stream(self, arrivals, servers)
 
 
 def test_at_another_rate_the_queueing_model_is_asked_for_each_replica_with_its_part() -> None:

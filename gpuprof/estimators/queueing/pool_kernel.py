@@ -1,0 +1,354 @@
+"""The replicas of one model behind one router, request by request, compiled by numba.
+
+Which replica takes a request and how large a batch is are decided by the functions that the server itself calls,
+`gpuprof.rules.routing` and `gpuprof.rules.batching`, compiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.rules import batching, routing
+
+Array = NDArray[Any]
+
+#: Standard normal scores at which the quantiles of a law are tabulated, and how many entries there are in one.
+SCORE_REACH = 5.5
+ENTRIES_PER_SCORE = 40
+ENTRIES = int(2 * SCORE_REACH * ENTRIES_PER_SCORE) + 1
+
+_NEVER = np.inf
+
+
+class Replicas(NamedTuple):
+    """What does not change: K replicas of batches up to B, P processes in all, Q laws of service times.
+
+    Attributes
+    ----------
+    means : ndarray of shape (K, B)
+        Mean time of a batch of 1, 2, … requests.
+    batch, max_wait, kind : ndarray of shape (K,)
+        ``kind``: replicas of the same kind are reported together.
+    first : ndarray of shape (K + 1,)
+        First process of each replica.
+    owner : ndarray of shape (P,)
+    running, rested : ndarray of shape (K,)
+        Rows of ``laws``: of a batch that follows another at once, and of one that finds its process at rest.
+    laws : ndarray of shape (Q, ENTRIES)
+        Quantiles of a service time over its mean, by standard normal score.
+    """
+
+    means: Array
+    batch: Array
+    max_wait: Array
+    kind: Array
+    first: Array
+    owner: Array
+    running: Array
+    rested: Array
+    laws: Array
+
+
+class State(NamedTuple):
+    """What changes; times are absolute, and infinite where nothing is awaited.
+
+    Attributes
+    ----------
+    waiting, head, tail, free : ndarray of shape (K,)
+        Requests in the queue, the first and the last of them, and idle processes.
+    timer, finish, delay : ndarray of shape (K,)
+        When the oldest request has waited long enough; and a request that joins now is expected to be answered at
+        the later of ``finish`` and now + ``delay``.
+    done, expected, freed : ndarray of shape (P,)
+        When the batch of a process ends and when it was expected to; when the process came to rest.
+    next : ndarray of shape (N,)
+        The request behind each in its queue.
+    used : ndarray of shape (groups,)
+        Whether the service time drawn for a group of requests was taken.
+    counts : ndarray of shape (3,)
+        Service times drawn beside those, the router's turn, and idle.
+    busy, batches : ndarray of shape (K,)
+        Time that batches took and how many there were.
+    spare : ndarray of shape (P,)
+    """
+
+    waiting: Array
+    head: Array
+    tail: Array
+    free: Array
+    timer: Array
+    finish: Array
+    delay: Array
+    done: Array
+    expected: Array
+    freed: Array
+    next: Array
+    used: Array
+    counts: Array
+    busy: Array
+    batches: Array
+    spare: Array
+
+
+class Draws(NamedTuple):
+    """Random numbers: standard normal scores for each group of requests, for batches beyond one in a group, and evenly
+    spread ones for the times that are reported; and how many requests are a group."""
+
+    groups: Array
+    others: Array
+    even: Array
+    group: int
+
+
+def new_state(replicas: Replicas, requests: int, group: int) -> State:
+    """Return idle replicas, ready for so many requests."""
+    count, processes = len(replicas.batch), len(replicas.owner)
+    return State(
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.zeros(count, np.int64),
+        np.diff(replicas.first),
+        np.full(count, _NEVER),
+        np.zeros(count),
+        replicas.means[:, 0].copy(),
+        np.full(processes, _NEVER),
+        np.zeros(processes),
+        np.zeros(processes),
+        np.zeros(requests, np.int64),
+        np.zeros(requests // group + 1, np.bool_),
+        np.zeros(3, np.int64),
+        np.zeros(count),
+        np.zeros(count, np.int64),
+        np.zeros(processes),
+    )
+
+
+@cache
+def _cache_directory() -> str:
+    """Return where machine code of this source is kept: numba itself looks only at the outermost function's file."""
+    digest = hashlib.sha256(Path(__file__).read_bytes())
+    for module in (batching, routing):
+        digest.update(inspect.getsource(module).encode())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return str(base / "gpuprof" / f"queueing-{digest.hexdigest()[:16]}")
+
+
+def _jit(function: Any, *, allocates: bool = False) -> Any:
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+    if not allocates:
+        options |= {"_nrt": False, "forceinline": True}
+    config: Any = numba.config
+    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it: compile anew in each process
+        return numba.njit(**options)(function)
+    finally:
+        config.CACHE_DIR = before
+
+
+_finish_ms: Any = _jit(routing.finish_ms)
+_batch_size_now: Any = _jit(batching.batch_size_now)
+
+
+@_jit
+def value_at(law: Array, score: float) -> Any:
+    """Return the quantile of a law at a standard normal score."""
+    place = (score + SCORE_REACH) * ENTRIES_PER_SCORE
+    cell = min(max(int(place), 0), ENTRIES - 2)
+    return law[cell] + (law[cell + 1] - law[cell]) * min(max(place - cell, 0.0), 1.0)
+
+
+@_jit
+def fill_arrivals(gap: float, law: Array, scores: Array, arrived: Array) -> None:
+    """Fill ``arrived`` with renewals of mean gap ``gap``, exactly: near capacity, waiting is very sensitive to it."""
+    now = 0.0
+    mask = len(scores) - 1
+    for i in range(len(arrived)):
+        now += value_at(law, scores[i & mask])
+        arrived[i] = now
+    scale = gap * len(arrived) / now
+    for i in range(len(arrived)):
+        arrived[i] *= scale
+
+
+@_jit
+def label_groups(
+    group: int, mean: float, law: Array, scores: Array, arrived: Array, step: float, labels: Array, strata: Array
+) -> None:
+    """Fill ``strata`` with the stratum of the backlog that each group of requests finds (`batch_backlog`)."""
+    backlog = last = 0.0
+    for number in range(len(strata)):
+        now = arrived[(number + 1) * group - 1]
+        if number:
+            backlog = max(0.0, backlog + value_at(law, scores[number - 1]) * mean - (now - last))
+        last = now
+        strata[number] = labels[min(int(backlog / step + 0.5), len(labels) - 1)]
+
+
+@_jit
+def _rank(replicas: Replicas, state: State, arrived: Array, replica: int, now: float) -> None:
+    """Note when a request that joins a replica is expected to be answered, as the router's rule has it."""
+    begin, end = replicas.first[replica], replicas.first[replica + 1]
+    busy = state.spare[: end - begin]
+    latency = replicas.means[replica, : replicas.batch[replica]]
+    limit, waiting, waited = replicas.max_wait[replica], state.waiting[replica], 0.0
+    for i in range(end - begin):
+        busy[i] = max(0.0, state.expected[begin + i] - now)
+    if waiting > 0:
+        waited = now - arrived[state.head[replica]]
+    state.finish[replica] = now + _finish_ms(waiting, waited, busy, latency, limit)
+    for i in range(end - begin):
+        busy[i] = 0.0
+    # What it falls to, relative to now, once batches last longer than expected and the oldest has waited.
+    state.delay[replica] = _finish_ms(waiting, limit, busy, latency, limit)
+
+
+@_jit
+def _choose(state: State, now: float) -> int:
+    """Return the replica that is expected to answer first; of equal ones each in turn."""
+    count = len(state.finish)
+    if count == 1:
+        return 0
+    state.counts[1] += 1
+    best, equal = _NEVER, 0
+    for j in range(count):
+        value = max(state.finish[j], now + state.delay[j])
+        if value < best:
+            best, equal = value, 0
+        if value == best:
+            equal += 1
+    left = state.counts[1] % equal
+    for j in range(count):
+        if max(state.finish[j], now + state.delay[j]) == best:
+            if left == 0:
+                return j
+            left -= 1
+    return 0
+
+
+@_jit
+def _start(
+    replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, replica: int, size: int, now: float
+) -> None:
+    """Give the oldest ``size`` requests of a replica to its first idle process."""
+    process = replicas.first[replica]
+    while state.done[process] < _NEVER:
+        process += 1
+    request = state.head[replica]
+    group = request // draws.group
+    if state.used[group]:  # the group's own number is used: each is drawn once at most
+        score = draws.others[state.counts[0] % len(draws.others)]
+        state.counts[0] += 1
+    else:
+        score = draws.groups[group & (len(draws.groups) - 1)]
+        state.used[group] = True
+    law = replicas.laws[replicas.rested[replica] if now > state.freed[process] else replicas.running[replica]]
+    mean = replicas.means[replica, size - 1]
+    service = mean * value_at(law, score)
+    for _ in range(size):
+        # The service is independent of the wait: for what is reported each request has one of its own, evenly spread
+        # over the law, where its batch's would leave the tail to few.
+        spent[request] = now - arrived[request] + mean * value_at(law, draws.even[request & (len(draws.even) - 1)])
+        request = state.next[request]
+    state.head[replica] = request
+    state.waiting[replica] -= size
+    state.free[replica] -= 1
+    state.done[process], state.expected[process] = now + service, now + mean
+    state.busy[replica] += service
+    state.batches[replica] += 1
+
+
+@_jit
+def _dispatch(
+    replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, replica: int, now: float
+) -> None:
+    """Start the batches that the rule allows, and set the timer for the next."""
+    state.timer[replica] = _NEVER
+    limit = replicas.max_wait[replica]
+    while state.free[replica] > 0 and state.waiting[replica] > 0:
+        oldest = arrived[state.head[replica]]
+        waited = limit if now >= oldest + limit else now - oldest
+        size = _batch_size_now(state.waiting[replica], replicas.batch[replica], waited, limit)
+        if size == 0:
+            state.timer[replica] = oldest + limit
+            break
+        _start(replicas, state, draws, arrived, spent, replica, size, now)
+    _rank(replicas, state, arrived, replica, now)
+
+
+@_jit
+def _soonest(state: State) -> tuple[int, float]:
+    """Return the process that is done first, or minus one and the replica whose timer ends first; and when."""
+    found, when = 0, _NEVER
+    for p in range(len(state.done)):
+        if state.done[p] < when:
+            found, when = p, state.done[p]
+    for j in range(len(state.timer)):
+        if state.timer[j] < when:
+            found, when = -1 - j, state.timer[j]
+    return found, when
+
+
+@_jit
+def serve(replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+    """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind that answered each."""
+    event, when = 0, _NEVER
+    for i in range(len(arrived) + 1):
+        until = arrived[i] if i < len(arrived) else 1e300
+        while when <= until:
+            replica = -1 - event
+            if event >= 0:
+                replica = replicas.owner[event]
+                state.done[event] = _NEVER
+                state.freed[event] = state.expected[event] = when
+                state.free[replica] += 1
+            _dispatch(replicas, state, draws, arrived, spent, replica, when)
+            event, when = _soonest(state)
+        if i == len(arrived):
+            break
+        chosen = _choose(state, until)
+        kinds[i] = replicas.kind[chosen]
+        if state.waiting[chosen] == 0:
+            state.head[chosen] = i
+        else:
+            state.next[state.tail[chosen]] = i
+        state.tail[chosen] = i
+        state.waiting[chosen] += 1
+        if state.free[chosen] > 0:
+            _dispatch(replicas, state, draws, arrived, spent, chosen, until)
+            event, when = _soonest(state)
+        else:
+            _rank(replicas, state, arrived, chosen, until)
+
+
+@_jit
+def count_times(
+    spent: Array,
+    kinds: Array,
+    group: int,
+    strata: Array,
+    weights: Array,
+    low: float,
+    scale: float,
+    counts: Array,
+    sums: Array,
+) -> None:
+    """Add the weights of the groups to ``counts`` by kind and time of a request, and the times to ``sums``."""
+    for number in range(len(strata)):
+        stratum = strata[number]
+        weight, total = weights[stratum], 0.0
+        for i in range(number * group, (number + 1) * group):
+            total += spent[i]
+            cell = min(int((spent[i] - low) * scale), counts.shape[1] - 1)
+            counts[kinds[i], cell] += weight
+        sums[stratum] += total

@@ -1,0 +1,303 @@
+"""Replicas that share a stream of requests: simulated, their tail taken from analysis where there is one.
+
+Where no analysis of the real queue is known, requests are simulated one by one with fixed random numbers, so that the
+result is a function of its arguments and neighbouring arguments give comparable results. A plain simulation would
+need millions of requests near capacity, because a backlog stays for thousands of batches. So each request is counted
+by the backlog that it would have found had one server of all replicas' capacity always served full batches
+(`batch_backlog`), whose law is known exactly where gaps are gamma (post-stratification): the simulation only has to
+tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Arrivals
+of other shapes are simulated for longer instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
+
+from gpuprof.domain.arrival_process import Arriving, Bursts, Diurnal, Recorded
+from gpuprof.estimators.queueing import pool_kernel
+from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
+from gpuprof.estimators.queueing.blas_threads import blas_threads
+from gpuprof.estimators.queueing.scaled_server import ScaledServer
+
+Array = NDArray[Any]
+
+_SEED = 20240229
+_REQUESTS = 1 << 17  # at least; and
+_GROUPS = 24_576  # so many full batches, of one replica
+_POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
+_UNWEIGHTED = 1 << 20
+_MOST = 1 << 22
+_CYCLES = 400  # of a process that has any
+_SCORES = 1 << 19
+_BINS = 1 << 13
+_WARM_UP = 100  # groups
+_ENOUGH = 10  # groups that a stratum must have been seen in
+#: Between the quantiles of the backlog at these probabilities lie the strata.
+_STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStream:
+    """Requests to a pool.
+
+    Attributes
+    ----------
+    rate : float
+        Per unit of time.
+    scv : float
+        Squared coefficient of variation of gamma gaps.
+    process : Arriving or None
+        Where given, the arrivals, at this rate already; ``scv`` then says nothing.
+    unit_ms : float
+        Of time, which processes need that know absolute times.
+    """
+
+    rate: float
+    scv: float = 1.0
+    process: Arriving | None = None
+    unit_ms: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSample:
+    """What was seen of each kind of server, in the last row of all together.
+
+    Attributes
+    ----------
+    times : ndarray of shape (kinds + 1, probabilities)
+        In the system, at the probabilities asked for.
+    mean, part, mean_batch, busy : ndarray of shape (kinds + 1,)
+        Mean time, part of the requests, requests in a batch and part of the time that a process is busy.
+    """
+
+    times: Array
+    mean: Array
+    part: Array
+    mean_batch: Array
+    busy: Array
+
+
+@dataclass(frozen=True, slots=True)
+class _Strata:
+    """Parts of the backlog's law.
+
+    Attributes
+    ----------
+    step : float
+        Width of a cell of the backlog.
+    labels : ndarray of int
+        Cell → stratum.
+    mass, level : ndarray
+        Probability of each stratum and its mean backlog.
+    """
+
+    step: float
+    labels: Array
+    mass: Array
+    level: Array
+
+
+def simulate_pool(stream: RequestStream, kinds: Sequence[tuple[ScaledServer, int]], probabilities: Array) -> PoolSample:
+    """Simulate replicas, so many of each kind, that are stable, and return what was seen.
+
+    Parameters
+    ----------
+    stream : RequestStream
+    kinds : sequence of (ScaledServer, int)
+    probabilities : ndarray
+        Rising.
+    """
+    replicas = _replicas(kinds)
+    capacity = sum(server.capacity * count for server, count in kinds)
+    group = max(1, round(sum(len(one.latency) * one.capacity * count for one, count in kinds) / capacity))
+    requests = _requests_needed(stream, group, sum(count for _, count in kinds))
+    arrived = _arrivals(stream, requests)
+    groups = len(arrived) // group
+    cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
+    law = None if stream.process else _backlog(stream.rate, stream.scv, group, group / capacity, cv)
+    parts = _strata(law)
+    _, scores, others, even = _scores()
+    strata = np.zeros(groups, np.int64)
+    if law is not None:
+        quantiles = _quantiles(cv**2)
+        pool_kernel.label_groups(group, group / capacity, quantiles, scores, arrived, parts.step, parts.labels, strata)
+    state = pool_kernel.new_state(replicas, len(arrived), group)
+    spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
+    draws = pool_kernel.Draws(scores, others, even, group)
+    pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
+    begin = min(_WARM_UP, groups // 10)
+    seen = slice(begin * group, groups * group)
+    times = _weigh(spent[seen], served_by[seen], group, strata[begin:], parts, len(kinds))
+    return _sample(times, probabilities, law, replicas, state, float(arrived[-1]))
+
+
+@lru_cache(maxsize=1_000)
+def _backlog(rate: float, scv: float, group: int, mean: float, cv: float) -> Backlog | None:
+    with blas_threads().limit(limits=1, user_api="blas"):  # waking threads for matrices so small costs more than they
+        return backlog_law(rate, scv, group, mean, cv)
+
+
+def _requests_needed(stream: RequestStream, group: int, servers: int) -> int:
+    if stream.process is None:
+        return max((_POOL_GROUPS if servers > 1 else _GROUPS) * group, _REQUESTS)
+    cycle_s = 0.0
+    if isinstance(stream.process, Bursts):
+        cycle_s = stream.process.burst_s + stream.process.calm_s
+    if isinstance(stream.process, Diurnal):
+        cycle_s = stream.process.period_s
+    return min(_MOST, max(_UNWEIGHTED, int(_CYCLES * cycle_s * stream.process.rate_rps)))
+
+
+def _arrivals(stream: RequestStream, requests: int) -> Array:
+    if stream.process is None:
+        arrived = np.empty(requests)
+        pool_kernel.fill_arrivals(1.0 / stream.rate, _quantiles(stream.scv), _scores()[0], arrived)
+        return arrived
+    random = np.random.Generator(np.random.PCG64(_SEED))
+    times = stream.process.stream(random).take(requests) * 1e-6 / stream.unit_ms
+    if isinstance(stream.process, Recorded) or not len(times):
+        return np.asarray(times)
+    return np.asarray(times * (len(times) / stream.rate / times[-1]))
+
+
+def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:
+    """Return the arrays of the replicas, in turn of each kind."""
+    servers = [(number, server) for number, (server, count) in enumerate(kinds) for _ in range(count)]
+    largest = max(len(server.latency) for _, server in servers)
+    means = np.zeros((len(servers), largest))
+    for row, (_, server) in zip(means, servers, strict=True):
+        row[: len(server.latency)] = server.latency
+        row[len(server.latency) :] = server.latency[-1]
+    laws: dict[tuple[float, float], int] = {}
+    running = [laws.setdefault((1.0, one.cv), len(laws)) for _, one in servers]
+    rested = [laws.setdefault((one.pause, one.pause_cv), len(laws)) for _, one in servers]
+    processes = [one.processes for _, one in servers]
+    return pool_kernel.Replicas(
+        means,
+        np.array([len(one.latency) for _, one in servers]),
+        np.array([one.max_wait for _, one in servers], np.float64),
+        np.array([number for number, _ in servers]),
+        np.cumsum([0, *processes]),
+        np.repeat(np.arange(len(servers)), processes),
+        np.array(running),
+        np.array(rested),
+        np.array([factor * _quantiles(cv**2) for factor, cv in laws]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """Cumulative distributions of the times by kind and of all, their masses, and that of backlogs hardly seen."""
+
+    edges: Array
+    below: Array
+    part: Array
+    mean: Array
+    unseen: float
+
+
+def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _Strata, kinds: int) -> _Times:
+    """Return the law of the times, each stratum weighted by its exact probability, and its mean."""
+    counts = np.bincount(strata, minlength=len(parts.mass)).astype(np.float64)
+    merged, top = _merge_rare(counts)
+    seen = np.bincount(merged, counts, top + 1)
+    mass = np.bincount(merged, parts.mass, top + 1)
+    beyond = np.arange(len(counts)) > top
+    unseen = float(parts.mass[beyond].sum())
+    weights = (mass / np.maximum(seen, 1.0))[merged]
+    low, high = float(spent.min()), float(spent.max())
+    scale = _BINS / max(high - low, 1e-9 * high)
+    histogram, sums = np.zeros((kinds, _BINS)), np.zeros(len(counts))
+    pool_kernel.count_times(spent, served_by, group, strata, weights, low, scale, histogram, sums)
+    histogram = np.vstack([histogram, histogram.sum(axis=0)])
+    total = np.maximum(histogram.sum(axis=1), 1e-300)
+    centres = low + (np.arange(_BINS) + 0.5) / scale
+    mean = histogram @ centres / total
+    # A higher backlog than was seen takes longer by as much as it is higher.
+    longer = float(parts.mass[beyond] @ (parts.level[beyond] - parts.level[top]))
+    means = np.bincount(merged, sums, top + 1) / np.maximum(seen, 1.0) / group
+    mean += float(mass @ means) - mean[-1] + longer
+    below = np.hstack([np.zeros((kinds + 1, 1)), np.cumsum(histogram, axis=1) / total[:, None]])
+    return _Times(low + np.arange(_BINS + 1) / scale, below, total / total[-1], mean, unseen)
+
+
+def _merge_rare(counts: Array) -> tuple[Array, int]:
+    """Return for each stratum the one that it is counted with, and the last that was seen often enough.
+
+    Strata that were seldom seen join the next lower one that was, the lowest the next higher.
+    """
+    often = np.flatnonzero(counts >= _ENOUGH)
+    lowest, top = (int(often[0]), int(often[-1])) if len(often) else (0, 0)
+    labels = np.maximum.accumulate(np.where(counts >= _ENOUGH, np.arange(len(counts)), lowest))
+    return np.minimum(labels, top), top
+
+
+def _sample(
+    times: _Times, probabilities: Array, law: Backlog | None, replicas: Any, state: Any, duration: float
+) -> PoolSample:
+    found = np.array([_quantiles_of(times, row, probabilities, law) for row in times.below])
+    kinds = len(found) - 1
+    batches = np.bincount(replicas.kind, state.batches, kinds)
+    busy = np.bincount(replicas.kind, state.busy, kinds)
+    processes = np.bincount(replicas.kind, np.diff(replicas.first), kinds)
+    requests = len(state.next) * times.part
+    all_batches, all_busy = np.append(batches, batches.sum()), np.append(busy, busy.sum())
+    return PoolSample(
+        found,
+        times.mean,
+        times.part,
+        requests / np.maximum(all_batches, 1.0),
+        all_busy / duration / np.append(processes, processes.sum()),
+    )
+
+
+def _quantiles_of(times: _Times, below: Array, probabilities: Array, law: Backlog | None) -> Array:
+    """Return the quantiles, those in the unseen tail at least as far above the last seen as the backlog's are."""
+    found = np.interp(probabilities, below, times.edges)
+    if law is None or times.unseen <= 0.0:
+        return found
+    last = np.array([1.0 - min(3.0 * times.unseen, 0.5)])
+    further = float(np.interp(last, below, times.edges)[0]) + law.quantile(probabilities) - law.quantile(last)
+    return np.where(probabilities > last, np.maximum(found, further), found)
+
+
+def _strata(law: Backlog | None) -> _Strata:
+    if law is None:
+        return _Strata(1.0, np.zeros(1, np.int64), np.ones(1), np.zeros(1))
+    upto = np.cumsum(law.mass)
+    labels = 1 + np.searchsorted(_STRATA, upto - 0.5 * law.mass)
+    labels[0] = 0
+    labels = np.unique(labels, return_inverse=True)[1]
+    mass = np.bincount(labels, law.mass)
+    level = np.bincount(labels, law.mass * np.arange(len(labels)) * law.step) / np.maximum(mass, 1e-300)
+    return _Strata(law.step, labels, mass, level)
+
+
+@cache
+def _quantiles(scv: float) -> Array:
+    """Return the quantiles of a gamma law of mean 1 at the standard normal scores of `pool_kernel`."""
+    scores = np.linspace(-pool_kernel.SCORE_REACH, pool_kernel.SCORE_REACH, pool_kernel.ENTRIES)
+    if scv < 1e-8:
+        return np.ones(len(scores))
+    half = len(scores) // 2
+    low, high = gammaincinv(1.0 / scv, ndtr(scores[:half])), gammainccinv(1.0 / scv, ndtr(-scores[half:]))
+    return np.asarray(scv * np.concatenate([low, high]), dtype=np.float64)
+
+
+@cache
+def _scores() -> tuple[Array, Array, Array, Array]:
+    """Return standard normal numbers for gaps, for the batches of each group and for batches more in a group.
+
+    Last come evenly spread ones: multiples of the golden section, of which any stretch is nearly uniform.
+    """
+    random = np.random.default_rng(_SEED)
+    gaps, groups, more = (random.standard_normal(size, np.float32) for size in (_SCORES, _SCORES, _SCORES // 4))
+    even = ndtri((np.arange(1, _SCORES + 1) * 0.6180339887498949) % 1.0).astype(np.float32)
+    return gaps, groups, more, even

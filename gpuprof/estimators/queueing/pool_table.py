@@ -1,0 +1,213 @@
+"""Pools of replicas at a grid of loads, simulated when asked for, kept, and interpolated between.
+
+The time at each probability grows nearly in proportion to ``1 / (1 - load)`` near capacity, and with the same random
+numbers at every load it is smooth; so the grid has even steps of that's logarithm, and questions that were never asked
+are answered by two loads beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+
+import numpy as np
+
+from gpuprof.domain.arrival_process import Arriving, at_rate
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.estimators.queueing.batch_chain import Array
+from gpuprof.estimators.queueing.scaled_server import ScaledServer
+
+#: Steps of the logarithm of 1 / (1 - load).
+_STEP = 0.08
+_LAST = 80  # a load of 0.9983
+#: More replicas are regarded as so many, at the same load: a pool of hundreds hardly waits less than one of these.
+MOST_REPLICAS = 96
+_MOST_TABLES = 4_000
+_NO_WAIT = 1e-9  # of a batch's time; less is none
+_LEAST_LOAD = 1e-6
+PROBABILITIES = np.unique(
+    np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
+)
+
+
+def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
+    """Return a replica with its times in this unit, to the precision that anyone knows them with."""
+    return ScaledServer(
+        tuple(_rounded(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
+        _rounded(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
+        server.processes,
+        round(server.latency_cv, 4),
+        _rounded(server.pause_factor),
+        round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
+    )
+
+
+def simulate_one(rate: float, scv: float, server: ScaledServer) -> Sojourn:
+    """Return the time in one replica at just this rate of gamma gaps, in units of its own."""
+    from gpuprof.estimators.queueing.pool_simulation import RequestStream, simulate_pool  # numba takes long to import
+
+    sample = simulate_pool(RequestStream(rate, scv), [(server, 1)], PROBABILITIES)
+    pairs = pair_quantiles(PROBABILITIES, sample.times[-1])
+    return Sojourn(min(float(sample.busy[-1]), 1.0), float(sample.mean_batch[-1]), float(sample.mean[-1]), pairs)
+
+
+def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    """Return the time in a pool that is stable, by interpolation in its table."""
+    counts = Counter(servers)
+    fastest = min(counts, key=lambda one: (one.latency_ms[one.batch - 1], one.batch))
+    unit_ms = fastest.latency_ms[fastest.batch - 1]
+    scaled: Counter[ScaledServer] = Counter()
+    for one, count in counts.items():
+        scaled[scale_server(one, unit_ms)] += count
+    kinds = _shrink(scaled)
+    capacity = math.fsum(one.capacity * count for one, count in kinds)
+    load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
+    # A process that knows absolute times has a table for its unit; all others share one.
+    shape = None if arrivals.process is None else at_rate(arrivals.process, 1000.0 * capacity / unit_ms)
+    table = _TABLES.table(kinds, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
+    return _read(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
+
+
+def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, float], ...]:
+    """Return the table of quantiles from probability 0 to 1."""
+    last = int(np.searchsorted(probabilities, 0.99999)) + 1
+    table = list(zip(probabilities[:last].tolist(), times[:last].tolist(), strict=True))
+    if table[0][0] > 0.0:
+        table.insert(0, (0.0, table[0][1]))
+    return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))
+
+
+def _rounded(value: float) -> float:
+    """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
+    return float(f"{value:.5g}")
+
+
+_Kinds = tuple[tuple[ScaledServer, int], ...]
+
+
+def _shrink(counts: Counter[ScaledServer]) -> _Kinds:
+    """Return the kinds of replicas in a fixed order, of large pools so few as are simulated, in the same proportion."""
+    total = counts.total()
+    scale = min(1.0, MOST_REPLICAS / total)
+    ordered = sorted(counts.items(), key=lambda item: (item[0].latency, item[0].processes, item[0].cv, item[0].pause))
+    return tuple((one, max(1, round(scale * count))) for one, count in ordered)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A pool at one load: by kind, then of all together, as `pool_simulation.PoolSample`."""
+
+    times: Array
+    mean: Array
+    part: Array
+    mean_batch: Array
+    busy: Array
+
+    def blend(self, other: _Row, part: float) -> _Row:
+        """Return what lies between this row and another."""
+        pairs = (
+            (self.times, other.times),
+            (self.mean, other.mean),
+            (self.part, other.part),
+            (self.mean_batch, other.mean_batch),
+            (self.busy, other.busy),
+        )
+        return _Row(*(one + part * (two - one) for one, two in pairs))
+
+
+@dataclass(slots=True)
+class _Table:
+    """The rows of one pool that were asked for."""
+
+    kinds: _Kinds
+    scv: float
+    process: Arriving | None
+    unit_ms: float
+    _rows: dict[int, _Row] = field(default_factory=dict)
+
+    def at(self, load: float) -> _Row:
+        """Return the pool at a load below 1."""
+        place = min(-math.log1p(-load) / _STEP, _LAST - 1e-9)
+        index = int(place)
+        low, high = (1.0 / (1.0 - _load(number)) for number in (index, index + 1))
+        wanted = 1.0 / (1.0 - load)
+        return self._row(index).blend(self._row(index + 1), (wanted - low) / (high - low))
+
+    def _row(self, index: int) -> _Row:
+        if index not in self._rows:
+            self._rows[index] = self._simulate(_load(index))
+        return self._rows[index]
+
+    def _simulate(self, load: float) -> _Row:
+        from gpuprof.estimators.queueing.pool_simulation import RequestStream, simulate_pool
+
+        rate = load * math.fsum(one.capacity * count for one, count in self.kinds)
+        process = None if self.process is None else at_rate(self.process, load * self.process.rate_rps)
+        stream = RequestStream(rate, self.scv, process, self.unit_ms)
+        sample = simulate_pool(stream, self.kinds, PROBABILITIES)
+        return _Row(sample.times, sample.mean, sample.part, sample.mean_batch, sample.busy)
+
+
+@cache
+def _load(index: int) -> float:
+    return max(_LEAST_LOAD, -math.expm1(-_STEP * index))
+
+
+class _Tables:
+    """The tables of the pools that were asked for last."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[object, _Table] = OrderedDict()
+        self._lock = Lock()
+
+    def table(self, kinds: _Kinds, scv: float, process: Arriving | None, unit_ms: float) -> _Table:
+        """Return the table of a pool, empty when it is new."""
+        key = (kinds, scv, process, unit_ms)
+        with self._lock:
+            found = self._tables.get(key)
+            if found is None:
+                found = self._tables[key] = _Table(kinds, scv, process, unit_ms)
+            self._tables.move_to_end(key)
+            if len(self._tables) > _MOST_TABLES:
+                self._tables.popitem(last=False)
+        return found
+
+
+_TABLES = _Tables()
+
+
+def _read(
+    row: _Row,
+    kinds: _Kinds,
+    counts: Counter[BatchServer],
+    scaled: Counter[ScaledServer],
+    servers: Sequence[BatchServer],
+    rate_rps: float,
+    unit_ms: float,
+) -> PoolSojourn:
+    """Return a row as times of the replicas that were asked for."""
+    numbers = {one: number for number, (one, _) in enumerate(kinds)}
+    parts = {}
+    for server in counts:
+        one = scale_server(server, unit_ms)
+        law = _later(_law(row, numbers[one], unit_ms), server.overhead_ms)
+        parts[server] = ServedPart(rate_rps * float(row.part[numbers[one]]) / scaled[one], law)
+    whole = _later(_law(row, -1, unit_ms), max(one.overhead_ms for one in counts))
+    return PoolSojourn(whole, tuple(parts[one] for one in servers))
+
+
+def _law(row: _Row, number: int, unit_ms: float) -> Sojourn:
+    times = pair_quantiles(PROBABILITIES, row.times[number] * unit_ms)
+    busy, batch = min(1.0, float(row.busy[number])), float(row.mean_batch[number])
+    return Sojourn(busy, batch, float(row.mean[number]) * unit_ms, times)
+
+
+def _later(law: Sojourn, overhead_ms: float) -> Sojourn:
+    if not overhead_ms:
+        return law
+    times = tuple((p, ms + overhead_ms) for p, ms in law.quantiles_ms)
+    return Sojourn(law.utilization, law.mean_batch, law.mean_ms + overhead_ms, times)

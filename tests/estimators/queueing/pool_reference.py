@@ -1,0 +1,89 @@
+"""A plain simulation of replicas behind one router, written for the tests: it shares no code with the model."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.domain.sojourn import BatchServer
+
+
+class _Replica:
+    def __init__(self, server: BatchServer) -> None:
+        self.server = server
+        self.queue: deque[int] = deque()
+        self.ends = [0.0] * server.processes  # when each process is expected to be done
+        self.running = [False] * server.processes
+        self.rested = [0.0] * server.processes
+
+    def answer_at(self, now: float, oldest: float) -> float:
+        """Return when a request that joins now would be answered, if every batch took its mean time."""
+        times, size = self.server.latency_ms, self.server.batch
+        ready = sorted(max(end, now) if busy else now for end, busy in zip(self.ends, self.running, strict=True))
+        full, place = divmod(len(self.queue), size)
+        start = ready[0]
+        if full:
+            start = max(start, now + (sum(ready) - len(ready) * now + full * times[size - 1]) / len(ready))
+        if place + 1 < size:
+            first = oldest if place and not full else now
+            start = max(start, first + self.server.max_wait_ms)
+        return start + times[place]
+
+
+def play_pool(
+    arrived_ms: NDArray[np.float64], servers: Sequence[BatchServer], seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return each request's time in the system, ms, and the replica that answered it.
+
+    A request goes to the replica expected to answer first, any of equal ones. A free process takes the oldest
+    requests, as many as a batch holds, once there are so many or the oldest has waited long enough.
+    """
+    random = np.random.default_rng(seed)
+    replicas = [_Replica(server) for server in servers]
+    spent, by = np.zeros(len(arrived_ms)), np.zeros(len(arrived_ms), np.int64)
+    events: list[tuple[float, int, int, int]] = []  # time, replica, process (-1: look again), order
+    order = 0
+
+    def look(number: int, now: float) -> None:
+        nonlocal order
+        one = replicas[number]
+        server = one.server
+        while one.queue and not all(one.running):
+            waits = arrived_ms[one.queue[0]] + server.max_wait_ms
+            if len(one.queue) < server.batch and now < waits:
+                order += 1
+                heapq.heappush(events, (waits, number, -1, order))
+                return
+            process = one.running.index(False)
+            taken = [one.queue.popleft() for _ in range(min(server.batch, len(one.queue)))]
+            cold = now > one.rested[process]
+            cv = server.pause_cv if cold and server.pause_cv is not None else server.latency_cv
+            mean = server.latency_ms[len(taken) - 1]
+            time = mean * (random.gamma(1.0 / cv**2, cv**2) if cv else 1.0) * (server.pause_factor if cold else 1.0)
+            one.running[process], one.ends[process] = True, now + mean
+            for request in taken:
+                spent[request], by[request] = now + time - arrived_ms[request] + server.overhead_ms, number
+            order += 1
+            heapq.heappush(events, (now + time, number, process, order))
+
+    def settle(now: float) -> None:
+        while events and events[0][0] <= now:
+            time, number, process, _ = heapq.heappop(events)
+            if process >= 0:
+                replicas[number].running[process] = False
+                replicas[number].rested[process] = time
+            look(number, time)
+
+    for request, now in enumerate(arrived_ms.tolist()):
+        settle(now)
+        answers = [one.answer_at(now, arrived_ms[one.queue[0]] if one.queue else now) for one in replicas]
+        best = min(answers)
+        chosen = random.choice([number for number, when in enumerate(answers) if when <= best + 1e-9])
+        replicas[chosen].queue.append(request)
+        look(int(chosen), now)
+    settle(float("inf"))
+    return spent, by

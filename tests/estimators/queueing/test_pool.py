@@ -1,0 +1,138 @@
+"""Several replicas behind one router, against a plain simulation that shares no code with the model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from gpuprof.domain.arrival_process import Arriving, Batched, Gamma, Hyperexponential, Lognormal, Recorded, at_rate
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from tests.estimators.queueing.pool_reference import play_pool
+
+QUEUE = BatchQueue()
+
+
+def server(
+    batch: int, full_ms: float = 10.0, fixed: float = 0.5, cv: float = 0.05, wait_ms: float = 0.0
+) -> BatchServer:
+    times = tuple(full_ms * (fixed + (1.0 - fixed) * n / batch) for n in range(1, batch + 1))
+    return BatchServer(times, batch, wait_ms, latency_cv=cv, overhead_ms=0.5)
+
+
+POOLS: list[tuple[tuple[BatchServer, ...], float]] = [
+    ((server(1),) * 2, 0.8),
+    ((server(8),) * 4, 0.3),
+    ((server(8),) * 4, 0.9),
+    ((server(16, cv=0.3),) * 12, 0.95),
+    ((server(1, cv=0.0),) * 24, 0.9),
+    ((server(4), server(4), server(16, 25.0), server(2, 6.0, 0.8)), 0.7),
+    ((replace(server(6), processes=3), replace(server(4, wait_ms=6.0), pause_factor=1.4, pause_cv=0.2)), 0.6),
+]
+
+
+def capacity_rps(servers: Sequence[BatchServer]) -> float:
+    return math.fsum(one.capacity_rps for one in servers)
+
+
+def near_tail(spent: NDArray[np.float64]) -> Any:
+    """Return what is within 3% of the 99th percentile and three standard errors of its own."""
+    spread = float(np.std([np.percentile(part, 99) for part in np.array_split(spent, 8)])) / 8**0.5
+    p99 = float(np.percentile(spent, 99))
+    return pytest.approx(p99, abs=0.03 * p99 + 3.0 * spread)
+
+
+@pytest.mark.parametrize(("servers", "load"), POOLS)
+def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer, ...], load: float) -> None:
+    rate = load * capacity_rps(servers)
+    arrived = np.cumsum(np.random.default_rng(3).exponential(1000.0 / rate, 60_000))
+    spent, by = play_pool(arrived, servers, 4)
+    spent, by = spent[4_000:], by[4_000:]
+    found = QUEUE.pool(Arrivals(rate), servers)
+    assert found.whole.percentile(99) == near_tail(spent)
+    assert found.whole.mean_ms == pytest.approx(spent.mean(), rel=0.03 + 0.1 * (load > 0.85))
+    limit = float(np.percentile(spent, 95))
+    assert found.whole.fraction_within(limit) == pytest.approx(0.95, abs=0.02)
+    shares = np.bincount(by, minlength=len(servers)) / len(by)
+    said = np.array([part.rate_rps for part in found.parts]) / rate
+    assert np.abs(said - shares).max() < 0.05 / len(servers) + 0.01
+    assert said.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("shape", [Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Hyperexponential(1.0, 4.0), Batched(1.0, 6)])
+def test_a_pool_takes_arrivals_of_any_shape(shape: Arriving) -> None:
+    servers, load = (server(4),) * 3, 0.7
+    rate = load * capacity_rps(servers)
+    times = at_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
+    spent = play_pool(times, servers, 6)[0][4_000:]
+    found = QUEUE.pool(Arrivals.shaped(shape, rate), servers).whole
+    assert found.percentile(99) == near_tail(spent)
+    assert found.percentile(50) == pytest.approx(np.percentile(spent, 50), rel=0.04)
+
+
+def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
+    rate = 0.7 * 3 * server(4).capacity_rps
+    tails = [
+        QUEUE.pool(Arrivals.shaped(shape, rate), (server(4),) * 3).whole.percentile(99)
+        for shape in (Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Batched(1.0, 5))
+    ]
+    assert min(abs(a / b - 1.0) for a, b in itertools.combinations(tails, 2)) > 0.03
+
+
+def test_one_replica_takes_a_recording_as_it_is() -> None:
+    one = server(4, cv=0.0)
+    gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000
+    recorded = Recorded(np.cumsum(gaps), float(gaps.sum()) / 1e9)
+    arrivals = Arrivals.shaped(recorded, recorded.rate_rps)
+    spent = play_pool(np.cumsum(gaps) / 1e6, (one,), 1)[0]
+    assert QUEUE.sojourn(arrivals, one).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
+
+
+def test_a_pool_of_one_is_the_replica_alone() -> None:
+    arrivals = Arrivals(0.6 * server(8).capacity_rps)
+    found = QUEUE.pool(arrivals, (server(8),))
+    assert found.whole == QUEUE.sojourn(arrivals, server(8))
+    assert [part.rate_rps for part in found.parts] == [arrivals.rate_rps]
+
+
+def test_a_pool_beyond_its_capacity_never_answers() -> None:
+    found = QUEUE.pool(Arrivals(2.0 * server(8).capacity_rps), (server(8), server(8)))
+    assert math.isinf(found.whole.percentile(50))
+    assert sum(part.rate_rps for part in found.parts) == pytest.approx(2.0 * server(8).capacity_rps)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 12), st.floats(0.2, 0.9), st.integers(2, 40))
+def test_sharing_a_stream_is_no_slower_than_splitting_it(batch: int, load: float, count: int) -> None:
+    one = server(batch)
+    alone = QUEUE.sojourn(Arrivals(load * one.capacity_rps), one).percentile(99)
+    pooled = QUEUE.pool(Arrivals(load * count * one.capacity_rps), (one,) * count).whole.percentile(99)
+    assert pooled <= alone * 1.03
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.floats(0.3, 0.9))
+def test_the_order_of_replicas_does_not_matter(load: float) -> None:
+    servers = (server(4), server(16, 25.0), server(4))
+    rate = load * capacity_rps(servers)
+    forth, back = QUEUE.pool(Arrivals(rate), servers), QUEUE.pool(Arrivals(rate), servers[::-1])
+    assert forth.whole == back.whole
+    assert forth.parts == back.parts[::-1]
+
+
+def test_large_pools_wait_less_and_less() -> None:
+    one = server(8)
+    tails = [
+        QUEUE.pool(Arrivals(0.8 * count * one.capacity_rps), (one,) * count).whole.percentile(99)
+        for count in (2, 4, 16, 64, 500)
+    ]
+    assert all(later <= sooner * 1.01 for sooner, later in itertools.pairwise(tails))
