@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gpuprof.domain.arrival_process import Arriving, Constant, Gamma, at_rate
+from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, at_rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,16 +18,16 @@ class Arrivals:
     rate_rps : float
     scv : float
         Squared coefficient of variation of independent gamma gaps (Poisson: 1, constant: 0).
-    process : Arriving or None
+    process : ArrivalProcess or None
         Where given, the arrivals at just this rate, of whatever shape; ``scv`` then says nothing.
     """
 
     rate_rps: float
     scv: float = 1.0
-    process: Arriving | None = None
+    process: ArrivalProcess | None = None
 
     @classmethod
-    def shaped(cls, process: Arriving | None, rate_rps: float) -> Arrivals:
+    def shaped(cls, process: ArrivalProcess | None, rate_rps: float) -> Arrivals:
         """Return the arrivals of a process of this shape at a rate; Poisson ones without a process."""
         if process is None:
             return cls(rate_rps)

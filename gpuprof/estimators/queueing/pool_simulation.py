@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.domain.arrival_process import Arriving, Bursts, Diurnal, Recorded
+from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Diurnal, RecordedArrivals
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
@@ -53,7 +53,7 @@ class RequestStream:
         Per unit of time.
     scv : float
         Squared coefficient of variation of gamma gaps.
-    process : Arriving or None
+    process : ArrivalProcess or None
         Where given, the arrivals, at this rate already; ``scv`` then says nothing.
     unit_ms : float
         Of time, which processes need that know absolute times.
@@ -61,7 +61,7 @@ class RequestStream:
 
     rate: float
     scv: float = 1.0
-    process: Arriving | None = None
+    process: ArrivalProcess | None = None
     unit_ms: float = 1.0
 
 
@@ -162,7 +162,7 @@ def _arrivals(stream: RequestStream, requests: int) -> Array:
         return arrived
     random = np.random.Generator(np.random.PCG64(_SEED))
     times = stream.process.stream(random).take(requests) * 1e-6 / stream.unit_ms
-    if isinstance(stream.process, Recorded) or not len(times):
+    if isinstance(stream.process, RecordedArrivals) or not len(times):
         return np.asarray(times)
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
 

@@ -16,7 +16,7 @@ from threading import Lock
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import Arriving, at_rate
+from gpuprof.domain.arrival_process import ArrivalProcess, at_rate
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.scaled_server import ScaledServer
@@ -125,7 +125,7 @@ class _Table:
 
     kinds: _Kinds
     scv: float
-    process: Arriving | None
+    process: ArrivalProcess | None
     unit_ms: float
     _rows: dict[int, _Row] = field(default_factory=dict)
 
@@ -164,7 +164,7 @@ class _Tables:
         self._tables: OrderedDict[object, _Table] = OrderedDict()
         self._lock = Lock()
 
-    def table(self, kinds: _Kinds, scv: float, process: Arriving | None, unit_ms: float) -> _Table:
+    def table(self, kinds: _Kinds, scv: float, process: ArrivalProcess | None, unit_ms: float) -> _Table:
         """Return the table of a pool, empty when it is new."""
         key = (kinds, scv, process, unit_ms)
         with self._lock:

@@ -14,7 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gpuprof.domain.arrival_process import Arriving, Batched, Gamma, Hyperexponential, Lognormal, Recorded, at_rate
+from gpuprof.domain.arrival_process import (
+    ArrivalProcess,
+    Batched,
+    Gamma,
+    Hyperexponential,
+    Lognormal,
+    RecordedArrivals,
+    at_rate,
+)
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from tests.estimators.queueing.pool_reference import play_pool
@@ -69,7 +77,7 @@ def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer,
 
 
 @pytest.mark.parametrize("shape", [Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Hyperexponential(1.0, 4.0), Batched(1.0, 6)])
-def test_a_pool_takes_arrivals_of_any_shape(shape: Arriving) -> None:
+def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     servers, load = (server(4),) * 3, 0.7
     rate = load * capacity_rps(servers)
     times = at_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
@@ -91,7 +99,7 @@ def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
 def test_one_replica_takes_a_recording_as_it_is() -> None:
     one = server(4, cv=0.0)
     gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000
-    recorded = Recorded(np.cumsum(gaps), float(gaps.sum()) / 1e9)
+    recorded = RecordedArrivals(np.cumsum(gaps), float(gaps.sum()) / 1e9)
     arrivals = Arrivals.shaped(recorded, recorded.rate_rps)
     spent = play_pool(np.cumsum(gaps) / 1e6, (one,), 1)[0]
     assert QUEUE.sojourn(arrivals, one).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
