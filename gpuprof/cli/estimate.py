@@ -60,7 +60,13 @@ def estimate(
     as_csv: CsvOption = False,
 ) -> None:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline."""
-    from gpuprof.pipeline.devices import database_path, describe_superseded, open_database, resolve_device
+    from gpuprof.pipeline.devices import (
+        database_path,
+        describe_superseded,
+        describe_variants,
+        open_database,
+        resolve_device,
+    )
 
     chosen = chosen_format(as_json, as_csv)
     sizes = running.sizes()
@@ -72,7 +78,7 @@ def estimate(
     if not names:
         where = database_path(knowledge.db)
         raise InputError(f"the kernel database {where} holds no models", "gpuprof profile MODEL.onnx")
-    for remark in describe_superseded(asked, names):
+    for remark in (*describe_superseded(asked, names), *describe_variants(asked, names, [target.name])):
         say_note(remark)
     others = running.neighbours(target, part)
     found = _estimates(asked, names, target, sizes, part, running.processes, others, knowledge.strict)
@@ -135,6 +141,7 @@ def _row(one: Estimate) -> dict[str, object]:
         **_figure("dram", "pct", one.dram_pct),
         **_figure("l2", "pct", one.l2_pct),
         **_figure("power", "w", one.power_w),
+        "executed_by": one.variant,
         "unknown_ops": list(one.unknown_ops),
     }
 

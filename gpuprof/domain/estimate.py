@@ -85,6 +85,9 @@ class Estimate:
     overlapped_ms : float
         Part of the latency in which the next batch's device time can already run: loading its inputs (iGniter
         equation 2). It lengthens a request's latency and not the throughput.
+    variant : str or None
+        By which runtime, how and in which arithmetic the figures were measured, as `RuntimeVariant` says it; None:
+        nothing was measured.
     """
 
     workload: Workload
@@ -101,6 +104,7 @@ class Estimate:
     power_w: Figure | None = None
     unknown_ops: tuple[str, ...] = ()
     overlapped_ms: float = 0.0
+    variant: str | None = None
 
     @property
     def throughput_rps(self) -> Figure:

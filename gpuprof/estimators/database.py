@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.interference.colocation import Colocations
@@ -64,7 +65,12 @@ class DatabaseEstimator:
         self._copies = None if db is None else db.path / COPIES
         self._graphs = dict(graphs or {})
         contents = {name: known.sha256 for name, known in self._measured.items()}
-        self._colocations = Colocations(db, self._running, contents)
+        variants = {
+            (name, device): ranked[0]
+            for name, known in self._measured.items()
+            for device, ranked in known.variants.items()
+        }
+        self._colocations = Colocations(db, self._running, contents, variants)
         self._learned = cache(lambda identity: learned(identity.device))
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
@@ -87,6 +93,10 @@ class DatabaseEstimator:
     def superseded(self, model: str) -> int:
         """Return how many other files were measured before under the name of ``model``; they do not count."""
         return self._known(model).superseded
+
+    def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
+        """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
+        return self._known(model).variants.get(device, ())
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices that ``model`` was measured on, sorted."""
@@ -172,6 +182,7 @@ class DatabaseEstimator:
             dram_pct=_other(known, device, workload, "dram_pct"),
             l2_pct=_other(known, device, workload, "l2_pct"),
             power_w=_other(known, device, workload, "power_w"),
+            variant=next((str(one) for one in known.variants.get(device.name, ())), None),
             unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
 
@@ -295,12 +306,26 @@ class DatabaseEstimator:
 
     def _calibration(self, device: Device) -> Calibration:
         if device.name not in self._calibrations:
-            surfaces = {name: self._surface(known, device, 1) for name, known in self._measured.items()}
+            surfaces = {name: self._surface(known, device, 1) for name, known in self._comparable(device).items()}
             present = {name: surface for name, surface in surfaces.items() if surface is not None}
             self._calibrations[device.name] = Calibration(
                 present, lambda name: self._shape(self._measured[name], device)
             )
         return self._calibrations[device.name]
+
+    def _comparable(self, device: Device) -> dict[str, MeasuredModel]:
+        """Return the models whose figures on ``device`` may stand in one fit."""
+        variants = {
+            name: known.variants[device.name][0]
+            for name, known in self._measured.items()
+            if device.name in known.variants
+        }
+        first = next(iter(rank_variants(variants.values())), None)
+        return {
+            name: known
+            for name, known in self._measured.items()
+            if first is not None and name in variants and variants[name].is_comparable(first)
+        }
 
     def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
         work = self._work(known)
@@ -336,8 +361,8 @@ class DatabaseEstimator:
         path = (self._copies and freed_copy(path, self._copies)) or path
         graph = load_graph(path, only_batch(path) or 1)
         same = (known for known in self._measured.values() if known.sha256 == graph.sha256)
-        points = next((known.points for known in same), {})
-        return MeasuredModel(model, str(path), graph.sha256, graph.weight_bytes, points)
+        found = next(same, MeasuredModel(model))
+        return MeasuredModel(model, str(path), graph.sha256, graph.weight_bytes, found.points, variants=found.variants)
 
 
 class _Identity:

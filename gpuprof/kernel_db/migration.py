@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
@@ -14,6 +17,13 @@ from gpuprof.kernel_db.schema import SCHEMA_VERSION, VERSION_KEY, arrow_schema
 RENAMED: Mapping[int, Mapping[str, Mapping[str, str]]] = {
     1: {"kernels": {"stream": "stream_id", "instructions": "instruction_count"}},
 }
+
+
+#: The version from which on rows say by which runtime, how and in which arithmetic they were executed.
+_SAYS_VARIANT = 3
+_VARIANT = ("runtime", "execution", "precision")
+_EXECUTIONS = {"onnxruntime": ("onnxruntime", "fused"), "torch": ("pytorch", "eager")}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def version_of(schema: pa.Schema, path: str) -> int:
@@ -37,12 +47,36 @@ def version_of(schema: pa.Schema, path: str) -> int:
 
 def migrate_table(table: str, old: pa.Table, path: str) -> pa.Table:
     """Return the rows of ``old``, of any older version, with the present schema of ``table``."""
-    for version in range(version_of(old.schema, path), SCHEMA_VERSION):
+    oldest = version_of(old.schema, path)
+    for version in range(oldest, SCHEMA_VERSION):
         renamed = RENAMED.get(version, {}).get(table, {})
         old = old.rename_columns([renamed.get(name, name) for name in old.column_names])
     schema = arrow_schema(table)
+    if oldest < _SAYS_VARIANT and table != "runs" and set(_VARIANT) <= set(schema.names):
+        old = _with_variants(old, Path(path).parent / "runs.parquet")
     columns = [
         old.column(field.name).cast(field.type) if field.name in old.column_names else pa.nulls(len(old), field.type)
         for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _with_variants(rows: pa.Table, runs: Path) -> pa.Table:
+    """Add to old rows what the runs of their segment say of how they were executed."""
+    if not runs.is_file() or "run_id" not in rows.column_names:
+        return rows
+    known = {run["run_id"]: _variant_of_run(run) for run in pq.read_table(runs).to_pylist()}
+    found = [known.get(run_id, (None, None, None)) for run_id in rows.column("run_id").to_pylist()]
+    for position, name in enumerate(_VARIANT):
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.array([one[position] for one in found], pa.string()))
+    return rows
+
+
+def _variant_of_run(run: Mapping[str, Any]) -> tuple[str | None, str | None, str | None]:
+    """Return runtime, execution and precision; on GPUs older runs left the precision to the runtime's defaults."""
+    runtime, execution = _EXECUTIONS.get(run.get("runtime") or "", (None, None))
+    on_cpu = "CPU" in (run.get("provider") or "")
+    said = run.get("precision")  # the first input's type, which of a language model is that of whole numbers
+    precision = (said if said in _FLOATS else "float32") if runtime is not None and on_cpu else None
+    return runtime, execution, precision

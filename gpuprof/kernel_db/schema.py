@@ -2,7 +2,9 @@
 
 Every row hangs on a run by ``run_id``. Units are in the names of columns. None (null) means not measured, zero
 means measured as zero. A batch has ``batch`` requests; a share is ``sm_share_pct`` percent of the device, or of
-its MIG instance ``mig_profile``.
+its MIG instance ``mig_profile``. Figures of models, ops, kernels and co-locations are of one runtime (``runtime``:
+``"onnxruntime"``, ``"pytorch"``), one way to execute (``execution``: ``"fused"``, ``"eager"``) and the arithmetic of
+most FLOPs (``precision``: ``"float32"``, ``"tf32"``, …); null: not known.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 VERSION_KEY = b"gpuprof.kernel_db"
 #: Stands for the model in rows of ops that were measured by themselves, for all models that have them.
 PER_OP = "(per op)"
@@ -234,6 +236,9 @@ class ModelRow:
     dispatch_ms: float | None = None
     node_time_ms: float | None = None
     untied_time_ms: float | None = None
+    runtime: str | None = None
+    execution: str | None = None
+    precision: str | None = None
     error: str | None = None
 
 
@@ -283,6 +288,9 @@ class OpRow:
     duration_p50_ns: int | None = None
     duration_min_ns: int | None = None
     repeats: int | None = None
+    runtime: str | None = None
+    execution: str | None = None
+    precision: str | None = None
     note: str | None = None
 
 
@@ -345,6 +353,9 @@ class KernelRow:
     dram_read_bytes: int | None = None
     dram_write_bytes: int | None = None
     instruction_count: int | None = None
+    runtime: str | None = None
+    execution: str | None = None
+    precision: str | None = None
     joined: str | None = None
 
 
@@ -389,6 +400,9 @@ class ColocationRow:
     l2_pct: float | None = None
     dram_pct: float | None = None
     dispatch_ms: float | None = None
+    runtime: str | None = None
+    execution: str | None = None
+    precision: str | None = None
     error: str | None = None
 
 

@@ -118,6 +118,20 @@ def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, 
     )
 
 
+def describe_variants(estimator: object, models: Iterable[str], devices: Iterable[str]) -> tuple[str, ...]:
+    """Return a note on each model that was executed in several ways on a device: which one its figures are of."""
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    if not isinstance(estimator, DatabaseEstimator):
+        return ()
+    pairs = [(model, device) for device in dict.fromkeys(devices) for model in models]
+    return tuple(
+        f"{model} was measured on {device} by {' and by '.join(map(str, variants))}: figures are of {variants[0]} alone"
+        for model, device in pairs
+        if len(variants := estimator.variants_of(model, device)) > 1
+    )
+
+
 def load_regressors(device: Device, db: KernelDb | None, note: NoteCallback = ignore_note) -> LearnedModel | None:
     """Return the regressors trained for ``device``; None where there are none or they no longer fit, which is noted."""
     if db is None or not (db.path / ".trained" / device.name).is_dir():

@@ -50,7 +50,12 @@ def build_problem(
         For a file, device or model that is wrong or unknown.
     """
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.pipeline.devices import describe_superseded, make_database_estimator, open_database
+    from gpuprof.pipeline.devices import (
+        describe_superseded,
+        describe_variants,
+        make_database_estimator,
+        open_database,
+    )
     from gpuprof.placement.problem import Problem
 
     options = planning.problem_options()
@@ -68,7 +73,8 @@ def build_problem(
     for demand in named:
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
-    for remark in describe_superseded(estimator, models):
+    targets = [entry.device.name for entry in devices.entries]
+    for remark in (*describe_superseded(estimator, models), *describe_variants(estimator, models, targets)):
         note(remark)
     files = _find_files(database, graphs)
     if options.max_batch > 1:

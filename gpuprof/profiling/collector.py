@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Protocol
 
+from gpuprof.domain.device import Device
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.plugins import load_plugin
-from gpuprof.profiling.child.job import Request
+from gpuprof.profiling.child.job import Job, Request
+from gpuprof.runtime.executed_variant import executed_variant
 
 #: Built-in collectors, in the order in which ``auto`` prefers them.
 COLLECTORS: Mapping[str, str] = MappingProxyType(
@@ -48,6 +50,30 @@ class Collected:
     devices: tuple[DeviceRow, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def say_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:
+    """Return the rows with the runtime, the execution and the precision that they are of.
+
+    Parameters
+    ----------
+    collected : Collected
+        Its settings name the provider; without one nothing is known and nothing is changed.
+    jobs : sequence of Job
+        What was measured, and what ran beside it, in the order of the rows of ``colocations``.
+    """
+    provider = collected.settings.get("provider")
+    if not provider:
+        return collected
+    own, *others = (asdict(executed_variant(job.graph, device, str(provider))) for job in jobs)
+    beside = [replace(row, **said) for row, said in zip(collected.colocations, (own, *others), strict=False)]
+    return replace(
+        collected,
+        models=tuple(replace(row, **own) for row in collected.models),
+        ops=tuple(replace(row, **own) for row in collected.ops),
+        kernels=tuple(replace(row, **own) for row in collected.kernels),
+        colocations=tuple(beside),
+    )
 
 
 class Collector(Protocol):

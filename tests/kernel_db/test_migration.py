@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,3 +64,30 @@ def test_a_strangers_parquet_file_is_refused(tmp_path: Path) -> None:
     (database.path / "r1" / FOOTERS).unlink()
     with pytest.raises(InputError, match="was not written by gpuprof"):
         database.read("models")
+
+
+def test_rows_of_version_2_say_what_their_runs_said_of_the_runtime(tmp_path: Path) -> None:
+    database = KernelDb.create(tmp_path / "db")
+    runs: dict[str, dict[str, Any]] = {
+        "r1": {"runtime": "onnxruntime", "provider": "CPUExecutionProvider", "precision": "int64"},
+        "r2": {"runtime": "torch", "provider": "TorchCUDA", "precision": "float32"},
+        "r3": {"runtime": None, "provider": None, "precision": None},
+    }
+    expected = {
+        "r1": ("onnxruntime", "fused", "float32"),  # whole numbers are what the model takes, not what it computes in
+        "r2": ("pytorch", "eager", None),  # whether in TF32 was left to PyTorch
+        "r3": (None, None, None),
+    }
+    for run_id, said in runs.items():
+        run = a_run(run_id)
+        database.append(replace(run, run=replace(run.run, **said)))
+        for table in ("runs", "models", "ops", "kernels"):
+            file = database.path / run_id / f"{table}.parquet"
+            if table != "runs":
+                content = pq.read_table(file).drop_columns(["runtime", "execution", "precision"])
+                pq.write_table(content, file)
+            _as_version(file, 2, {})
+    for table in ("models", "ops", "kernels"):
+        rows = database.read(table, ["run_id", "runtime", "execution", "precision"]).to_pylist()
+        assert {row["run_id"]: (row["runtime"], row["execution"], row["precision"]) for row in rows} == expected
+    assert verify(database) == []

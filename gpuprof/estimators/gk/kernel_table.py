@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.features import feature_matrix, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_row
@@ -17,7 +18,7 @@ from gpuprof.kernel_db.store import KernelDb
 
 _KERNEL_COLUMNS = (
     "run_id", "repeat", "position", "op_signature", "op_name", "name", "duration_ns", "achieved_occupancy_pct",
-    "theoretical_occupancy_pct", "sm_active_pct",
+    "theoretical_occupancy_pct", "sm_active_pct", "runtime", "execution", "precision",
 )  # fmt: skip
 _OP_COLUMNS = ("signature", "op_type", "batch", "shapes", "dtype", "attributes", "flops", "bytes_read",
                "bytes_written", "weight_bytes")  # fmt: skip
@@ -98,8 +99,8 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
     where = {"device": device.name, "sm_share_pct": 100.0, "mig_profile": None}
     ops = db.read("ops", columns=list(_OP_COLUMNS), where=where).to_pylist()
     facts = {row["signature"]: facts_of_row(row) for row in ops}
-    seen: dict[str, dict[tuple[str, int, str | None], list[dict[str, Any]]]] = {}
-    for row in db.read("kernels", columns=list(_KERNEL_COLUMNS), where=where).to_pylist():
+    seen: dict[str, dict[tuple[str, int, str | None], list[Mapping[str, Any]]]] = {}
+    for row in comparable_rows(db.read("kernels", columns=list(_KERNEL_COLUMNS), where=where).to_pylist()):
         if row["op_signature"] is not None and row["duration_ns"] is not None:
             execution = (row["run_id"], row["repeat"], row["op_name"])
             seen.setdefault(row["op_signature"], {}).setdefault(execution, []).append(row)

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.profile import profile_of_tables
@@ -42,7 +43,8 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     imported = _imported(db, device)
     if imported is not None:
         return imported
-    models = [dict(row) for row in db.read("models", where={"device": device.name, "processes": 1}).to_pylist()]
+    measured = db.read("models", where={"device": device.name, "processes": 1}).to_pylist()
+    models = [dict(row) for row in comparable_rows(measured)]
     complete = [row for row in models if row["error"] is None and all(row[name] is not None for name in _NEEDED)]
     if not complete:
         missing = [name for name in _NEEDED if not any(row[name] is not None for row in models)]
@@ -51,7 +53,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
             f"{', '.join(missing) or 'never all of them in one row'} missing",
             "profile on a GPU with nsys, or give iGniter's own profile with --profile",
         )
-    beside = [dict(row) for row in db.read("colocations", where={"device": device.name}).to_pylist()]
+    beside = [dict(row) for row in comparable_rows(db.read("colocations", where={"device": device.name}).to_pylist())]
     pcie = _pcie_bytes_per_ms(db, device)
     by_model: dict[str, list[Row]] = {}
     for row in complete:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.domain.runtime_variant import RuntimeVariant, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
@@ -24,7 +25,8 @@ Behaviour = Callable[[Device, Workload], Running | None]
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
 _COLUMNS = ("device", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "latency_mean_ms",
-            "solo_latency_mean_ms", "model_sha256", "l2_pct", "dram_pct", "error")  # fmt: skip
+            "solo_latency_mean_ms", "model_sha256", "l2_pct", "dram_pct", "runtime", "execution", "precision",
+            "error")  # fmt: skip
 _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
 
@@ -50,7 +52,11 @@ class Colocations:
     """
 
     def __init__(
-        self, db: KernelDb | None, behaviour: Behaviour, contents: Mapping[str, str | None] = MappingProxyType({})
+        self,
+        db: KernelDb | None,
+        behaviour: Behaviour,
+        contents: Mapping[str, str | None] = MappingProxyType({}),
+        variants: Mapping[tuple[str, str], RuntimeVariant] = MappingProxyType({}),
     ) -> None:
         self._db = db
         self._behaviour = behaviour
@@ -59,6 +65,8 @@ class Colocations:
             current = contents.get(row["model"])  # another file may have had the name before
             if current is not None and row["model_sha256"] not in (None, current):
                 continue
+            if variants.get((row["model"], row["device"]), variant_of(row)) != variant_of(row):
+                continue  # of another runtime than the model's figures alone
             if row["error"] is None and row["latency_mean_ms"] and row["solo_latency_mean_ms"]:
                 self._by_device.setdefault(row["device"], []).append(_row(row))
         self._names = {

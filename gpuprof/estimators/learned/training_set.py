@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
@@ -30,7 +31,9 @@ Graphs = Callable[[str, int], ModelGraph | None]
 _OP_COLUMNS = (
     "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
     "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
+    "runtime", "execution", "precision",
 )  # fmt: skip
+_VARIANT = frozenset({"runtime", "execution", "precision"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,8 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     InputError
         When no op was measured on the device, or no model whose file is there.
     """
-    rows = _last(db.read("ops", columns=list(_OP_COLUMNS), where={"device": device.name}).to_pylist())
+    ops = comparable_rows(db.read("ops", columns=list(_OP_COLUMNS), where={"device": device.name}).to_pylist())
+    rows = _last([{name: value for name, value in row.items() if name not in _VARIANT} for row in ops])
     models = _last(_model_rows(db, device))
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
@@ -227,7 +231,7 @@ def _case(row: Mapping[str, Any], device: Device, graphs: Graphs, ops: Sequence[
 def _model_rows(db: KernelDb, device: Device) -> list[dict[str, Any]]:
     rows = db.read("models", where={"device": device.name, "processes": 1}).to_pylist()
     kept = []
-    for row in rows:
+    for row in comparable_rows(rows):
         latency = row["latency_p50_ms"] if row["latency_p50_ms"] is not None else row["latency_mean_ms"]
         if latency and row["error"] is None:
             names = ("model", "batch", "sm_share_pct", "mig_profile", "memory_peak_bytes", "run_id")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
 
@@ -18,7 +19,8 @@ _COLUMNS = (
     "run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "model_sha256", "model_path",
     "stable", "repeats", "latency_mean_ms", "latency_std_ms", "latency_p50_ms", "latency_p50_low_ms",
     "latency_p50_high_ms", "latency_paused_mean_ms", "latency_paused_std_ms", "memory_peak_bytes",
-    "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct", "error",
+    "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct",
+    "runtime", "execution", "precision", "error",
 )  # fmt: skip
 _FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
 
@@ -58,7 +60,15 @@ class Point:
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database: its file, and its points by device; ``superseded`` counts older files of its name."""
+    """A model of the database: its file, and its points by device.
+
+    Attributes
+    ----------
+    superseded : int
+        Older files of its name.
+    variants : mapping of str to tuple of RuntimeVariant
+        Device → how the model was executed there; the points are of the first alone.
+    """
 
     name: str
     path: str | None = None
@@ -66,6 +76,7 @@ class MeasuredModel:
     weight_bytes: int | None = None
     points: dict[str, list[Point]] = field(default_factory=dict)
     superseded: int = 0
+    variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
 
 
 def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
@@ -73,6 +84,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
 
     Of several files under one name the one measured last counts. Of several measurements of one workload the last
     stable one counts, or the last where none is known to be stable; none whose outputs were wrong under its share.
+    Of several ways in which a model was executed on a device one counts (`rank_variants`).
     """
     rows = sorted(db.read("models", columns=list(_COLUMNS)).to_pylist(), key=lambda row: str(row["run_id"]))
     models: dict[str, MeasuredModel] = {}
@@ -84,9 +96,15 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         known.weight_bytes = known.weight_bytes if row["weight_bytes"] is None else row["weight_bytes"]
     for name, older in {(row["model"], row["model_sha256"]) for row in rows if row["model_sha256"]}:
         models[name].superseded += older != models[name].sha256
+    usable = [
+        row
+        for row in rows
+        if row["model_sha256"] in (None, models[row["model"]].sha256) and _latency(row) is not None and not row["error"]
+    ]
+    _keep_variants(models, usable)
     chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        if row["model_sha256"] not in (None, models[row["model"]].sha256) or _latency(row) is None or row["error"]:
+    for row in usable:
+        if variant_of(row) != models[row["model"]].variants[row["device"]][0]:
             continue
         key = tuple(row[n] for n in ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes"))
         if key not in chosen or row["stable"] or not chosen[key]["stable"]:
@@ -94,6 +112,15 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     for row in chosen.values():
         models[row["model"]].points.setdefault(row["device"], []).append(_point(row))
     return models
+
+
+def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Say of each model how it was executed on each device, first the way whose figures count."""
+    found: dict[tuple[str, str], list[RuntimeVariant]] = {}
+    for row in rows:
+        found.setdefault((row["model"], row["device"]), []).append(variant_of(row))
+    for (model, device), variants in found.items():
+        models[model].variants[device] = rank_variants(variants)
 
 
 def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:

@@ -17,6 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
@@ -30,6 +31,7 @@ from gpuprof.profiling.per_op.op_backend import Observation, op_backend
 from gpuprof.profiling.per_op.op_model import OpSource, distinct_ops, write_op_model
 from gpuprof.profiling.sweep.campaign import machine_columns
 from gpuprof.profiling.sweep.planning import NamedModel
+from gpuprof.runtime.executed_variant import executed_variant
 
 _LOAD_S = 300.0
 _KEEP_EVERY_S = 3.0
@@ -103,8 +105,10 @@ class PerOp:
             for source, reply in self._measure(sources):
                 seen = self._backend.observe(pending.run_id, source, reply)
                 row = self._row(pending.run_id, source, seen)
+                said = self._variant(source)
+                row = replace(row, **said)
                 pending.ops.append(row)
-                pending.kernels += seen.kernels
+                pending.kernels += [replace(kernel, **said) for kernel in seen.kernels]
                 yield OpOutcome(asdict(row), True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
                     self._keep(pending)
@@ -160,6 +164,10 @@ class PerOp:
             duration_min_ns=min(seen.times_ns),
             repeats=len(seen.times_ns),
         )
+
+    def _variant(self, source: OpSource) -> dict[str, Any]:
+        alone = ModelGraph(PER_OP, source.batch, (source.op,), (), (), source.op.weights, 0, "", "")
+        return asdict(executed_variant(alone, self.device, self._backend.provider))
 
     def _fresh(self) -> _PendingRows:
         started = datetime.now(UTC)

@@ -22,9 +22,10 @@ from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_l
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
-from gpuprof.profiling.collector import Collected, Collector
+from gpuprof.profiling.collector import Collected, Collector, say_variants
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
+from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
@@ -154,6 +155,7 @@ class Campaign:
             collected = self.collector.collect(request)
             solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
+            collected = say_variants(collected, (cell.job, *cell.beside), self.device)
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
@@ -182,7 +184,7 @@ class Campaign:
             runtime=runtime,
             runtime_version=runtime_version,
             provider=str(collected.settings.get("provider", "")) or None,
-            precision=graph.inputs[0].dtype if graph.inputs else None,
+            precision=arithmetic_precision(graph, self.device),
             collector_version=self.collector.version(),
             settings=json.dumps(dict(collected.settings), sort_keys=True),
             notes="; ".join(collected.notes) or None,

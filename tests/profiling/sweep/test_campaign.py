@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.kernel_db.verification import verify
 from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.collector import Collected, say_variants
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
@@ -149,3 +150,28 @@ def test_a_model_that_the_runtime_refuses_changes_nothing(
         _run(tmp_path, collector, [Cell(a_job(model)), Cell(odd)])
     assert not (tmp_path / "db").exists()
     assert collector.asked == []
+
+
+def test_rows_say_by_which_runtime_how_and_in_which_arithmetic_they_were_executed(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    for provider, expected in {
+        "CPUExecutionProvider": ("onnxruntime", "fused", "float32"),
+        "TorchCPU": ("pytorch", "eager", "float32"),
+    }.items():
+        collector.settings = {"provider": provider}
+        _run(tmp_path, collector, [Cell(a_job(model, 1))], force=True)
+        row = max(KernelDb(tmp_path / "db").read("models").to_pylist(), key=lambda row: str(row["run_id"]))
+        assert (row["runtime"], row["execution"], row["precision"]) == expected
+    assert set(KernelDb(tmp_path / "db").read("runs", ["precision"]).column("precision").to_pylist()) == {"float32"}
+
+
+def test_what_ran_beside_has_the_precision_of_its_own_model(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    job = a_job(model, 1, 50.0)
+    request = Request("r", datetime.now(UTC), CPU, job, (job,))
+    collected = replace(collector.collect(request), settings={"provider": "TorchCPU"})
+    rows = say_variants(collected, (job, job), CPU).colocations
+    assert [(row.runtime, row.precision) for row in rows] == [("pytorch", "float32")] * 2
+    assert say_variants(replace(collected, settings={}), (job, job), CPU).colocations[0].runtime is None

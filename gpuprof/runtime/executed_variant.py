@@ -1,0 +1,48 @@
+"""Tells by which runtime, how and in which arithmetic a session executes a model."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph, Op
+from gpuprof.domain.runtime_variant import RuntimeVariant
+from gpuprof.runtime.providers import TORCH_PROVIDERS
+
+_EIGHT_BITS = frozenset({"int8", "uint8"})
+_ARITHMETIC = ("float", "bfloat", "complex")
+
+
+def executed_variant(graph: ModelGraph, device: Device, provider: str) -> RuntimeVariant:
+    """Return the variant of ``graph`` that a session on ``provider`` executes, as `open_session` sets it up."""
+    runtime, execution = ("pytorch", "eager") if provider in TORCH_PROVIDERS else ("onnxruntime", "fused")
+    return RuntimeVariant(runtime, execution, arithmetic_precision(graph, device))
+
+
+def arithmetic_precision(graph: ModelGraph, device: Device) -> str | None:
+    """Return the type in which most of a model's FLOPs are computed; None where nothing is known of its ops.
+
+    It is not that of the inputs: a language model takes whole numbers. On a GPU that has TF32, products of float32 are
+    computed in it, as both runtimes are told to.
+    """
+    work: Counter[str] = Counter()
+    for op in graph.ops:
+        if op.flops and (dtype := _operand_type(op)) is not None:
+            work[dtype] += op.flops
+    if not work:
+        dtypes = [tensor.dtype for tensor in (*graph.weights, *graph.inputs) if tensor.dtype.startswith(_ARITHMETIC)]
+        work.update(dtypes)
+    if not work:
+        return None
+    ((most, _),) = work.most_common(1)
+    return "tf32" if most == "float32" and "tfloat32" in device.flops_per_s else most
+
+
+def _operand_type(op: Op) -> str | None:
+    """Return the type of an op's first operand that is no index: of eight bits whatever their sign."""
+    for tensor in op.inputs:
+        if tensor.dtype in _EIGHT_BITS:
+            return "int8"
+        if tensor.dtype.startswith(_ARITHMETIC):
+            return tensor.dtype
+    return None
