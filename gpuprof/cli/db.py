@@ -161,21 +161,25 @@ def compact(db: DbOption = DEFAULT_DB) -> None:
 
 @app.command("import")
 def import_measurements(
-    files: Annotated[list[Path], typer.Argument(help="Published measurements, or directories of them.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Published measurements, or directories of them; the name of their form may stand first."),
+    ],
     device: Annotated[str | None, typer.Option(help="What they were measured on, where they do not say.")] = None,
     form: Annotated[str | None, typer.Option("--format", help="By default told from each file.")] = None,
     db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Bring in profiles of ParvaGPU, iGniter, the V100 table and Triton Model Analyzer, each file once."""
-    from gpuprof.kernel_db.importing import import_files
+    """Bring in measurements of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator, once."""
+    from gpuprof.kernel_db.importing import import_files, split_form
     from gpuprof.kernel_db.store import KernelDb
 
     chosen = chosen_format(as_json, as_csv)
+    first, files = split_form(files)
     rows = [
         {"file": str(done.path), "form": done.form, "device": done.device, "rows": done.rows, "note": done.note}
-        for done in import_files(KernelDb.create(db), files, device, form)
+        for done in import_files(KernelDb.create(db), files, device, form or first)
     ]
     print_rows(rows, _columns(["file", "form", "device", "rows", "note"], rows), chosen)
 

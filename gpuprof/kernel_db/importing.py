@@ -9,7 +9,15 @@ from types import MappingProxyType
 from typing import Protocol
 
 from gpuprof.errors import InputError, unknown_name
-from gpuprof.kernel_db.importers import igniter_csv, igniter_profile, model_analyzer, parvagpu, thesis
+from gpuprof.kernel_db.importers import (
+    aiconfigurator,
+    igniter_csv,
+    igniter_profile,
+    model_analyzer,
+    neusight,
+    parvagpu,
+    thesis,
+)
 from gpuprof.kernel_db.importers.source import Source
 from gpuprof.kernel_db.store import KernelDb, Run
 
@@ -34,6 +42,8 @@ IMPORTERS: Mapping[str, Importer] = MappingProxyType(
         "igniter-csv": igniter_csv,
         "igniter-profile": igniter_profile,
         "model-analyzer": model_analyzer,
+        "neusight": neusight,
+        "aiconfigurator": aiconfigurator,
     }
 )
 
@@ -47,7 +57,7 @@ class Imported:
     form : str
         A key of `IMPORTERS`; empty for a file that was passed over.
     rows : int
-        Added to ``models`` and ``colocations``; 0: the file was there already, or is none of these forms.
+        Added to ``models``, ``colocations`` and ``ops``; 0: the file was there already, or is none of these forms.
     note : str
     """
 
@@ -94,17 +104,27 @@ def import_files(
         else:
             read = list(IMPORTERS[name].read(source, device))
             runs += read
-            rows = sum(len(run.models) + len(run.colocations) for run in read)
+            rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
             outcomes.append(Imported(path, name, read[0].run.device, rows))
     for run in runs:
         database.append(run)
     return outcomes
 
 
+def split_form(words: Sequence[Path]) -> tuple[str | None, list[Path]]:
+    """Return the form that the first word names, if it does and is no file, and the files behind it."""
+    words = list(words)
+    if words and str(words[0]) in IMPORTERS and not words[0].exists():
+        return str(words[0]), words[1:]
+    return None, words
+
+
 def _files(paths: Sequence[Path]) -> Iterable[tuple[Path, bool]]:
     """Yield each file, and whether it may be passed over."""
     for path in paths:
         if path.is_dir():
-            yield from ((file, True) for file in sorted(path.iterdir()) if file.suffix in (".csv", ".jsonl"))
+            yield from (
+                (file, True) for file in sorted(path.iterdir()) if file.suffix in (".csv", ".jsonl", ".parquet")
+            )
         else:
             yield path, False

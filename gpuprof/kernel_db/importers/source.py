@@ -6,31 +6,39 @@ import csv
 import hashlib
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import new_run_id
 
+PARQUET = ".parquet"
 _MAX_FILE_BYTES = 256 * 2**20
+_MAX_ROWS = 4_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Source:
     """A file and what it holds.
 
     Attributes
     ----------
     path : Path
-    text : str
+    content : bytes
     sha256 : str
     """
 
     path: Path
-    text: str
+    content: bytes
     sha256: str
 
     @classmethod
@@ -40,17 +48,70 @@ class Source:
         Raises
         ------
         InputError
-            When it cannot be read, is too large or no text.
+            When it cannot be read, is too large, or neither text nor a Parquet file.
         """
         try:
             if path.stat().st_size > _MAX_FILE_BYTES:
                 raise InputError(f"{path} is larger than {_MAX_FILE_BYTES >> 20} MiB")
             content = path.read_bytes()
-            return cls(path, content.decode("utf-8-sig"), hashlib.sha256(content).hexdigest())
-        except UnicodeDecodeError:
-            raise InputError(f"{path} is not a text file in UTF-8") from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from error
+        source = cls(path, content, hashlib.sha256(content).hexdigest())
+        if path.suffix == PARQUET:
+            source.columns()
+        else:
+            source.text  # noqa: B018 - what is no text is refused here
+        return source
+
+    @cached_property
+    def text(self) -> str:
+        """The file's text; empty for a Parquet file.
+
+        Raises
+        ------
+        InputError
+            When it is no text.
+        """
+        if self.path.suffix == PARQUET:
+            return ""
+        try:
+            return self.content.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            raise InputError(f"{self.path} is not a text file in UTF-8") from None
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of the columns of a Parquet file, none of another.
+
+        Raises
+        ------
+        InputError
+            When it is damaged.
+        """
+        if self.path.suffix != PARQUET:
+            return ()
+        with self._parquet() as file:
+            return tuple(file.schema_arrow.names)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows of a Parquet file.
+
+        Raises
+        ------
+        InputError
+            When it is damaged or has more than 4 million rows.
+        """
+        with self._parquet() as file:
+            if file.metadata.num_rows > _MAX_ROWS:
+                raise InputError(f"{self.path} has more than {_MAX_ROWS:,} rows")
+            rows: list[dict[str, Any]] = file.read().to_pylist()
+            return rows
+
+    @contextmanager
+    def _parquet(self) -> Iterator[pq.ParquetFile]:
+        try:
+            yield pq.ParquetFile(io.BytesIO(self.content))
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{self.path} is not a whole Parquet file: {error}") from None
 
     def rows(self) -> list[tuple[int, dict[str, str]]]:
         """Return the lines of a CSV file with a header as (line number, column → text).

@@ -1,0 +1,116 @@
+"""AIConfigurator's measurements: products and attention as TensorRT-LLM, vLLM and SGLang run them.
+
+Read are ``systems/data/<gpu>/<kind>/<framework>/<version>/<kind>_perf.parquet`` of its repository, and tables of the
+same columns that hold several of them. A row is one op in one framework; precision is of the operands, for attention
+that of the arithmetic, with the key and value cache's beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuprof.domain.catalogue import device_of_driver
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.importers.published_op import describe_op, op_row
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import PER_OP, OpRow
+from gpuprof.kernel_db.store import Run
+
+LICENCE = "Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES"
+_NOTES = f"ai-dynamo/aiconfigurator; {LICENCE}; kernels alone, without the host's launches"
+_COMMON = {"framework", "version", "device", "op_name", "kernel_source"}
+_KINDS = ("gemm", "context_attention", "generation_attention", "encoder_attention")
+_TYPES = {"bfloat16": "bfloat16", "float16": "float16", "fp8": "float8e4m3fn", "fp8_block": "float8e4m3fn"}
+_RUNTIMES = {"TRTLLM": "tensorrt-llm", "VLLM": "vllm", "SGLang": "sglang"}
+
+
+def recognizes(source: Source) -> bool:
+    """Whether ``source`` is a Parquet file with the columns that all of them have."""
+    return source.path.suffix == ".parquet" and set(source.columns()) >= _COMMON
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return a run for each GPU, framework, version and precision of the file.
+
+    Raises
+    ------
+    InputError
+        For a GPU that the catalogue does not have, a kind of op or a type that is not known, or a number that is none.
+    """
+    groups: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for line, row in enumerate(source.records(), 1):
+        precision = str(row.get("gemm_dtype") or row.get("attn_dtype"))
+        cache = str(row.get("kv_cache_dtype") or "")
+        key = (
+            str(row["device"]),
+            str(row["framework"]),
+            str(row["version"]),
+            str(row["kernel_source"]),
+            precision,
+            cache,
+        )
+        groups[key].append((line, row))
+    for (driver_name, framework, version, kernels, precision, cache), rows in groups.items():
+        if precision not in _TYPES:
+            raise InputError(f"{source.path}: type {precision!r} is none of {', '.join(_TYPES)}")
+        found = device_of_driver(driver_name)
+        if found is None and device is None:
+            raise InputError(f"{source.path}: no GPU of the catalogue is called {driver_name!r}", "give --device")
+        run = source.run(
+            device or (found.name if found else ""),
+            "import:aiconfigurator",
+            _NOTES,
+            PER_OP,
+            runtime=_RUNTIMES.get(framework, framework.lower()),
+            runtime_version=version,
+            provider=kernels,
+            precision=precision,
+            settings=json.dumps({"kv_cache_dtype": cache}) if cache else None,
+        )
+        yield Run(run, ops=[_op(source, run.run_id, run.device, line, row, precision) for line, row in rows])
+
+
+def _op(source: Source, run_id: str, device: str, line: int, row: Mapping[str, Any], precision: str) -> OpRow:
+    kind = str(row["op_name"])
+    if kind not in _KINDS:
+        raise InputError(f"{source.path}:{line}: op {kind!r} is none of {', '.join(_KINDS)}")
+    sizes = _gemm(source, line, row) if kind == "gemm" else _attention(source, line, row, kind)
+    op = describe_op("gemm" if kind == "gemm" else "attention", sizes, _TYPES[precision])
+    latency = _number(source, line, row, "latency_ms" if "latency_ms" in row else "latency")
+    return op_row(run_id, device, op, sizes.get("b", 1), latency)
+
+
+def _gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, int]:
+    return {name: int(_number(source, line, row, name)) for name in "mnk"}
+
+
+def _attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> dict[str, int]:
+    """Return the sizes: in generation one query meets the keys of all steps before it."""
+    length = int(_number(source, line, row, "isl"))
+    heads = int(_number(source, line, row, "num_heads"))
+    generation = kind == "generation_attention"
+    encoder = kind == "encoder_attention"
+    return {
+        "b": int(_number(source, line, row, "batch_size")),
+        "heads": heads,
+        "key_heads": heads if encoder else int(_number(source, line, row, "num_key_value_heads")),
+        "queries": 1 if generation else length,
+        "keys": length + int(_number(source, line, row, "step")) if generation else length,
+        "head_size": int(_number(source, line, row, "head_dim")),
+        "causal": int(kind == "context_attention"),
+        "window": 0 if encoder else int(_number(source, line, row, "window_size")),
+    }
+
+
+def _number(source: Source, line: int, row: Mapping[str, Any], name: str) -> float:
+    try:
+        value = float(row[name])
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{source.path}:{line}: {name} must be a number, not negative, but is {row.get(name)!r}")
+    return value

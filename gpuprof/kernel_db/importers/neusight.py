@@ -1,0 +1,180 @@
+"""NeuSight's measurements (ASPLOS'25): single ops with the kernels that they launch, and whole transformers.
+
+Read are the files of its repository, ``data/dataset/train/collect/<op>/<version>/<GPU>.csv`` and
+``data/label/<GPU>/<model>-inf-<sequence>-<batch>.json``, and the tables that gpuprof makes of them: ``ops.parquet``,
+``models.csv``. All is float32 on CUDA cores (PyTorch eager, TF32 off).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuprof.domain.catalogue import device_of_driver, devices
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.importers.published_op import describe_op, op_row
+from gpuprof.kernel_db.importers.source import Source
+from gpuprof.kernel_db.schema import PER_OP, KernelRow, ModelRow, OpRow, RunRow
+from gpuprof.kernel_db.store import Run
+
+LICENCE = "MIT, (c) 2025 Georgia Institute of Technology and Microsoft Corporation"
+_NOTES = f"sitar-lab/NeuSight, data of ASPLOS'25; {LICENCE}; PyTorch eager, float32 without TF32"
+_CSV = {"OPName", "Latency", "Device", "Kernel Name", "Grid x", "Block x"}
+_TABLE = {"op", "device", "latency_ms", "kernel", "grid_x", "block_x", "torch"}
+_MODELS = {"device", "model", "sequence", "batch", "fused", "latency_ms"}
+_LABEL = re.compile(r"(?P<model>.+)-inf-(?P<sequence>\d+)-(?P<batch>\d+)(?P<fused>-fusion)?\.json")
+#: Column of the repository's files → of gpuprof's table (``Kernel_Szie`` is how they spell it).
+_RENAMED = {
+    "OPName": "op",
+    "Latency": "latency_ms",
+    "Device": "device_name",
+    "Torch Version": "torch",
+    "Kernel Name": "kernel",
+    "Input_Channel": "in_channels",
+    "Output_Channel": "out_channels",
+    "Kernel_Szie": "kernel_size",
+    **{f"{part} {axis}": f"{part.lower()}_{axis}" for part in ("Grid", "Block") for axis in "xyz"},
+}
+_SIZES = ["b", "m", "n", "k", "h", "in_channels", "out_channels", "kernel_size", "input_size", "stride", "padding"]
+_LAUNCH = ["grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"]
+
+
+def recognizes(source: Source) -> bool:
+    """Whether ``source`` is one of the files that the module's text names."""
+    if source.path.suffix == ".parquet":
+        return set(source.columns()) >= _TABLE
+    if source.path.suffix == ".json":
+        return _LABEL.fullmatch(source.path.name) is not None
+    header = set(source.header())
+    return header >= _CSV or header >= _MODELS
+
+
+def read(source: Source, device: str | None) -> Iterable[Run]:
+    """Return a run for each GPU and version of PyTorch of the file.
+
+    Raises
+    ------
+    InputError
+        For a GPU that the catalogue does not have, a number that is none, or an op that is not known.
+    """
+    if source.path.suffix == ".json":
+        yield _label(source, device)
+        return
+    if source.path.suffix != ".parquet" and set(source.header()) >= _MODELS:
+        yield from _models(source)
+        return
+    groups: dict[tuple[str, str], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+    for line, row in _rows(source):
+        groups[_device(source, line, row, device), str(row["torch"]).removeprefix("p")].append((line, row))
+    for (name, version), rows in groups.items():
+        run = source.run(name, "import:neusight", _NOTES, PER_OP, **_conditions(version, "eager"))
+        pairs = [_op(source, run, line, row) for line, row in rows]
+        yield Run(run, ops=[op for op, _ in pairs], kernels=[kernel for _, kernel in pairs])
+
+
+def _conditions(version: str, mode: str) -> dict[str, str]:
+    return {
+        "runtime": "pytorch",
+        "runtime_version": version,
+        "provider": f"cuda, {mode}",
+        "precision": "float32",
+        "settings": json.dumps({"allow_tf32": False}),
+    }
+
+
+def _rows(source: Source) -> Iterable[tuple[int, dict[str, Any]]]:
+    if source.path.suffix == ".parquet":
+        return list(enumerate(source.records(), 1))
+    return [
+        (line, {_RENAMED.get(name, name.lower()): value or None for name, value in row.items()})
+        for line, row in source.rows()
+    ]
+
+
+def _device(source: Source, line: int, row: Mapping[str, Any], device: str | None) -> str:
+    if row.get("device") in devices():
+        return str(row["device"])
+    driver_name = str(row.get("device_name") or source.path.parent.name)
+    found = device_of_driver(driver_name)
+    if found is None and device is None:
+        raise InputError(f"{source.path}:{line}: no GPU of the catalogue is called {driver_name!r}", "give --device")
+    return device or (found.name if found else "")
+
+
+def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:
+    latency_ms = _number(source, line, row, "latency_ms")
+    sizes = {name: int(_number(source, line, row, name)) for name in _SIZES if _given(row.get(name))}
+    try:
+        op = describe_op(str(row["op"]), sizes, "float32")
+    except KeyError as error:
+        raise InputError(f"{source.path}:{line}: op {row['op']!r} with {sizes} lacks {error}") from None
+    batch = sizes.get("b", 1)
+    launch = {name: int(_number(source, line, row, name)) for name in _LAUNCH if _given(row.get(name))}
+    kernel = KernelRow(
+        run_id=run.run_id,
+        model=PER_OP,
+        device=run.device,
+        batch=batch,
+        name=str(row["kernel"]),
+        position=0,
+        op_signature=op.signature,
+        op_type=op.op_type,
+        op_name=op.name,
+        **launch,  # type: ignore[arg-type]
+    )
+    kernels = [name for name in str(row.get("kernels") or "").split(";") if name and name != "nan"]
+    note = f"{len(kernels)} kernels: {'; '.join(kernels)}" if len(kernels) > 1 else None
+    return op_row(run.run_id, run.device, op, batch, latency_ms, note), kernel
+
+
+def _models(source: Source) -> Iterable[Run]:
+    runs: dict[tuple[str, bool], Run] = {}
+    for line, row in source.rows():
+        fused = row["fused"].lower() == "true"
+        name = _device(source, line, row, None)
+        if (name, fused) not in runs:
+            mode = "torch.compile" if fused else "eager"
+            runs[name, fused] = Run(
+                source.run(name, "import:neusight", _NOTES, **_conditions("2.1.0", mode)), models=[]
+            )
+        run = runs[name, fused]
+        model = f"{row['model']}@{row['sequence']}"
+        latency = source.given(line, row, "latency_ms")
+        run.models.append(_model_row(run.run, model, int(source.given(line, row, "batch")), latency))  # type: ignore[attr-defined]
+    return runs.values()
+
+
+def _label(source: Source, device: str | None) -> Run:
+    match = _LABEL.fullmatch(source.path.name)
+    name = _device(source, 1, {}, device)
+    try:
+        latency = json.loads(source.text)["e2e_latency"]
+        if match is None or not isinstance(latency, int | float) or not 0 < latency < math.inf:
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{source.path}: e2e_latency must be a positive number of milliseconds") from None
+    mode = "torch.compile" if match["fused"] else "eager"
+    run = source.run(name, "import:neusight", _NOTES, match["model"], **_conditions("2.1.0", mode))
+    return Run(run, models=[_model_row(run, f"{match['model']}@{match['sequence']}", int(match["batch"]), latency)])
+
+
+def _model_row(run: RunRow, model: str, batch: int, latency_ms: float) -> ModelRow:
+    return ModelRow(run_id=run.run_id, model=model, device=run.device, batch=batch, latency_mean_ms=latency_ms)
+
+
+def _given(value: object) -> bool:
+    return value is not None and value == value  # NaN, as Parquet has it where a column is of another op
+
+
+def _number(source: Source, line: int, row: Mapping[str, Any], name: str) -> float:
+    try:
+        value = float(row[name])
+    except (KeyError, TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise InputError(f"{source.path}:{line}: {name} must be a number, not negative, but is {row.get(name)!r}")
+    return value
