@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.failure import TriedRuns
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
@@ -19,6 +20,7 @@ from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration
 from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.op_work import WorkByBatch
@@ -102,6 +104,10 @@ class DatabaseEstimator:
         """Return the names of the devices that ``model`` was measured on, sorted."""
         return tuple(sorted(self._known(model).points))
 
+    def tried_runs(self, model: str) -> TriedRuns:
+        """Return what was measured of ``model`` and what failed, on any device."""
+        return self._known(model).tried_runs(model)
+
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
@@ -110,8 +116,8 @@ class DatabaseEstimator:
         Raises
         ------
         InputError
-            When the model or a neighbour is unknown, or the model was not measured on the device and its ONNX file is
-            not there.
+            When the model or a neighbour is unknown, the model was not measured on the device and its ONNX file is
+            not there, or what is asked for is ruled out by a failure.
         """
         if batch < 1 or processes < 1:
             raise InputError(f"batch and processes must be at least 1 but got {batch} and {processes}")
@@ -159,6 +165,9 @@ class DatabaseEstimator:
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
         device, known = identity.device, self._known(workload.model)
+        failed = known.failures.get(device.name)
+        if failed and not known.has_run(device.name, workload):
+            require_no_failure(device, workload, failed)
         latency, cv = self._alone(identity, workload)
         if beside:
             latency = self._colocations.beside(latency, device, workload, beside)
@@ -212,6 +221,11 @@ class DatabaseEstimator:
     def _from_roofline(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         work = self._work(known)
         if work is None:
+            if failed := known.failures.get(device.name):
+                raise InputError(
+                    f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
+                    "profile it again, at a smaller batch or under a larger share",
+                )
             raise InputError(
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
@@ -360,9 +374,10 @@ class DatabaseEstimator:
 
         path = (self._copies and freed_copy(path, self._copies)) or path
         graph = load_graph(path, only_batch(path) or 1)
-        same = (known for known in self._measured.values() if known.sha256 == graph.sha256)
-        found = next(same, MeasuredModel(model))
-        return MeasuredModel(model, str(path), graph.sha256, graph.weight_bytes, found.points, variants=found.variants)
+        found = next((known for known in self._measured.values() if known.sha256 == graph.sha256), MeasuredModel(model))
+        return replace(
+            found, name=model, path=str(path), sha256=graph.sha256, weight_bytes=graph.weight_bytes, superseded=0
+        )
 
 
 class _Identity:

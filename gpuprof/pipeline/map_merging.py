@@ -163,8 +163,8 @@ def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: Merge
 
 def _broken(merging: Merging) -> str | None:
     """Return the first rule that the map with its merges breaks."""
-    from gpuprof.pipeline.planning import problem_evidence
     from gpuprof.placement.feasibility import check
+    from gpuprof.placement.problem import problem_evidence
 
     broken = check(merging.deployment, problem_evidence(merging.problem))
     return str(broken[0]) if broken else None

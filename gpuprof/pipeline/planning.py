@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, UnstableError
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.feasibility import Evidence, check
+from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import Problem, problem_evidence
 
 
 def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
@@ -36,20 +36,6 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
             "choose another policy with --policy",
         )
     return deployment
-
-
-def problem_evidence(problem: Problem) -> Evidence:
-    """Return what a map for ``problem`` is checked against."""
-    return Evidence(
-        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
-        queueing=problem.queueing,
-        estimator=problem.estimator,
-        confidence=problem.options.confidence,
-        latency_budget=problem.options.latency_budget,
-        overhead_ms=problem.options.overhead_ms,
-        host=problem.options.host,
-        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
-    )
 
 
 def _read_source_date() -> str | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,9 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.demand import Demand
+    from gpuprof.domain.failure import TriedRuns
     from gpuprof.domain.fleet import Fleet
+    from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.kernel_db.store import KernelDb
     from gpuprof.pipeline.planning_options import PlanningOptions
     from gpuprof.placement.problem import ModelFile, Options, Problem
@@ -87,6 +90,21 @@ def build_problem(
         options=options,
         files=files,
         inputs=_describe_inputs(demands, database, devices, options),
+        tried=collect_tried_runs(estimator, models),
+    )
+
+
+def collect_tried_runs(estimator: DatabaseEstimator, models: Iterable[str]) -> TriedRuns:
+    """Return what the database knows to have run, and to have failed, of the models that it knows."""
+    from gpuprof.domain.failure import TriedRuns
+
+    found = []
+    for model in models:
+        with suppress(InputError):
+            found.append(estimator.tried_runs(model))
+    return TriedRuns(
+        tuple(failed for one in found for failed in one.failed),
+        frozenset(measured for one in found for measured in one.measured),
     )
 
 

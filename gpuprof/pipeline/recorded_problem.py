@@ -33,17 +33,20 @@ def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback =
     from gpuprof.domain.fleet import parse_fleet
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
+    from gpuprof.pipeline.problem import collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import recorded_work
 
     database = open_database(db)
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    estimator = make_database_estimator(database, note=note)
     return Problem(
         demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
         fleet=parse_fleet(
             deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
         ),
-        estimator=make_database_estimator(database, note=note),
+        estimator=estimator,
+        tried=collect_tried_runs(estimator, deployment.models),
         queueing=BatchQueue(),
         options=Options(
             confidence=map_setting(deployment, "confidence"),
@@ -75,9 +78,10 @@ def map_evidence(
 
     ``against`` are demands to be checked instead of those that the map says were made.
     """
+    from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
-    from gpuprof.pipeline.problem import model_name
+    from gpuprof.pipeline.problem import collect_tried_runs, model_name
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
@@ -92,10 +96,12 @@ def map_evidence(
             continue  # the check names it
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
     estimator: Estimator | None = None
+    tried = NOTHING_TRIED
     if database is not None:
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
-        estimator = make_database_estimator(database, known, note)
+        estimator = measured = make_database_estimator(database, known, note)
+        tried = collect_tried_runs(measured, deployment.models)
         estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
     return Evidence(
         devices=found,
@@ -106,6 +112,7 @@ def map_evidence(
         latency_budget=map_setting(deployment, "latency_budget"),
         overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
         host=recorded_work(deployment.inputs),
+        tried=tried,
     )
 
 

@@ -12,7 +12,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, Violation, check
 from gpuprof.placement.objective import Objective, measure
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import Problem, problem_evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,7 @@ class Outcome:
 
 def compare(problem: Problem, policies: Sequence[tuple[str, Policy]]) -> tuple[Outcome, ...]:
     """Run each (name, policy) on ``problem`` and return the outcomes in the same order."""
-    evidence = Evidence(
-        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
-        queueing=problem.queueing,
-        estimator=problem.estimator,
-        confidence=problem.options.confidence,
-        latency_budget=problem.options.latency_budget,
-        overhead_ms=problem.options.overhead_ms,
-        host=problem.options.host,
-        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
-    )
+    evidence = problem_evidence(problem)
     return tuple(_outcome(problem, name, policy, evidence) for name, policy in policies)
 
 

@@ -27,7 +27,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.problem import Options, Problem, problem_evidence
 
 _GIB = 2**30
 
@@ -154,16 +154,7 @@ def problem(
 
 def evidence(given: Problem) -> Evidence:
     """Return what a map for this problem is checked against."""
-    return Evidence(
-        devices={entry.device.name: entry.device for entry in given.fleet.entries},
-        queueing=given.queueing,
-        estimator=given.estimator,
-        confidence=given.options.confidence,
-        latency_budget=given.options.latency_budget,
-        overhead_ms=given.options.overhead_ms,
-        host=given.options.host,
-        counts={entry.device.name: entry.count for entry in given.fleet.entries},
-    )
+    return problem_evidence(given)
 
 
 def solved(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:

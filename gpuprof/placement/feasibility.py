@@ -8,76 +8,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica, share_of
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
+from gpuprof.domain.failure import FailedRun
+from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
-from gpuprof.rules.host_work import NO_HOST_WORK, HostWork, LoadedReplica, disturb_servers
+from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers
+
+__all__ = ["Evidence", "Violation", "check", "check_layout"]
 
 _TOLERANCE = 1e-6
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
 _MOST_BATCH = 4096  # every size up to a replica's batch is looked at; nobody serves larger ones
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A rule that a map breaks.
-
-    Attributes
-    ----------
-    rule : str
-        ``"geometry"``, ``"share"``, ``"memory"``, ``"rate"``, ``"slo"``, ``"fleet"`` or ``"figures"``.
-    where : str
-        ``"node0 gpu 1"``, or a model.
-    message : str
-        The rule and the value that breaks it.
-    """
-
-    rule: str
-    where: str
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.where}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """What a map is checked against.
-
-    Attributes
-    ----------
-    devices : mapping of str to Device
-        By name.
-    estimator : Estimator or None
-        None: the times written in the map are believed.
-    queueing : QueueModel
-    confidence, latency_budget : float or None
-        As in `gpuprof.placement.problem.Options`.
-    overhead_ms : float
-    host : HostWork
-        As in `gpuprof.placement.problem.Options`.
-    demands : tuple of Demand or None
-        None: what the map itself says was asked for.
-    counts : mapping of str to int or None
-        Devices that there are, by name; None or absent: as many as needed.
-    """
-
-    devices: Mapping[str, Device]
-    queueing: QueueModel
-    estimator: Estimator | None = None
-    confidence: float | None = None
-    latency_budget: float | None = None
-    overhead_ms: float = 0.0
-    host: HostWork = NO_HOST_WORK
-    demands: tuple[Demand, ...] | None = None
-    counts: Mapping[str, int | None] | None = None
 
 
 def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -87,6 +35,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         return structure  # nothing below can be said of devices and models that do not exist
     return (
         *(violation for _, where, gpu in _gpus(deployment) for violation in _gpu(where, gpu, evidence)),
+        *_failures(deployment, evidence),
         *_rates(deployment, evidence),
         *_slos(deployment, evidence),
         *_figures(deployment),
@@ -207,6 +156,40 @@ def _held(partition: Partition, replica: Replica, device: Device, evidence: Evid
     except InputError:
         return allowed
     return max(allowed, 0 if needed is None else math.floor(needed.value) * replica.processes)
+
+
+def _failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Find replicas that ask for no less, and have no more, than something that is known to have failed."""
+    for node, gpu, partition, replica in deployment.places():
+        runs, device = _workload(partition, replica, replica.batch), evidence.devices[gpu.device]
+        if (device.name, runs) in evidence.tried.measured:
+            continue
+        for failed in evidence.tried.failed:
+            tried = failed.workload
+            if (failed.device, tried.model) != (device.name, runs.model):
+                continue
+            if tried.batch <= runs.batch and tried.processes <= runs.processes and _is_no_larger(device, runs, failed):
+                yield Violation("failed", f"{node.name} gpu {gpu.index}", f"{replica.model}: {failed}")
+                break
+
+
+def _is_no_larger(device: Device, runs: Workload, failed: FailedRun) -> bool:
+    """Whether a replica's instance has no more memory than the one where it failed, and no more compute to no avail."""
+    profiles = {profile.name: profile for profile in device.mig_profiles}
+    if not {runs.share.mig, failed.workload.share.mig} <= {None, *profiles}:
+        return False  # the geometry is told of elsewhere
+
+    def measures(workload: Workload) -> tuple[int, float]:
+        mig = workload.share.mig
+        memory, units = (
+            (device.dram_bytes, float(device.compute_units))
+            if mig is None
+            else (profiles[mig].memory_bytes, float(profiles[mig].sms))
+        )
+        return memory, units * workload.share.sm_pct
+
+    (memory, units), (short, few) = measures(runs), measures(failed.workload)
+    return memory <= short and (failed.is_memory or units <= few * (1.0 + _TOLERANCE))
 
 
 def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:

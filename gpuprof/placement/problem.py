@@ -10,9 +10,11 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
+from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
@@ -95,6 +97,8 @@ class Problem:
         Hashes and settings that the map records.
     previous : DeploymentMap or None
         What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
+    tried : TriedRuns
+        What the database knows to fail; estimators refuse it, and the check of a map looks again.
     limits : RateLimits
         What was found out about queues; problems made from this one share it.
     """
@@ -107,6 +111,7 @@ class Problem:
     files: Mapping[str, ModelFile] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
     previous: DeploymentMap | None = None
+    tried: TriedRuns = NOTHING_TRIED
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
@@ -142,6 +147,21 @@ class Problem:
     def by_priority(self) -> Sequence[Demand]:
         """Return the demands, highest priority first, else in the order given."""
         return sorted(self.demands, key=lambda demand: -demand.priority)
+
+
+def problem_evidence(problem: Problem) -> Evidence:
+    """Return what a map for ``problem`` is checked against."""
+    return Evidence(
+        devices={entry.device.name: entry.device for entry in problem.fleet.entries},
+        queueing=problem.queueing,
+        estimator=problem.estimator,
+        confidence=problem.options.confidence,
+        latency_budget=problem.options.latency_budget,
+        overhead_ms=problem.options.overhead_ms,
+        host=problem.options.host,
+        counts={entry.device.name: entry.count for entry in problem.fleet.entries},
+        tried=problem.tried,
+    )
 
 
 def _require(name: str, value: float | None, low: float, high: float) -> None:

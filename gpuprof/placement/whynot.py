@@ -84,15 +84,16 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
-    needs = []
+    needs, refusals = [], []
     for share in segments.problem.estimator.shares(demand.model, device):
         for workload in segments.workloads(demand.model, device, share):
             try:
                 needs.append(segments.memory_bytes(segments.estimate(device, workload)) or 0)
-            except InputError:
-                continue
+            except InputError as error:
+                refusals.append(str(error))
     if not needs:
-        return f"nothing is known of {demand.model} on {device.name}: profile it there"
+        last = refusals[-1] if refusals else "no batch and no share of it was measured there"
+        return f"nothing is known of {demand.model} on {device.name}: {last}"
     return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"
 
 

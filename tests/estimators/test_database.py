@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.estimators.roofline.roofline import DISPATCH_US
 from gpuprof.graph.load import load_graph
-from gpuprof.kernel_db.schema import ColocationRow
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from tests.estimators.rows import CPU, GPU, database, measured, two_layers
 from tests.small_models import write_model
 
@@ -151,11 +152,11 @@ def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(t
     assert together.latency_ms.value == pytest.approx(20.0)
 
 
-def test_a_share_under_which_the_outputs_were_wrong_is_not_known(tmp_path: Path) -> None:
+def test_a_share_under_which_the_outputs_were_wrong_is_ruled_out(tmp_path: Path) -> None:
     wrong = replace(measured("net", 1, 5.0, share=50.0), error="output y differs under the share by 2")
     estimator = DatabaseEstimator(database(tmp_path / "db", [measured("net", 1, 4.0), wrong]))
-    found = estimator.estimate("net", CPU, 1, Share(50.0)).latency_ms
-    assert found.source != MEASURED and found.value != 5.0
+    with pytest.raises(InputError, match="differs under the share"):
+        estimator.estimate("net", CPU, 1, Share(50.0))
 
 
 def test_the_last_stable_measurement_counts(tmp_path: Path) -> None:
@@ -219,3 +220,60 @@ def test_a_model_that_fixes_its_batch_is_estimated_at_that_batch(tmp_path: Path)
     said, same = (estimator.estimate(str(path), GPU, 8, WHOLE) for path in (fixed, free))
     assert said.latency_ms == same.latency_ms and said.memory_bytes == same.memory_bytes
     assert estimator.batches(str(fixed), GPU, WHOLE) == (8,)
+
+
+def failed(
+    model: str, batch: int, error: str = "out of memory", run_id: str = "r1", share: float = 100.0, processes: int = 1
+) -> ModelRow:
+    return ModelRow(run_id, model, GPU.name, batch, share, None, processes, error=error)
+
+
+def with_failures(path: Path, *rows: ModelRow) -> DatabaseEstimator:
+    known = [measured("net", batch, 2.0 + batch, device=GPU.name) for batch in (1, 2, 4, 8)]
+    return DatabaseEstimator(database(path / "db", [*known, *rows]))
+
+
+@pytest.mark.parametrize(
+    ("batch", "share", "processes", "is_ruled_out"),
+    [(8, 100.0, 1, False), (16, 100.0, 1, True), (17, 20.0, 1, True), (16, 100.0, 3, True), (12, 100.0, 1, False)],
+)
+def test_what_did_not_fit_the_memory_rules_out_all_that_needs_no_less(
+    tmp_path: Path, batch: int, share: float, processes: int, is_ruled_out: bool
+) -> None:
+    estimator = with_failures(tmp_path, failed("net", 16))
+    if is_ruled_out:
+        with pytest.raises(InputError, match="failed on gpu-test: out of memory"):
+            estimator.estimate("net", GPU, batch, Share(share), processes=processes)
+    else:
+        assert estimator.estimate("net", GPU, batch, Share(share), processes=processes).latency_ms.value > 0.0
+
+
+def test_a_failure_under_a_share_says_nothing_of_larger_shares_unless_memory_was_short(tmp_path: Path) -> None:
+    wrong = with_failures(tmp_path / "wrong", failed("net", 2, "wrong outputs under its share", share=20.0))
+    short = with_failures(tmp_path / "short", failed("net", 2, "out of memory", share=20.0))
+    for estimator, raises in ((wrong, False), (short, True)):
+        with pytest.raises(InputError, match="ruled out") if raises else nullcontext():
+            estimator.estimate("net", GPU, 3, Share(30.0))
+        with pytest.raises(InputError, match="ruled out"):
+            estimator.estimate("net", GPU, 2, Share(10.0))
+
+
+def test_what_ran_is_never_ruled_out_by_a_failure_elsewhere(tmp_path: Path) -> None:
+    estimator = with_failures(tmp_path, failed("net", 3, "killed"))
+    assert estimator.estimate("net", GPU, 8, WHOLE).latency_ms.value == 10.0
+    with pytest.raises(InputError, match="killed"):
+        estimator.estimate("net", GPU, 6, WHOLE)
+
+
+def test_a_measurement_made_later_takes_a_failure_back(tmp_path: Path) -> None:
+    database(tmp_path / "db", [failed("net", 4)], run_id="r0")
+    assert with_failures(tmp_path).estimate("net", GPU, 5, WHOLE).latency_ms.value == 7.0
+    database(tmp_path / "db", [failed("net", 4, run_id="r2")], run_id="r2")
+    with pytest.raises(InputError, match="out of memory"):
+        with_failures(tmp_path / "later", failed("net", 4, run_id="r2")).estimate("net", GPU, 4, WHOLE)
+
+
+def test_where_everything_failed_one_line_says_so(tmp_path: Path) -> None:
+    estimator = DatabaseEstimator(database(tmp_path / "db", [failed("net", 8)]))
+    with pytest.raises(InputError, match=r"every measurement of net on gpu-test failed, the last: .* out of memory"):
+        estimator.estimate("net", GPU, 1, WHOLE)

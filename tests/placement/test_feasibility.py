@@ -11,6 +11,8 @@ import pytest
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.share import Share
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
@@ -198,7 +200,7 @@ def test_the_papers_rule_compares_the_batch_with_its_part_of_the_slo() -> None:
 def test_the_check_shares_no_code_with_any_policy() -> None:
     source = ast.parse(Path(feasibility.__file__).read_text(encoding="utf-8"))
     imported = {node.module or "" for node in ast.walk(source) if isinstance(node, ast.ImportFrom)}
-    assert not {name for name in imported if name.startswith("gpuprof.placement")}
+    assert {name for name in imported if name.startswith("gpuprof.placement")} <= {"gpuprof.placement.evidence"}
 
 
 def test_the_cost_of_serving_is_counted_where_one_machine_is_all_there_is() -> None:
@@ -255,3 +257,33 @@ def test_a_layout_is_checked_without_a_word_on_times() -> None:
     assert {one.rule for one in check_layout(parse_map(json.loads(text), "m"), silent)} == {"geometry"}
     elsewhere = json.loads(text.replace('"sliced"', '"elsewhere"'))
     assert check_layout(parse_map(elsewhere, "m"), silent) == ()
+
+
+@pytest.mark.parametrize(
+    ("batch", "pct", "processes", "reason", "is_refused"),
+    [
+        (4, 50.0, 1, "out of memory", True),
+        (3, 100.0, 1, "out of memory", True),
+        (5, 50.0, 1, "out of memory", False),
+        (4, 50.0, 2, "out of memory", False),
+        (4, 20.0, 1, "out of memory", True),  # its share of the compute units does not matter to the memory
+        (4, 20.0, 1, "wrong outputs under its share", False),
+        (4, 60.0, 1, "wrong outputs under its share", True),
+    ],
+)
+def test_what_a_failure_dominates_is_refused_whatever_the_estimator_says(
+    batch: int, pct: float, processes: int, reason: str, is_refused: bool
+) -> None:
+    failed = FailedRun("plain", Workload("a", batch, Share(pct), processes), reason)
+    found = check(SOUND, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
+    assert [violation.rule for violation in found] == ["failed"] * is_refused
+    ran = frozenset({("plain", Workload("a", 4, Share(50.0)))})
+    assert check(SOUND, replace(evidence(GIVEN), tried=TriedRuns((failed,), ran))) == ()
+
+
+def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
+    sliced = drawn(PlacedGpu("sliced", (instance("a", "2g.20gb", 0), instance("b", "3g.40gb", 4))))
+    for profile, where in (("1g.10gb", []), ("2g.20gb", ["failed"]), ("4g.40gb", ["failed"])):
+        failed = FailedRun("sliced", Workload("a", 1, Share(100.0, profile)), "out of memory")
+        found = check(sliced, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
+        assert [violation.rule for violation in found] == where

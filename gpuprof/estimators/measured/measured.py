@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
 from gpuprof.kernel_db.store import KernelDb
@@ -60,10 +62,14 @@ class Point:
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database: its file, and its points by device.
+    """A model of the database.
 
     Attributes
     ----------
+    path, sha256, weight_bytes
+        Of its file.
+    points, failures : dict of str to list
+        What was measured and what failed, by device.
     superseded : int
         Older files of its name.
     variants : mapping of str to tuple of RuntimeVariant
@@ -75,8 +81,26 @@ class MeasuredModel:
     sha256: str | None = None
     weight_bytes: int | None = None
     points: dict[str, list[Point]] = field(default_factory=dict)
+    failures: dict[str, list[FailedRun]] = field(default_factory=dict)
     superseded: int = 0
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
+
+    def has_run(self, device: str, workload: Workload) -> bool:
+        """Whether exactly this workload was measured on the device."""
+        wanted = (workload.batch, workload.share, workload.processes)
+        return any((p.batch, p.share, p.processes) == wanted for p in self.points.get(device, ()))
+
+    def tried_runs(self, name: str) -> TriedRuns:
+        """Return what was tried of the model, under the name by which it is asked for."""
+        failed = tuple(
+            replace(one, workload=replace(one.workload, model=name)) for own in self.failures.values() for one in own
+        )
+        measured = frozenset(
+            (device, Workload(name, point.batch, point.share, point.processes))
+            for device, points in self.points.items()
+            for point in points
+        )
+        return TriedRuns(failed, measured)
 
 
 def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
@@ -85,6 +109,7 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     Of several files under one name the one measured last counts. Of several measurements of one workload the last
     stable one counts, or the last where none is known to be stable; none whose outputs were wrong under its share.
     Of several ways in which a model was executed on a device one counts (`rank_variants`).
+    What failed counts as failed unless it was measured afterwards, or in the same run.
     """
     rows = sorted(db.read("models", columns=list(_COLUMNS)).to_pylist(), key=lambda row: str(row["run_id"]))
     models: dict[str, MeasuredModel] = {}
@@ -96,21 +121,26 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
         known.weight_bytes = known.weight_bytes if row["weight_bytes"] is None else row["weight_bytes"]
     for name, older in {(row["model"], row["model_sha256"]) for row in rows if row["model_sha256"]}:
         models[name].superseded += older != models[name].sha256
-    usable = [
-        row
-        for row in rows
-        if row["model_sha256"] in (None, models[row["model"]].sha256) and _latency(row) is not None and not row["error"]
-    ]
-    _keep_variants(models, usable)
+    current = [row for row in rows if row["model_sha256"] in (None, models[row["model"]].sha256)]
+    _keep_variants(models, [row for row in current if _latency(row) is not None and not row["error"]])
     chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in usable:
-        if variant_of(row) != models[row["model"]].variants[row["device"]][0]:
-            continue
+    failed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in current:
         key = tuple(row[n] for n in ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes"))
-        if key not in chosen or row["stable"] or not chosen[key]["stable"]:
-            chosen[key] = row
-    for row in chosen.values():
-        models[row["model"]].points.setdefault(row["device"], []).append(_point(row))
+        counted = models[row["model"]].variants.get(row["device"], ())[:1]
+        if row["error"]:
+            by_another = counted and row["runtime"] not in (None, counted[0].runtime)
+            if not by_another and (key not in chosen or chosen[key]["run_id"] != row["run_id"]):
+                failed[key] = row
+        elif _latency(row) is not None and variant_of(row) in counted:
+            failed.pop(key, None)
+            if key not in chosen or row["stable"] or not chosen[key]["stable"]:
+                chosen[key] = row
+    for key, row in chosen.items():
+        if key not in failed:
+            models[row["model"]].points.setdefault(row["device"], []).append(_point(row))
+    for row in failed.values():
+        models[row["model"]].failures.setdefault(row["device"], []).append(_failure(row))
     return models
 
 
@@ -131,6 +161,11 @@ def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:
 def _latency(row: Mapping[str, Any]) -> float | None:
     value = row["latency_mean_ms"] if row["latency_mean_ms"] is not None else row["latency_p50_ms"]
     return float(value) if value is not None and value > 0.0 else None
+
+
+def _failure(row: Mapping[str, Any]) -> FailedRun:
+    share = Share(row["sm_share_pct"], row["mig_profile"])
+    return FailedRun(row["device"], Workload(row["model"], row["batch"], share, row["processes"]), str(row["error"]))
 
 
 def _point(row: Mapping[str, Any]) -> Point:

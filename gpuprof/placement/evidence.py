@@ -1,0 +1,81 @@
+"""What a deployment map is checked against, and what is said of one that breaks a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
+from gpuprof.domain.sojourn import QueueModel
+from gpuprof.errors import InputError
+from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that a map breaks.
+
+    Attributes
+    ----------
+    rule : str
+        ``"geometry"``, ``"share"``, ``"memory"``, ``"failed"``, ``"rate"``, ``"slo"``, ``"fleet"`` or
+        ``"figures"``.
+    where : str
+        ``"node0 gpu 1"``, or a model.
+    message : str
+        The rule and the value that breaks it.
+    """
+
+    rule: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.where}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a map is checked against.
+
+    Attributes
+    ----------
+    devices : mapping of str to Device
+        By name.
+    estimator : Estimator or None
+        None: the times written in the map are believed.
+    queueing : QueueModel
+    confidence, latency_budget : float or None
+        As in `gpuprof.placement.problem.Options`.
+    overhead_ms : float
+    host : HostWork
+        As in `gpuprof.placement.problem.Options`.
+    demands : tuple of Demand or None
+        None: what the map itself says was asked for.
+    tried : TriedRuns
+        What is known to fail, whatever the estimator says of it.
+    counts : mapping of str to int or None
+        Devices that there are, by name; None or absent: as many as needed.
+    """
+
+    devices: Mapping[str, Device]
+    queueing: QueueModel
+    estimator: Estimator | None = None
+    confidence: float | None = None
+    latency_budget: float | None = None
+    overhead_ms: float = 0.0
+    host: HostWork = NO_HOST_WORK
+    demands: tuple[Demand, ...] | None = None
+    counts: Mapping[str, int | None] | None = None
+    tried: TriedRuns = NOTHING_TRIED
+
+    def __post_init__(self) -> None:
+        if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:
+            raise InputError(f"a latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
+        if self.confidence is not None and not 0.0 < self.confidence < 1.0:
+            raise InputError(f"a confidence must be above 0 and below 1 but got {self.confidence:g}")
+        if not 0.0 <= self.overhead_ms < 1e9:
+            raise InputError(f"an overhead must be at least 0 ms but got {self.overhead_ms:g}")
