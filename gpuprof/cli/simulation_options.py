@@ -117,15 +117,15 @@ class Served:
             When a duration, a network or a failure cannot be read.
         """
         from gpuprof.domain.duration import parse_duration
-        from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
+        from gpuprof.rules.host_work import recorded_work
         from gpuprof.simulator.cluster import SimulationOptions
         from gpuprof.simulator.failures import parse_failure
         from gpuprof.simulator.sampling import expected_requests
 
         seconds, warmup_s = traffic.span_s(trace_s)
-        inputs = deployment.inputs
-        outside_ms = recorded_overhead_ms(inputs) if self.overhead_ms is None else self.overhead_ms
-        host = recorded_work(inputs)
+        planned_with = deployment.planned_with
+        outside_ms = planned_with.overhead_ms if self.overhead_ms is None else self.overhead_ms
+        host = recorded_work(planned_with)
         host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
         to_ms, back_ms = (_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
         return SimulationOptions(

@@ -23,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
@@ -202,12 +203,26 @@ class DeploymentMap(_Part):
     schema_: Literal["gpuprof.deployment/1"] = Field("gpuprof.deployment/1", alias="schema")
     policy: str
     created: str | None = None
-    inputs: dict[str, str] = Field(default_factory=dict)
+    planned_with: PlannedWith = PlannedWith()
     models: dict[str, DeployedModel]
     nodes: tuple[Node, ...]
     predicted: MapPrediction
     unplaced: tuple[Unplaced, ...] = ()
     merges: dict[str, Merge] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_older_inputs(cls, content: Any) -> Any:
+        """Read the ``inputs`` that maps had before they had ``planned_with``."""
+        if not isinstance(content, dict) or "inputs" not in content:
+            return content
+        inputs = content["inputs"]
+        if not isinstance(inputs, dict) or not all(isinstance(text, str) for text in inputs.values()):
+            raise ValueError("inputs must be texts by name")
+        if "planned_with" in content:
+            raise ValueError("inputs is what planned_with was called before: a map has one of them")
+        rest = {key: value for key, value in content.items() if key != "inputs"}
+        return {**rest, "planned_with": planned_with_of_inputs(inputs)}
 
     @model_validator(mode="after")
     def _merged_as_told(self) -> DeploymentMap:

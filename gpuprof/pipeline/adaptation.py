@@ -62,7 +62,7 @@ class MapReplanner:
             fleet=fleet,
             estimator=estimator,
             files=_files(deployment, self.base),
-            inputs=deployment.inputs,
+            planned_with=deployment.planned_with,
             previous=deployment,
         )
         policy = map_policy(deployment)

@@ -52,11 +52,6 @@ def predict_load(
         Requests that are replayed at most; None: as many as the simulator does in some seconds.
     note : callable, optional
         Told what takes long, what is left out, and why the requests are not replayed.
-
-    Raises
-    ------
-    InputError
-        When the map records a cost of serving that is no number.
     """
     from gpuprof.serving.load.prediction import planned_figures
 
@@ -104,7 +99,7 @@ def _replayed(
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(queues, by_model, settings, until_s, note)
     found = {model.model: model for model in outcome.models}
-    handover_ms = recorded_work(queues.deployment.inputs).handover_ms
+    handover_ms = recorded_work(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
         stream.model: _prediction(
@@ -119,7 +114,7 @@ def _simulate(
 ) -> SimulationOutcome:
     import numpy as np
 
-    from gpuprof.rules.host_work import recorded_overhead_ms, recorded_work
+    from gpuprof.rules.host_work import recorded_work
     from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.compiled import is_compiled
     from gpuprof.simulator.engine import simulate
@@ -128,9 +123,9 @@ def _simulate(
     if not is_compiled():
         note("compiling the simulator for this machine, once: half a minute")
     times = {model: np.rint(_NS_PER_S * own).astype(np.int64) for model, own in times_s.items() if len(own)}
-    inputs = queues.deployment.inputs
-    legs = dict.fromkeys(queues.deployment.models, (recorded_overhead_ms(inputs), 0.0))
-    host = recorded_work(inputs).at(sum(map(len, times.values())) / until_s)
+    planned_with = queues.deployment.planned_with
+    legs = dict.fromkeys(queues.deployment.models, (planned_with.overhead_ms, 0.0))
+    host = recorded_work(planned_with).at(sum(map(len, times.values())) / until_s)
     options = SimulationOptions(until_s, settings.warmup_s, settings.seed, legs_ms=legs, host=host)
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 

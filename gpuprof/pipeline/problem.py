@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.result import NoteCallback, ignore_note
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import ModelFile, Options, Problem
     from gpuprof.rules.host_work import HostWork
     from gpuprof.runtime.batch_verdicts import BatchVerdicts
-
-_OPTIONS = ("confidence", "latency_budget", "overhead_ms", "max_batch", "max_processes")
 
 
 def build_problem(
@@ -89,7 +88,7 @@ def build_problem(
         queueing=BatchQueue(),
         options=options,
         files=files,
-        inputs=_describe_inputs(demands, database, devices, options),
+        planned_with=_record_settings(demands, database, devices, options),
         tried=collect_tried_runs(estimator, models),
     )
 
@@ -207,20 +206,24 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
     return files
 
 
-def _describe_inputs(
+def _record_settings(
     demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options
-) -> dict[str, str]:
+) -> PlannedWith:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
-    devices = ",".join(f"{e.device.name}{'' if e.count is None else f':{e.count}'}" for e in fleet.entries)
-    inputs = {"fleet": devices}
+    slo_sha256 = database_sha256 = None
     if isinstance(demands, str | os.PathLike):
-        inputs["slo_sha256"] = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
+        slo_sha256 = hashlib.sha256(Path(demands).read_bytes()).hexdigest()
     if database is not None:
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
-        inputs["database_sha256"] = hashlib.sha256("\n".join(runs).encode()).hexdigest()
-    for key in _OPTIONS:
-        value = getattr(options, key)
-        if value:
-            inputs[key] = repr(value)
-    inputs |= {key: repr(value) for key, value in asdict(options.host).items() if value}
-    return inputs
+        database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
+    return PlannedWith(
+        fleet=tuple(PlannedDevices(device=one.device.name, count=one.count) for one in fleet.entries),
+        confidence=options.confidence,
+        latency_budget=options.latency_budget,
+        overhead_ms=options.overhead_ms,
+        max_batch=options.max_batch,
+        max_processes=options.max_processes,
+        host=RecordedHostWork(**asdict(options.host)),
+        slo_sha256=slo_sha256,
+        database_sha256=database_sha256,
+    )

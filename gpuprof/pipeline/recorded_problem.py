@@ -27,10 +27,11 @@ def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback =
     Raises
     ------
     InputError
-        When the database is missing, or the map does not say what fleet it was planned for.
+        When the database is missing, or lacks a device of the map.
     """
     from gpuprof.domain.demand import Demand, Slo
-    from gpuprof.domain.fleet import parse_fleet
+    from gpuprof.domain.fleet import Fleet, FleetEntry
+    from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
     from gpuprof.pipeline.problem import collect_tried_runs
@@ -38,23 +39,23 @@ def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback =
     from gpuprof.rules.host_work import recorded_work
 
     database = open_database(db)
-    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    settings = deployment.planned_with
+    kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
+    devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     estimator = make_database_estimator(database, note=note)
     return Problem(
         demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
-        fleet=parse_fleet(
-            deployment.inputs.get("fleet") or ",".join(sorted(kinds)), lambda name: resolve_device(name, database)
-        ),
+        fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
         estimator=estimator,
         tried=collect_tried_runs(estimator, deployment.models),
         queueing=BatchQueue(),
         options=Options(
-            confidence=map_setting(deployment, "confidence"),
-            latency_budget=map_setting(deployment, "latency_budget"),
-            overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
-            host=recorded_work(deployment.inputs),
-            max_batch=int(map_setting(deployment, "max_batch") or 256),
-            max_processes=int(map_setting(deployment, "max_processes") or 0) or None,
+            confidence=settings.confidence,
+            latency_budget=settings.latency_budget,
+            overhead_ms=settings.overhead_ms,
+            host=recorded_work(settings),
+            max_batch=settings.max_batch,
+            max_processes=settings.max_processes,
         ),
     )
 
@@ -86,6 +87,7 @@ def map_evidence(
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
 
+    settings = deployment.planned_with
     database = open_database(db, needed=False)
     names = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     found: dict[str, Device] = {}
@@ -108,24 +110,9 @@ def map_evidence(
         queueing=BatchQueue(),
         estimator=estimator,
         demands=None if against is None else tuple(replace(one, model=model_name(one.model)) for one in against),
-        confidence=map_setting(deployment, "confidence"),
-        latency_budget=map_setting(deployment, "latency_budget"),
-        overhead_ms=map_setting(deployment, "overhead_ms") or 0.0,
-        host=recorded_work(deployment.inputs),
+        confidence=settings.confidence,
+        latency_budget=settings.latency_budget,
+        overhead_ms=settings.overhead_ms,
+        host=recorded_work(settings),
         tried=tried,
     )
-
-
-def map_setting(deployment: DeploymentMap, name: str) -> float | None:
-    """Return a setting that the map was planned with.
-
-    Raises
-    ------
-    InputError
-        When what stands in the map is no number.
-    """
-    text = deployment.inputs.get(name)
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise InputError(f"the map's {name} must be a number but is {text!r}") from None

@@ -35,7 +35,9 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
-        inputs={**problem.inputs, **_findings(placement)},
+        planned_with=problem.planned_with.model_copy(
+            update={"found_by": placement.found_by, "stopped_by": STOPPED if placement.stopped else None}
+        ),
         models=_models(problem, predictor),
         nodes=nodes,
         predicted=MapPrediction(gpus=len(placement.gpus), goodput_rps=0.0),
@@ -55,12 +57,6 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         moves=moves,
     )
     return drawn.model_copy(update={"predicted": predicted})
-
-
-def _findings(placement: Placement) -> dict[str, str]:
-    """Return what a map records of the search for it."""
-    found_by = {"found_by": placement.found_by} if placement.found_by else {}
-    return found_by | ({STOPPED: "time limit"} if placement.stopped else {})
 
 
 def _nodes(

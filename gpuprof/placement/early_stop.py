@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from gpuprof.domain.deployment import DeploymentMap
 
-#: The key under which a map says what ended its search.
-STOPPED = "stopped_by"
+#: What a map says ended its search before it was over.
+STOPPED = "time limit"
 
 
 def early_stop(deployment: DeploymentMap) -> str | None:
     """Return one line where a search was stopped early, None where it was not."""
-    if STOPPED not in deployment.inputs:
+    if (stopped_by := deployment.planned_with.stopped_by) is None:
         return None
     found, words = deployment.predicted, []
     if found.lower_bound_gpus is not None:
@@ -21,4 +21,4 @@ def early_stop(deployment: DeploymentMap) -> str | None:
         words.append(
             f"{found.goodput_rps:.4g} requests/s, and none serves more than {found.upper_bound_goodput_rps:.4g}"
         )
-    return f"the {deployment.inputs[STOPPED]} ended the search early: {'; '.join(words) or 'no bound is known'}"
+    return f"the {stopped_by} ended the search early: {'; '.join(words) or 'no bound is known'}"

@@ -12,6 +12,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.failure import NOTHING_TRIED, TriedRuns
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import QueueModel
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence
@@ -93,7 +94,7 @@ class Problem:
     options : Options
     files : mapping of str to ModelFile
         By model; what the map says of the files to serve.
-    inputs : mapping of str to str
+    planned_with : PlannedWith
         Hashes and settings that the map records.
     previous : DeploymentMap or None
         What runs now: of maps that are equally good, that which moves the fewest of its replicas is wanted.
@@ -109,7 +110,7 @@ class Problem:
     queueing: QueueModel
     options: Options = field(default_factory=Options)
     files: Mapping[str, ModelFile] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
+    planned_with: PlannedWith = field(default_factory=PlannedWith)
     previous: DeploymentMap | None = None
     tried: TriedRuns = NOTHING_TRIED
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)

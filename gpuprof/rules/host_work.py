@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from gpuprof.domain.planned_with import PlannedWith
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
 from gpuprof.errors import InputError
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
@@ -93,41 +94,10 @@ class LoadedReplica:
     share_pct: float
 
 
-def recorded_overhead_ms(inputs: Mapping[str, str]) -> float:
-    """Return what a map was planned with for every request outside its replica, in ms.
-
-    Raises
-    ------
-    InputError
-        When what stands there is no number in range.
-    """
-    text = inputs.get("overhead_ms", "0")
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0.0 <= value < 1e9:
-        raise InputError(f"the map's overhead_ms must be a number of milliseconds but is {text!r}")
-    return value
-
-
-def recorded_work(inputs: Mapping[str, str]) -> HostWork:
-    """Return what a map was planned with, from its ``inputs``.
-
-    Raises
-    ------
-    InputError
-        When what stands there is no number in range.
-    """
-    found = {}
-    for name in ("handover_ms", "host_ms", "host_cores", "host_ms_busy"):
-        try:
-            found[name] = float(inputs.get(name, "0"))
-        except ValueError:
-            raise InputError(f"the map's {name} must be a number but is {inputs[name]!r}") from None
-    if not 0.0 <= found["host_cores"] <= 1e6:
-        raise InputError(f"the map's host_cores must be a number of cores but is {inputs['host_cores']!r}")
-    return HostWork(found["handover_ms"], found["host_ms"], int(found["host_cores"]), found["host_ms_busy"])
+def recorded_work(planned_with: PlannedWith) -> HostWork:
+    """Return what serving was taken to cost when a map was planned."""
+    host = planned_with.host
+    return HostWork(host.handover_ms, host.host_ms, host.host_cores, host.host_ms_busy)
 
 
 def cores_of(shares_pct: Sequence[float], cores: int) -> tuple[CpuSlice, ...]:

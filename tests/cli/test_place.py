@@ -117,7 +117,7 @@ def test_a_map_edited_into_nonsense_fails_the_check(here: Path, capsys: pytest.C
 def test_the_budget_that_was_planned_with_is_checked_with(here: Path) -> None:
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,300,24.1\n")
     assert main(["place", "--latency-budget", "0.5", "--gpus", "v100"]) == 0
-    assert read_map(here / "map.json").inputs["latency_budget"] == "0.5"
+    assert read_map(here / "map.json").planned_with.latency_budget == 0.5
     assert main(["check"]) == 0
 
 

@@ -44,7 +44,7 @@ def test_tables_show_models_stages_misses_and_replicas(map_file: Path, capsys: p
 
 def test_what_serving_adds_is_taken_from_the_map(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads(map_file.read_text())
-    content["inputs"]["overhead_ms"] = "2.5"
+    content["planned_with"]["overhead_ms"] = 2.5
     map_file.write_text(json.dumps(content))
     assert main(["simulate", str(map_file), "--duration", "1s", "--json"]) == 0
     stages = json.loads(capsys.readouterr().out)["models"][0]["stage_mean_ms"]

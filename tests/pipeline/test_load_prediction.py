@@ -12,6 +12,7 @@ import pytest
 
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
+from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
@@ -41,9 +42,9 @@ def test_the_replay_is_what_simulate_says_of_the_same_requests(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = streams(m=160.0, n=60.0)
-    host = {"overhead_ms": "1.5", "host_ms": "0.5", "host_cores": "2"}
+    settings = PlannedWith(overhead_ms=1.5, host=RecordedHostWork(host_ms=0.5, host_cores=2))
     priced = deployed([[one.model_copy(update={"sm_share_pct": 30.0}) for one in (*PAIR, replica("n", [9.0]))]], SLO_MS)
-    priced = priced.model_copy(update={"inputs": host})
+    priced = priced.model_copy(update={"planned_with": settings})
     got = predict_load(priced, asked, SETTINGS).predicted
     sent = zip(asked, send_times(asked, SETTINGS), strict=True)
     rows = sorted((float(time), stream.model) for stream, times in sent for time in times)
@@ -65,7 +66,7 @@ def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() ->
     deployment = deployed([[replica("m", [20.0, 30.0])]], slo_ms=SLO_MS)
     few = streams(m=0.5)
     assert predicted(deployment, few).infer_ms == pytest.approx(20.0)
-    told = deployment.model_copy(update={"inputs": {"handover_ms": "0.5"}})
+    told = deployment.model_copy(update={"planned_with": PlannedWith(host=RecordedHostWork(handover_ms=0.5))})
     assert predicted(told, few).infer_ms == pytest.approx(19.5)
     assert 28.0 < (predicted(deployment, streams(m=60.0)).infer_ms or 0.0) < 30.0  # most go two by two
 

@@ -19,7 +19,8 @@ def test_a_stopped_search_is_told_with_its_bounds() -> None:
         Optimal().place(GIVEN), stopped=True, lower_bound_gpus=1, lower_bound_cost_per_hour=0.5, found_by="first fit"
     )
     deployment = to_map(GIVEN, placement)
-    assert deployment.inputs == {"found_by": "first fit", "stopped_by": "time limit"}
+    settings = deployment.planned_with
+    assert (settings.found_by, settings.stopped_by) == ("first fit", "time limit")
     assert early_stop(deployment) == (
         "the time limit ended the search early: 1 devices, and no map takes fewer than 1; "
         "1 $/h, and none costs less than 0.5"

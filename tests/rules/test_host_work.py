@@ -8,7 +8,6 @@ import pytest
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.domain.split_stream import split_stream
-from gpuprof.errors import InputError
 from gpuprof.rules.host_work import (
     BUSY_RPS,
     CALM_RPS,
@@ -18,8 +17,6 @@ from gpuprof.rules.host_work import (
     disturb_at_worst,
     disturb_servers,
     lengthen_times,
-    recorded_overhead_ms,
-    recorded_work,
 )
 
 
@@ -113,14 +110,6 @@ def test_where_nothing_is_known_nothing_changes() -> None:
         assert disturb_at_worst(work, SERVER, 1e6) == SERVER
 
 
-def test_what_a_map_records_is_read_again() -> None:
-    inputs = {"handover_ms": "0.2", "host_ms": "1.0", "host_cores": "2", "overhead_ms": "0.5"}
-    assert recorded_work(inputs) == WORK
-    assert recorded_overhead_ms(inputs) == 0.5
-    assert recorded_work({}) == HostWork()
-    assert recorded_overhead_ms({}) == 0.0
-
-
 def test_the_more_requests_come_the_less_each_takes() -> None:
     work = HostWork(0.1, 0.5, 2, 0.3)
     costs = [work.at(rate).host_ms for rate in (1.0, CALM_RPS, 200.0, BUSY_RPS, 1e6)]
@@ -135,12 +124,3 @@ def test_what_a_busy_machine_loses_is_what_a_request_takes_at_that_rate() -> Non
     found = disturb_servers(HostWork(0.0, 1.0, 2, 0.5), busy, Linear())
     assert found == disturb_servers(HostWork(0.0, 0.5, 2), busy, Linear())
     assert found != disturb_servers(HostWork(0.0, 1.0, 2), busy, Linear())
-
-
-@pytest.mark.parametrize("name", ["handover_ms", "host_ms", "host_cores", "host_ms_busy"])
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "much"])
-def test_a_map_that_records_nonsense_is_refused(name: str, text: str) -> None:
-    with pytest.raises(InputError):
-        recorded_work({name: text})
-    with pytest.raises(InputError, match="overhead_ms"):
-        recorded_overhead_ms({"overhead_ms": text})

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Replica
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
-from gpuprof.rules.host_work import LoadedReplica, disturb_servers, recorded_overhead_ms, recorded_work
+from gpuprof.rules.host_work import LoadedReplica, disturb_servers, recorded_work
 
 _UNCHANGED = 1e-9
 
@@ -48,11 +48,6 @@ def predict(
 
     At the rates of the map, what the map says; at others, and for arrivals that are not Poisson, the queueing model
     with the map's batch times and what serving costs, the rates shared among the replicas as in the map.
-
-    Raises
-    ------
-    InputError
-        When the map records a cost of serving that is no number.
     """
     told = planned_figures(deployment, rates) if scv == 1.0 else {}
     if len(told) == len(rates):
@@ -94,14 +89,14 @@ def _laws(
         {model: rates.get(model, 0.0) * own / (planned[model] or 1.0) for model, own in replica.rates().items()}
         for replica in known
     ]
-    overhead_ms = recorded_overhead_ms(deployment.inputs)
+    overhead_ms = deployment.planned_with.overhead_ms
     running = [
         LoadedReplica(_server(replica, overhead_ms), sum(own.values()), replica.sm_share_pct)
         for replica, own in zip(known, sent, strict=True)
     ]
     servers = tuple(one.server for one in running)
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
-        servers = disturb_servers(recorded_work(deployment.inputs), running, queue)
+        servers = disturb_servers(recorded_work(deployment.planned_with), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
     for one, server, own in zip(running, servers, sent, strict=True):
         law = queue.sojourn(Arrivals(one.rate_rps, scv), server)

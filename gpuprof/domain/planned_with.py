@@ -1,0 +1,107 @@
+"""What a deployment map was planned with: settings, costs, hashes, and how the search for it ended.
+
+Up to gpuprof 0.1 maps had ``inputs`` instead, texts by name; `planned_with_of_inputs` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+_Milliseconds = Annotated[float, Field(ge=0, lt=1e9, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1)]
+_FLOATS = ("confidence", "latency_budget", "overhead_ms")
+_COUNTS = ("max_batch", "max_processes")
+_HOST = ("handover_ms", "host_ms", "host_cores", "host_ms_busy")
+_TEXTS = ("slo_sha256", "database_sha256", "found_by", "stopped_by")
+_DEVICES = re.compile(r"(?P<device>[^:]+)(?::(?P<count>[1-9]\d{0,8}))?")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PlannedDevices(_Record):
+    """Devices of one kind that a map could use; without ``count`` as many as needed."""
+
+    device: str
+    count: _Count | None = None
+
+
+class RecordedHostWork(_Record):
+    """What serving was taken to cost the machine, as `gpuprof.rules.host_work.HostWork` describes it."""
+
+    handover_ms: _Milliseconds = 0.0
+    host_ms: _Milliseconds = 0.0
+    host_cores: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    host_ms_busy: _Milliseconds = 0.0
+
+
+class PlannedWith(_Record):
+    """The settings, costs and sources of a plan.
+
+    ``estimator`` is the name that made its times; ``precision`` and ``runtime`` are of the measurements that it is
+    planned from, where only some were taken. ``found_by`` names the heuristic whose map the policy took, ``stopped_by``
+    what ended the search before it was over. The other settings are those of `gpuprof.placement.problem.Options`.
+    """
+
+    version: Literal[1] = 1
+    estimator: str = "database"
+    fleet: tuple[PlannedDevices, ...] = ()
+    confidence: Annotated[float, Field(gt=0, lt=1)] | None = None
+    latency_budget: Annotated[float, Field(gt=0, le=1)] | None = None
+    overhead_ms: _Milliseconds = 0.0
+    max_batch: _Count = 256
+    max_processes: _Count | None = None
+    host: RecordedHostWork = RecordedHostWork()
+    precision: str | None = None
+    runtime: str | None = None
+    slo_sha256: str | None = None
+    database_sha256: str | None = None
+    found_by: str | None = None
+    stopped_by: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave away what is not known."""
+        return {key: value for key, value in write(self).items() if value is not None}
+
+
+def planned_with_of_inputs(inputs: Mapping[str, str]) -> dict[str, Any]:
+    """Return the ``inputs`` of an older map as the fields of `PlannedWith`, unchecked; other names are left out.
+
+    Raises
+    ------
+    ValueError
+        When a setting that must be a number is none, or the fleet cannot be read.
+    """
+    found: dict[str, Any] = {key: inputs[key] for key in _TEXTS if key in inputs}
+    found |= {key: _number(key, inputs[key]) for key in _FLOATS if key in inputs}
+    found |= {key: int(_number(key, inputs[key])) for key in _COUNTS if key in inputs}
+    host = {key: _number(key, inputs[key]) for key in _HOST if key in inputs}
+    if "host_cores" in host:
+        host["host_cores"] = int(host["host_cores"])
+    return found | ({"host": host} if host else {}) | ({"fleet": _fleet(inputs["fleet"])} if "fleet" in inputs else {})
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+        if abs(value) <= 1e300:
+            return value
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"the map's {name} must be a number but is {text!r}")
+
+
+def _fleet(text: str) -> list[dict[str, Any]]:
+    entries = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        match = _DEVICES.fullmatch(item)
+        if match is None:
+            raise ValueError(f"the map's fleet must be name or name:count but has {item!r}")
+        entries.append({"device": match["device"], "count": None if match["count"] is None else int(match["count"])})
+    return entries
