@@ -32,8 +32,10 @@ from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.tracing import SpanTracer
 
 if TYPE_CHECKING:
-    from gpuprof.serving.protocol.grpc_api import GrpcApi
+    from gpuprof.serving.protocol.grpc_server import GrpcServer
 
+#: Set to 1, whatever memory of tensors is given back is overwritten at once, so that tests see who still reads it.
+POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 
@@ -111,14 +113,14 @@ class Server:
         self._planner = planner
         self._settings = settings
         self._stop = asyncio.Event()
-        self._arena = Arena(settings.buffer_bytes)
+        self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
         self._engine.on_moved = lambda: self._decide(self._follow_machines())
         self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
         self._api = HttpApi(self.router, settings.max_body_bytes, settings.security.admits)
         self.router.on_change(self._api.forget_routes)
-        self._grpc: GrpcApi | None = None
+        self._grpc: GrpcServer | None = None
         self._deciders: list[asyncio.Task[None]] = []
         self._adapter: Adapter | None = None
 
@@ -158,7 +160,7 @@ class Server:
             for connection in list(self._api.connections):
                 connection.close()
             if self._grpc is not None:
-                self._grpc.close()
+                await self._grpc.close()
             await self._workforce.stop()
             await self._engine.close()
             if self._settings.tracer is not None:
@@ -186,11 +188,14 @@ class Server:
             raise InputError(f"cannot listen on {where}: {error.strerror or error}") from None
 
     async def _open_grpc(self) -> str:
-        from gpuprof.serving.protocol.grpc_api import GrpcApi
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its core would print whatever clients do wrong
+        from gpuprof.serving.protocol.grpc_server import GrpcServer
 
         settings = self._settings
         assert settings.grpc_port is not None
-        self._grpc = GrpcApi(self.router, settings.max_body_bytes, settings.security)
+        self._grpc = GrpcServer(
+            self.router, settings.max_body_bytes, settings.security, settings.stall_s, settings.idle_s
+        )
         port = await self._grpc.start(settings.host, settings.grpc_port)
         scheme = "grpc" if settings.security.context is None else "grpcs"
         return f"{scheme}://{_in_url(settings.host)}:{port}"
@@ -275,9 +280,10 @@ class Server:
                 elif not connection.busy and still_s > self._settings.stall_s:
                     connection.abort()
             if self._grpc is not None:
-                self._grpc.watch(now, self._settings.stall_s, self._settings.idle_s)
+                await self._grpc.watch(now)
             for model in self.router.all():
                 model.forget_cancelled()
+            self._arena.trim()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""

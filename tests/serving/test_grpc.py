@@ -14,7 +14,7 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.serving.running import RunningServer, map_of, replica, running
+from tests.serving.running import RunningServer, eventually, map_of, replica, running
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +193,81 @@ def test_a_server_that_is_told_to_stop_answers_the_calls_that_it_has(tmp_path: P
                 time.sleep(0.02)
             assert server.stop() == (0, "drained\n")
             assert all(answers.get(timeout=30)[1] is None for _ in asked)
+
+
+def test_health_is_told_in_grpcs_own_way(server: RunningServer) -> None:
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    serving = health_pb2.HealthCheckResponse.ServingStatus.Value("SERVING")
+    with grpc.insecure_channel(address_of(server)) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        for service in ("", "inference.GRPCInferenceService"):
+            assert health.Check(health_pb2.HealthCheckRequest(service=service), timeout=30).status == serving
+        watched = health.Watch(health_pb2.HealthCheckRequest(), timeout=30)
+        assert next(watched).status == serving
+        watched.cancel()
+
+
+def test_the_server_describes_its_services_to_who_asks(server: RunningServer) -> None:
+    import grpc
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+    with grpc.insecure_channel(address_of(server)) as channel:
+        database = ProtoReflectionDescriptorDatabase(channel)
+        assert {"inference.GRPCInferenceService", "grpc.health.v1.Health"} <= set(database.get_services())
+        service = DescriptorPool(database).FindServiceByName("inference.GRPCInferenceService")
+        assert "ModelInfer" in service.methods_by_name
+
+
+def test_a_deadline_of_the_client_counts_and_its_end_takes_the_request_back(tmp_path: Path) -> None:
+    document = map_of({"slow": "null:4"}, [replica("slow", latency_ms=1500.0)], slo_ms=60_000.0)
+    with (
+        running(tmp_path, document, "--simulate", "--grpc-port", "0") as server,
+        triton.InferenceServerClient(address_of(server)) as client,
+    ):
+        answers: queue.Queue[Any] = queue.Queue()
+        client.async_infer(
+            "slow", [tensor(np.zeros((1, 1), np.float32))], lambda result, error: answers.put((result, error))
+        )
+        for _ in range(3):  # behind the first, and refused or given up at the deadline: none of them runs
+            with pytest.raises(InferenceServerException) as raised:
+                client.infer("slow", [tensor(np.zeros((1, 1), np.float32))], client_timeout=0.3)
+            assert raised.value.status() in ("StatusCode.DEADLINE_EXCEEDED", "StatusCode.RESOURCE_EXHAUSTED")
+        assert answers.get(timeout=30)[1] is None
+        client.infer("slow", [tensor(np.zeros((1, 1), np.float32))])
+        assert (
+            client.get_inference_statistics("slow").model_stats[0].inference_count <= 3
+        )  # one at hand behind the first
+
+
+def test_a_message_that_inflates_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2
+
+    document = map_of({"small": "null:4"}, [replica("small")])
+    with running(tmp_path, document, "--grpc-port", "0", "--max-body-mb", "1") as server:
+        request = service_pb2.ModelInferRequest(model_name="small", raw_input_contents=[bytes(1 << 26)])
+        with grpc.insecure_channel(address_of(server), [("grpc.max_send_message_length", -1)]) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            with pytest.raises(grpc.RpcError) as raised:
+                call(request.SerializeToString(), timeout=30, compression=grpc.Compression.Gzip)
+        assert raised.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert buffered(server) == 0
+
+
+def test_calls_that_are_cancelled_leave_no_memory_behind(server: RunningServer) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2
+
+    request = service_pb2.ModelInferRequest(model_name="large", raw_input_contents=[bytes(600_000)])
+    request.inputs.add(name="INPUT0", datatype="FP32", shape=[1, 150_000])
+    with grpc.insecure_channel(address_of(server)) as channel:
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        begun = [call.future(request.SerializeToString(), timeout=30) for _ in range(30)]
+        for number, one in enumerate(begun):
+            if number % 3:
+                one.cancel()
+        assert all(len(one.result()) > 600_000 for one in begun[::3])
+    assert eventually(lambda: buffered(server) == 0)

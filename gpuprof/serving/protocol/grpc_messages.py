@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
+from http import HTTPStatus
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from gpuprof.serving.protocol.grpc_raw import first_begins, first_stands, put_in, take_out, wrap
-from gpuprof.serving.protocol.proto_file import ProtoFile
+from gpuprof.serving.protocol.grpc_raw import put_in, take_out, wrap
+from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import InferRequest, Urgency, check_rows, check_size, check_tensor, in_bytes
-from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
+from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
-from gpuprof.serving.transport.inference import InputTensor, OutputTensor, bad_request
+from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
@@ -41,13 +39,6 @@ _CONTENTS = {
 _RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
 
 
-@lru_cache(maxsize=1)
-def protocol() -> ProtoFile:
-    """Return the messages and calls of the Open Inference Protocol."""
-    name = "open_inference.proto"
-    return ProtoFile(files("gpuprof.serving.protocol").joinpath(name).read_text(encoding="utf-8"), name)
-
-
 @dataclass(frozen=True, slots=True)
 class InferCall:
     """A ModelInferRequest without its raw contents, and these.
@@ -56,56 +47,36 @@ class InferCall:
     ----------
     message : ModelInferRequest
     raw : sequence of bytes-like
-    places : list of (offset, size) or None
-        Where in the arena they lie, where that is so.
+    size : int
+        Bytes of all of it on the wire.
     """
 
     message: Any
     raw: Sequence[Buffer]
-    places: list[tuple[int, int]] | None = None
+    size: int
 
     @classmethod
-    def decode(cls, data: Buffer, offset: int | None = None) -> InferCall:
+    def decode(cls, data: bytes) -> InferCall:
         """Read it off the wire; the raw contents of a large one stay where they are.
-
-        Parameters
-        ----------
-        data : bytes-like
-        offset : int or None
-            Where in the arena it begins; None: it is elsewhere.
 
         Raises
         ------
-        google.protobuf.message.DecodeError
+        RefusedError
             When it is no such message.
         """
-        small: Buffer = data
+        small = data
         spans: list[slice] = []
-        if len(data) > INLINE_BYTES:
-            with suppress(ValueError):  # protobuf says what is wrong with it
+        try:
+            if len(data) > INLINE_BYTES:
                 small, spans = take_out(data, _RAW_INPUTS)
-        message = protocol().message("ModelInferRequest").FromString(bytes(small))
+            message = message_class("ModelInferRequest").FromString(small)
+        except (DecodeError, ValueError) as error:
+            text = f"the message is no ModelInferRequest: {error}"
+            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
         if not spans:
-            return cls(message, message.raw_input_contents)
+            return cls(message, message.raw_input_contents, len(data))
         view = memoryview(data)
-        places = None if offset is None else [(offset + span.start, span.stop - span.start) for span in spans]
-        return cls(message, [view[span] for span in spans], places)
-
-
-def first_tensor(beginning: Buffer) -> int:
-    """Return where in a ModelInferRequest its first raw tensor begins, 0 when that is not in this beginning of it."""
-    return first_begins(beginning, _RAW_INPUTS)
-
-
-def before_tensors(beginning: Buffer) -> Any | None:
-    """Return a ModelInferRequest as far as its first raw tensor; None when that is not in this beginning of it."""
-    end = first_stands(beginning, _RAW_INPUTS)
-    if end is None:
-        return None
-    try:
-        return protocol().message("ModelInferRequest").FromString(bytes(beginning[:end]))
-    except DecodeError:
-        return None
+        return cls(message, [view[span] for span in spans], len(data))
 
 
 def read_urgency(request: Any) -> Urgency:
@@ -122,12 +93,12 @@ def read_urgency(request: Any) -> Urgency:
 
 
 def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[InferRequest, list[Slot]]:
-    """Read and check a request; large tensors that are not in the arena are copied into it.
+    """Read and check a request; large tensors are copied into the arena.
 
     Raises
     ------
     RefusedError
-        400, saying what is wrong.
+        400, saying what is wrong; 503, when the arena is full.
     """
     request = call.message
     data = _tensors(spec, request, call)
@@ -149,9 +120,7 @@ def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[InferReq
 
 def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
     """Return the parts of a ModelInferResponse with raw contents, as they are sent."""
-    response = protocol().message("ModelInferResponse")(
-        model_name=spec.name, model_version=spec.version, id=asked.id or ""
-    )
+    response = message_class("ModelInferResponse")(model_name=spec.name, model_version=spec.version, id=asked.id or "")
     if asked.outputs is not None:
         by_position = {output.position: output for output in outputs}
         outputs = [by_position[position] for position in asked.outputs]
@@ -161,17 +130,25 @@ def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor
     return put_in(response.SerializeToString(), _RAW_OUTPUTS, [output.data for output in outputs])
 
 
-def as_streamed(response: Sequence[Buffer]) -> list[Buffer]:
+def write_streamed(response: Sequence[Buffer]) -> list[Buffer]:
     """Return the parts of a ModelStreamInferResponse with those of a ModelInferResponse."""
     return wrap(response, _STREAMED)
 
 
-def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[int], Buffer | tuple[int, int]]]:
-    """Return shape and bytes of each input, or where in the arena these lie, in the order of the model's."""
+def write_stream_error(message: str, request_id: str) -> bytes:
+    """Return a ModelStreamInferResponse that says why a request has no answer."""
+    failed = message_class("ModelStreamInferResponse")(error_message=message)
+    failed.infer_response.id = request_id
+    data: bytes = failed.SerializeToString()
+    return data
+
+
+def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[int], Buffer]]:
+    """Return shape and bytes of each input, in the order of the model's."""
     raw = call.raw
     if raw and len(raw) != len(request.inputs):
         raise bad_request(f"{len(request.inputs)} inputs need as many raw contents but got {len(raw)}")
-    found: dict[int, tuple[list[int], Buffer | tuple[int, int]]] = {}
+    found: dict[int, tuple[list[int], Buffer]] = {}
     for number, entry in enumerate(request.inputs):
         position = spec.input_index.get(entry.name)
         if position is None or position in found:
@@ -183,7 +160,7 @@ def _tensors(spec: ModelSpec, request: Any, call: InferCall) -> list[tuple[list[
         shape = check_tensor(tensor, entry.datatype, list(entry.shape))
         own = raw[number] if raw else _from_contents(tensor, entry.contents)
         check_size(tensor, shape, own)
-        found[position] = (shape, own if call.places is None else call.places[number])
+        found[position] = (shape, own)
     missing = [repr(tensor.name) for position, tensor in enumerate(spec.inputs) if position not in found]
     if missing:
         raise bad_request(f"model {spec.name!r} needs input {', '.join(missing)}")
@@ -197,12 +174,15 @@ def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
     return join_strings(values) if tensor.datatype == "BYTES" else in_bytes(tensor, values)
 
 
-def _place(data: Buffer | tuple[int, int], arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
-    if isinstance(data, tuple) or len(data) <= INLINE_BYTES:
+def _place(data: Buffer, arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
+    """Copy a large tensor into the arena; the slots that the request has so far are given back when it is full."""
+    if len(data) <= INLINE_BYTES:
         return data
-    slot = arena.take(len(data) + ALIGNMENT)
+    slot = arena.take(len(data))
     if slot is None:
-        return data
+        for taken in slots:
+            arena.give_back(taken)
+        raise out_of_memory()
     slots.append(slot)
     arena.view(slot.offset, len(data))[:] = data
     return slot.offset, len(data)

@@ -8,12 +8,13 @@ Source of the format: Protocol Buffers' documentation, "Encoding".
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from gpuprof.serving.transport.wire import Buffer
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
+#: A request has a few fields; one of a million empty ones would take long to read, and much memory.
+_MAX_FIELDS = 4096
 
 
 def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
@@ -22,14 +23,17 @@ def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
     Raises
     ------
     ValueError
-        When it is no message.
+        When it is no message, or has too many fields.
     """
     view = memoryview(data)
     rest: list[Buffer] = []
     values = []
-    position = kept = 0
+    position = kept = fields = 0
     wanted = _key(field)
     while position < len(data):
+        fields += 1
+        if fields > _MAX_FIELDS:
+            raise ValueError(f"it has more than {_MAX_FIELDS} fields")
         begin = position
         key, position = _varint(data, position)
         position, end = _span(data, key & 7, position)
@@ -39,28 +43,6 @@ def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:
             kept = end
         position = end
     return b"".join([*rest, view[kept:]]), values
-
-
-def first_begins(beginning: Buffer, field: int) -> int:
-    """Return where the first value of the field begins, 0 when it is not in this beginning of a message."""
-    position = first_stands(beginning, field)
-    with suppress(ValueError):
-        if position is not None:
-            return _varint(beginning, _varint(beginning, position)[1])[1]
-    return 0
-
-
-def first_stands(beginning: Buffer, field: int) -> int | None:
-    """Return where the field stands first, its number included, None when not in this beginning of a message."""
-    position = 0
-    with suppress(ValueError):
-        while position < len(beginning):
-            begin = position
-            key, position = _varint(beginning, begin)
-            if key == _key(field):
-                return begin
-            _, position = _span(beginning, key & 7, position)
-    return None
 
 
 def put_in(data: bytes, field: int, values: Sequence[Buffer]) -> list[Buffer]:

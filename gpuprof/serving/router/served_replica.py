@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
-from gpuprof.rules.routing import ReplicaLoad, decay_count, forecast_joining, goes_alone, is_given_up
+from gpuprof.rules.routing import ReplicaLoad, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
@@ -98,9 +98,6 @@ class ServedReplica:
         self._owner = owner
         self._queue: deque[Inference] = deque()
         self._timer: asyncio.TimerHandle | None = None
-        self._arrival_count = 0.0
-        self._counted_at = 0.0
-        self._joining = 0
         self._loop = asyncio.get_running_loop()
         self.waiting_rows = 0
         for worker in workers:
@@ -131,30 +128,15 @@ class ServedReplica:
         """Requests that wait for a worker."""
         return len(self._queue)
 
-    @property
-    def is_occupied(self) -> bool:
-        """Whether a request that comes now has to wait, for others or for a worker."""
-        return bool(self._queue) or not any(worker.is_idle for worker in self.workers)
-
-    def load(self, now: float, priority: int, deadline_ms: float) -> ReplicaLoad:
-        """Return what there is to do before a request of this priority and deadline, for the routing rule."""
+    def load(self, now: float, priority: int) -> ReplicaLoad:
+        """Return what there is to do before a request of this priority, for the routing rule."""
         queue = self._queue
         oldest = 1000.0 * (now - queue[0].arrived) if queue else 0.0
         busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
         ahead = self.waiting_rows
         if queue and queue[-1].priority > priority:
             ahead = sum(inference.rows for inference in queue if inference.priority <= priority)
-        idle = sum(worker.is_idle for worker in self.workers)
-        wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, self.latency.ms)
-        return ReplicaLoad(ahead, oldest, busy, self.latency.ms, wait_ms, idle, 0 if idle else self._joining)
-
-    def note_arrival(self, now: float) -> None:
-        """Count a request that the routing rule sent here, let in or not."""
-        self._arrival_count = 1.0 + self._count_arrivals(now)
-        self._counted_at = now
-
-    def _count_arrivals(self, now: float) -> float:
-        return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.ms[-1])
+        return ReplicaLoad(ahead, oldest, busy, self.latency.ms, self.plan.max_wait_ms)
 
     def submit(self, inference: Inference) -> None:
         """Queue a request; priorities first, and among equals the oldest."""
@@ -271,10 +253,7 @@ class ServedReplica:
             inference.attempts += 1
             inference.sent = now
             inference.replica = self.plan.name
-        expected_ms, full_ms = self.latency.ms[min(rows, self.plan.batch) - 1], self.latency.ms[-1]
-        count = self._count_arrivals(now)
-        self._joining = forecast_joining(count, expected_ms, full_ms, len(self.workers), self.plan.batch)
-        worker.send(inferences, rows, expected_ms, now)
+        worker.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
 
     def _wake_in(self, seconds: float) -> None:
         if self._timer is not None:

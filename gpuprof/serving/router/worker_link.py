@@ -33,13 +33,12 @@ class SentBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """What came back of a batch: nanoseconds by stage, the outputs of each request, and how many requests it had."""
+    """What came back of a batch: nanoseconds by stage, and the outputs of each request."""
 
     gather_ns: int
     infer_ns: int
     scatter_ns: int
     outputs: list[list[OutputTensor]]
-    requests: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +227,7 @@ class WorkerLink:
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)
             self._learn(batch, outputs)
-            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
+            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs))
         elif frame.kind == Kind.FAILED:
             number, message = frame.head
             self._events.failed(self.sent.pop(number), message)

@@ -6,10 +6,15 @@ import mmap
 import os
 from dataclasses import dataclass
 
+from gpuprof.serving.transport.free_space import FreeSpace
+
 #: Tensors start at multiples of this: what vector instructions like, and a cache line.
 ALIGNMENT = 64
-_SMALLEST_BITS = 12  # slots are at least a page, so that two of them never share one
-_STEPS = 4  # slot sizes between two powers of two
+#: What memory that was given back is filled with where that is wanted.
+POISON = 0xDB
+_PAGE = mmap.PAGESIZE  # slots are whole pages, so that two of them never share one
+_KEPT_BYTES = 1 << 26  # of memory that nothing lies in
+_TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,61 +28,107 @@ class Slot:
 class Arena:
     """Hands out slots of a shared memory file; only the router does, workers map the file and read and write.
 
-    Slots of one size are reused last in, first out, so that the memory in use stays small and in the cache: pages
-    that were never handed out cost nothing.
+    A slot has one owner, who gives it back once, when nobody reads or writes it any more. What requests and answers
+    hold elsewhere counts, too, where it is charged: together they never have more than the capacity.
 
     Parameters
     ----------
     capacity : int
-        Bytes that all slots together may take.
+        Bytes that all slots, and what is charged, may take together.
+    poison : bool
+        Whether memory is overwritten when it is given back: who still reads it then is found out.
+
+    Attributes
+    ----------
+    used : int
+        Bytes that are taken or charged.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, poison: bool = False) -> None:
         self.capacity = capacity
         self.fd = os.memfd_create("gpuprof-arena", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, capacity)
         self._map = mmap.mmap(self.fd, capacity)
         self._memory = memoryview(self._map)
-        self._free: dict[int, list[int]] = {}
-        self._next = 0
+        self._free = FreeSpace(capacity)
+        self._taken: dict[int, int] = {}
+        self._touched = 0
+        self._poison = poison
         self.used = 0
 
     def take(self, size: int) -> Slot | None:
         """Return a slot of at least ``size`` bytes, None when the arena is full."""
-        rounded = _rounded(size)
-        free = self._free.get(rounded)
-        if free:
-            offset = free.pop()
-        elif self._next + rounded <= self.capacity:
-            offset = self._next
-            self._next += rounded
-        else:
-            larger = self._larger(rounded)
-            if larger is None:
-                return None
-            rounded, offset = larger
-        self.used += rounded
-        return Slot(offset, rounded)
+        size = _whole_pages(size)
+        offset = self._free.take(size) if self.used + size <= self.capacity else None
+        return None if offset is None else self._own(Slot(offset, size))
+
+    def grow(self, slot: Slot, size: int) -> Slot | None:
+        """Return a slot of at least ``size`` bytes with what ``slot`` has, which is taken back; None when full.
+
+        It begins where ``slot`` did when the memory behind that is free; otherwise what ``slot`` has is copied.
+        """
+        more = _whole_pages(size) - slot.size
+        if self.used + more > self.capacity:
+            return None
+        if self._free.take_at(slot.offset + slot.size, more):
+            self.used -= self._taken.pop(slot.offset)
+            return self._own(Slot(slot.offset, slot.size + more))
+        offset = self._free.take(slot.size + more)
+        if offset is None:
+            return None
+        moved = self._own(Slot(offset, slot.size + more))
+        self._memory[offset : offset + slot.size] = self._memory[slot.offset : slot.offset + slot.size]
+        self.give_back(slot)
+        return moved
 
     def give_back(self, slot: Slot) -> None:
-        """Take back a slot that nobody reads or writes any more."""
+        """Take back a slot that nobody reads or writes any more.
+
+        Raises
+        ------
+        RuntimeError
+            When it is not out: somebody else may have the memory already.
+        """
+        if self._taken.pop(slot.offset, 0) != slot.size:
+            raise RuntimeError(f"the slot at {slot.offset} is given back twice")
+        if self._poison:
+            self._memory[slot.offset : slot.offset + slot.size] = bytes([POISON]) * slot.size
         self.used -= slot.size
-        self._free.setdefault(slot.size, []).append(slot.offset)
+        self._free.give_back(slot.offset, slot.size)
+
+    def charge(self, size: int) -> bool:
+        """Count ``size`` bytes that a request or an answer has elsewhere; False, and nothing counted, when full."""
+        if self.used + size > self.capacity:
+            return False
+        self.used += size
+        return True
+
+    def discharge(self, size: int) -> None:
+        """Count ``size`` bytes no longer that were charged."""
+        self.used -= size
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``offset`` on, writable."""
         return self._memory[offset : offset + size]
 
+    def trim(self) -> None:
+        """Return memory to the system, a part at a time, when nothing lies in the arena."""
+        if self._taken or self._touched <= _KEPT_BYTES:
+            return
+        begin = max(_KEPT_BYTES, self._touched - _TRIM_BYTES)
+        begin -= begin % _PAGE
+        self._map.madvise(mmap.MADV_REMOVE, begin, self._touched - begin)
+        self._touched = begin
+
     def close(self) -> None:
         """Forget the memory; workers that mapped it keep it until they end."""
         os.close(self.fd)
 
-    def _larger(self, rounded: int) -> tuple[int, int] | None:
-        sizes = [size for size, offsets in self._free.items() if offsets and size > rounded]
-        if not sizes:
-            return None
-        size = min(sizes)
-        return size, self._free[size].pop()
+    def _own(self, slot: Slot) -> Slot:
+        self._taken[slot.offset] = slot.size
+        self._touched = max(self._touched, slot.offset + slot.size)
+        self.used += slot.size
+        return slot
 
 
 def map_arena(fd: int, capacity: int) -> memoryview:
@@ -85,8 +136,5 @@ def map_arena(fd: int, capacity: int) -> memoryview:
     return memoryview(mmap.mmap(fd, capacity))
 
 
-def _rounded(size: int) -> int:
-    """Return the slot size for ``size`` bytes: a quarter step between powers of two, at most a quarter wasted."""
-    bits = max(_SMALLEST_BITS, (max(1, size) - 1).bit_length())
-    step = max(1 << _SMALLEST_BITS, (1 << bits) // (2 * _STEPS))
-    return -(-max(1, size) // step) * step
+def _whole_pages(size: int) -> int:
+    return -(-max(1, size) // _PAGE) * _PAGE

@@ -47,6 +47,12 @@ def bad_request(message: str) -> RefusedError:
     return RefusedError(HTTPStatus.BAD_REQUEST, message)
 
 
+def out_of_memory() -> RefusedError:
+    """Return the refusal of a request whose tensors, or whose answer, find no memory."""
+    message = "the server has no memory left for this request"
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
+
+
 @dataclass(frozen=True, slots=True)
 class InputTensor:
     """A tensor of a request.

@@ -24,16 +24,16 @@ class Security:
     ----------
     token : str
         Clients must send it (``Authorization: Bearer …``); empty: anybody is answered.
-    context, grpc_context : SSLContext or None
-        With certificate and key, for HTTP/1.1 and for HTTP/2; None: nothing is encrypted.
-    certificate : str
-        PEM; empty: there is none.
+    context : SSLContext or None
+        With certificate and key, for HTTP/1.1; None: nothing is encrypted.
+    certificate, private_key : str
+        PEM; empty: there are none.
     """
 
     token: str = field(default="", repr=False)
     context: ssl.SSLContext | None = None
-    grpc_context: ssl.SSLContext | None = None
     certificate: str = ""
+    private_key: str = field(default="", repr=False)
 
     def admits(self, authorization: bytes) -> bool:
         """Return whether the value of an Authorization header holds the token, in a time that does not tell more."""
@@ -67,19 +67,18 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
         return Security(token)
     if certificate is None or key is None:
         raise InputError("a certificate and its key go together", "give --tls-cert and --tls-key")
-    text, _ = _text(certificate), _text(key)
-    context, grpc_context = (_server_context(certificate, key, spoken) for spoken in ("http/1.1", "h2"))
-    return Security(token, context, grpc_context, text)
+    text, secret = _text(certificate), _text(key)
+    return Security(token, _server_context(certificate, key), text, secret)
 
 
-def _server_context(certificate: Path, key: Path, spoken: str) -> ssl.SSLContext:
-    """Return what shows the certificate and speaks one protocol."""
+def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return what shows the certificate and speaks HTTP/1.1."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
         context.load_cert_chain(certificate, key, password="")  # without one OpenSSL would ask at the terminal
     except (ssl.SSLError, ValueError) as error:
         raise InputError(f"{certificate} and {key} are not a certificate and its key (PEM): {_reason(error)}") from None
-    context.set_alpn_protocols([spoken])
+    context.set_alpn_protocols(["http/1.1"])
     return context
 
 

@@ -1,0 +1,157 @@
+"""Inference over gRPC: one call for one request, or a stream of requests and answers.
+
+grpcio owns every byte that it sends: an answer is copied out of the arena when the worker has given it, and its slot is
+free at once. What a client has not read yet is charged to the arena until grpcio has let go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import grpc
+
+from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer, read_urgency, write_infer
+from gpuprof.serving.protocol.grpc_refusal import abort_with
+from gpuprof.serving.protocol.http_api import kin
+from gpuprof.serving.router.infer_request import InferRequest
+from gpuprof.serving.router.router import Router, deadline_ms
+from gpuprof.serving.router.served_model import ServedModel
+from gpuprof.serving.transport.arena import Slot
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.wire import Buffer
+
+
+class InferenceCalls:
+    """Answers ModelInfer, and submits the requests of streams.
+
+    Parameters
+    ----------
+    router : Router
+    receive_s : float
+        How long the message of a call may take to arrive.
+    """
+
+    def __init__(self, router: Router, receive_s: float) -> None:
+        self.arena = router.arena
+        self._router = router
+        self._receive_s = receive_s
+        self._receiving: dict[asyncio.Task[Any], float] = {}
+
+    async def infer(self, _: object, context: Any) -> bytes:
+        """Answer a call with one request.
+
+        It is registered as a call that sends a stream, which on the wire is the same: so the message is read here,
+        within a limit of time.
+        """
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        inference = None
+        try:
+            inference = self.submit(InferCall.decode(await self._receive(context)), context, partial(_settle, answer))
+            body = await answer
+            if not self.arena.charge(len(body)):
+                raise out_of_memory()
+        except RefusedError as refusal:
+            await abort_with(context, refusal)
+        except asyncio.CancelledError:
+            if inference is not None:
+                inference.cancelled = True
+            raise
+        context.add_done_callback(lambda _: self.arena.discharge(len(body)))
+        return body
+
+    def submit(
+        self, call: InferCall, context: Any, settle: Callable[[Sequence[Buffer] | RefusedError], None]
+    ) -> Inference:
+        """Submit a request; ``settle`` is called once, later, with the parts of the answer or the refusal.
+
+        Raises
+        ------
+        RefusedError
+            When it is wrong, or cannot be answered in time; then ``settle`` is not called.
+        """
+        arrived = time.monotonic()
+        model = self._router.find(call.message.model_name, call.message.model_version)
+        if call.size > INLINE_BYTES:
+            model.foresee(partial(read_urgency, call.message))
+        asked, slots = read_infer(model.spec, call, self.arena)
+        try:
+            inference = self._inference(model, asked, context, settle)
+            inference.arrived, inference.slots = arrived, slots
+            model.submit(inference)
+        except RefusedError:
+            for slot in slots:
+                self.arena.give_back(slot)
+            raise
+        return inference
+
+    def _inference(
+        self,
+        model: ServedModel,
+        asked: InferRequest,
+        context: Any,
+        settle: Callable[[Sequence[Buffer] | RefusedError], None],
+    ) -> Inference:
+        def done(_: Inference, outputs: list[OutputTensor], slot: Slot | None) -> None:
+            settle(write_infer(model.spec, asked, outputs))
+            if slot is not None:
+                self.arena.give_back(slot)
+
+        left_s = context.time_remaining()
+        until_ms = deadline_ms(model, asked)
+        return Inference(
+            asked.rows, asked.inputs, asked.outputs, 0.0,
+            until_ms if left_s is None else min(until_ms, 1000.0 * left_s),
+            done, lambda _, refusal: settle(refusal),
+            priority=asked.priority, kin=kin(model, asked), traceparent=_metadata_value(context, "traceparent"),
+        )  # fmt: skip
+
+    def watch(self, now: float) -> None:
+        """End the calls whose message has not arrived in time; called now and then, which costs less than a timer each.
+
+        Parameters
+        ----------
+        now : float
+            Monotonic seconds.
+        """
+        for task, began in list(self._receiving.items()):
+            if now - began > self._receive_s:
+                self._receiving[task] = math.inf  # known to be late where it is cancelled
+                task.cancel()
+
+    async def _receive(self, context: Any) -> bytes:
+        task = asyncio.current_task()
+        assert task is not None
+        self._receiving[task] = time.monotonic()
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            if self._receiving[task] == math.inf and not task.uncancel():
+                text = f"the message has not arrived within {self._receive_s:.0f} s"
+                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
+            raise
+        finally:
+            del self._receiving[task]
+        if not isinstance(message, bytes):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        assert isinstance(message, bytes)
+        return message
+
+
+def _settle(answer: asyncio.Future[bytes], outcome: Sequence[Buffer] | RefusedError) -> None:
+    """Copy the parts of an answer together: afterwards nobody reads the arena any more."""
+    if answer.done():  # the client has gone
+        return
+    if isinstance(outcome, RefusedError):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(b"".join(outcome))
+
+
+def _metadata_value(context: Any, name: str) -> str:
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")

@@ -1,0 +1,126 @@
+"""The Open Inference Protocol over gRPC: grpcio's asyncio server, in the router's process.
+
+HTTP/2, with everything that a client can do to it, is the C core's, which reads, writes and inflates in threads of its
+own without Python's lock; what it hands over are whole messages of a bounded size. A process of its own in front of the
+router was weighed: every request would cross two processes more on its way to a worker, and the part that is
+interpreted, most of what a call costs, would only move.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2
+
+from gpuprof.errors import InputError
+from gpuprof.serving.protocol.grpc_inference import InferenceCalls
+from gpuprof.serving.protocol.grpc_methods import GuardedMethods, inference_methods, standard_methods
+from gpuprof.serving.protocol.open_inference import SERVICE
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.security import OPEN, Security
+
+_MAX_STREAMS = 1000
+_MAX_CONNECTIONS = 10_000
+_MAX_CALLS = 20_000
+_MAX_METADATA_BYTES = 1 << 14
+_HANDSHAKE_S = 10.0
+_LEAST_BYTES_PER_S = 1 << 20
+_SERVING, _NOT_SERVING = (health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING"))
+
+
+class GrpcServer:
+    """Answers the calls of the service on all connections.
+
+    Parameters
+    ----------
+    router : Router
+    max_message_bytes : int
+        Of a message, inflated.
+    security : Security
+        What calls must have in their metadata, and the certificate.
+    stall_s : float
+        A client that does not read or send in the middle of a call for so long is given up.
+    idle_s : float
+        A connection on which nothing is asked for so long is closed.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        max_message_bytes: int,
+        security: Security = OPEN,
+        stall_s: float = 30.0,
+        idle_s: float = 300.0,
+    ) -> None:
+        self._router = router
+        self._security = security
+        self._health = health.aio.HealthServicer()
+        self._calls = InferenceCalls(router, stall_s + max_message_bytes / _LEAST_BYTES_PER_S)
+        methods = inference_methods(router, self._calls) | standard_methods(self._health)
+        options = _options(max_message_bytes, stall_s, idle_s)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+        self._server.add_generic_rpc_handlers((GuardedMethods(methods, security),))
+        self._was_ready: bool | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen; return the port.
+
+        Raises
+        ------
+        InputError
+            When the port is taken.
+        """
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            if self._security.private_key:
+                pair = (self._security.private_key.encode(), self._security.certificate.encode())
+                bound = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            else:
+                bound = self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port") from None
+        await self.watch(time.monotonic())
+        await self._server.start()
+        return int(bound)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more calls and wait for those that are there."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def close(self) -> None:
+        """Close the port and all connections."""
+        await self._server.stop(None)
+
+    async def watch(self, now: float) -> None:
+        """End calls that do not go on, and have the health service say whether every model can be answered."""
+        self._calls.watch(now)
+        ready = self._router.is_ready
+        if ready != self._was_ready:
+            self._was_ready = ready
+            for name in ("", SERVICE):
+                await self._health.set(name, _SERVING if ready else _NOT_SERVING)
+
+
+def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tuple[str, Any]]:
+    """Return the arguments of the C core: what one connection, and all together, may cost.
+
+    A connection whose peer acknowledges no ping is closed, and by TCP's own timeout (TCP_USER_TIMEOUT, which these
+    settings turn on) one whose peer reads nothing.
+    """
+    stall_ms = int(1000 * stall_s)
+    return [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        ("grpc.absolute_max_metadata_size", 2 * _MAX_METADATA_BYTES),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", _MAX_CONNECTIONS),
+        ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE_S)),
+        ("grpc.keepalive_time_ms", stall_ms),
+        ("grpc.keepalive_timeout_ms", stall_ms),
+        ("grpc.max_connection_idle_ms", int(1000 * idle_s)),
+    ]

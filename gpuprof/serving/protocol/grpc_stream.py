@@ -1,0 +1,110 @@
+"""ModelStreamInfer: a stream of requests, each answered when it is done, errors as messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gpuprof.serving.protocol.grpc_inference import InferenceCalls
+from gpuprof.serving.protocol.grpc_messages import InferCall, write_stream_error, write_streamed
+from gpuprof.serving.protocol.grpc_refusal import abort_with
+from gpuprof.serving.transport.inference import Inference, RefusedError, out_of_memory
+from gpuprof.serving.transport.wire import Buffer
+
+#: Requests of one stream that are not answered yet; more are not read.
+_DEPTH = 64
+
+
+class InferStream:
+    """One stream: reads its requests, and writes answers in the order in which they are done.
+
+    Parameters
+    ----------
+    calls : InferenceCalls
+    context : ServicerContext
+    """
+
+    def __init__(self, calls: InferenceCalls, context: Any) -> None:
+        self._calls = calls
+        self._arena = calls.arena
+        self._context = context
+        self._answers: asyncio.Queue[tuple[bytes, int] | RefusedError | None] = asyncio.Queue()
+        self._waiting: set[Inference] = set()
+        self._permits = asyncio.Semaphore(_DEPTH)
+        self._unanswered = 0
+        self._client_ended = self._is_over = False
+
+    async def run(self) -> None:
+        """Return when the client has said everything and everything is answered."""
+        reader = asyncio.ensure_future(self._read())
+        try:
+            await self._write()
+        except RefusedError as refusal:
+            await abort_with(self._context, refusal)
+        finally:
+            self._is_over = True
+            reader.cancel()
+            for inference in self._waiting:
+                inference.cancelled = True
+            while not self._answers.empty():
+                left = self._answers.get_nowait()
+                self._arena.discharge(left[1] if isinstance(left, tuple) else 0)
+
+    async def _write(self) -> None:
+        while (answer := await self._answers.get()) is not None:
+            if isinstance(answer, RefusedError):
+                raise answer
+            body, charged = answer
+            try:
+                await self._context.write(body)
+            finally:
+                self._arena.discharge(charged)
+            self._permits.release()
+
+    async def _read(self) -> None:
+        while True:
+            await self._permits.acquire()
+            message = await self._context.read()
+            if not isinstance(message, bytes):
+                break
+            try:
+                call = InferCall.decode(message)
+            except RefusedError as refusal:  # what follows need not make sense either
+                self._answers.put_nowait(refusal)
+                return
+            self._unanswered += 1
+            self._submit(call)
+        self._client_ended = True
+        self._finish_if_all_is_answered()
+
+    def _submit(self, call: InferCall) -> None:
+        request_id = call.message.id
+        asked: list[Inference] = []
+        try:
+            inference = self._calls.submit(call, self._context, partial(self._settle, request_id, asked))
+        except RefusedError as refusal:
+            self._settle(request_id, asked, refusal)
+            return
+        asked.append(inference)
+        self._waiting.add(inference)
+
+    def _settle(self, request_id: str, asked: list[Inference], outcome: Sequence[Buffer] | RefusedError) -> None:
+        self._waiting.difference_update(asked)
+        if self._is_over:
+            return
+        if isinstance(outcome, RefusedError):
+            body = write_stream_error(outcome.message, request_id)
+        else:
+            body = b"".join(write_streamed(outcome))
+        charged = len(body)
+        if not self._arena.charge(charged):
+            body, charged = write_stream_error(out_of_memory().message, request_id), 0
+        self._unanswered -= 1
+        self._answers.put_nowait((body, charged))
+        self._finish_if_all_is_answered()
+
+    def _finish_if_all_is_answered(self) -> None:
+        if self._client_ended and not self._unanswered:
+            self._answers.put_nowait(None)

@@ -1,0 +1,75 @@
+"""Which pieces of a range are free: taken where they fit best, split, and joined again when they come back."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+
+
+class FreeSpace:
+    """The free pieces of a range that begins at 0.
+
+    The smallest piece that is large enough is taken, among equals the first: large pieces stay whole, and what is used
+    again and again is at the beginning.
+
+    Parameters
+    ----------
+    size : int
+
+    Examples
+    --------
+    >>> space = FreeSpace(100)
+    >>> space.take(30), space.take(30), space.take(50)
+    (0, 30, None)
+    >>> space.give_back(0, 30)
+    >>> space.give_back(30, 30)
+    >>> space.take(100)
+    0
+    """
+
+    def __init__(self, size: int) -> None:
+        self._starts: list[int] = []
+        self._sizes: dict[int, int] = {}
+        self._by_size: list[tuple[int, int]] = []
+        self._add(0, size)
+
+    def take(self, size: int) -> int | None:
+        """Return where ``size`` bytes begin that are free no longer, None where no piece is so large."""
+        at = bisect_left(self._by_size, (size, 0))
+        if at == len(self._by_size):
+            return None
+        start = self._by_size[at][1]
+        self.take_at(start, size)
+        return start
+
+    def take_at(self, start: int, size: int) -> bool:
+        """Take ``size`` bytes from ``start`` on, which must begin a free piece; False where it is none or smaller."""
+        found = self._sizes.get(start, 0)
+        if found < size:
+            return False
+        self._remove(start)
+        if found > size:
+            self._add(start + size, found - size)
+        return True
+
+    def give_back(self, start: int, size: int) -> None:
+        """Make a piece free, and one with its neighbours."""
+        at = bisect_left(self._starts, start)
+        following = self._starts[at] if at < len(self._starts) else None
+        before = self._starts[at - 1] if at else None
+        if following == start + size:
+            size += self._remove(following)
+        if before is not None and before + self._sizes[before] == start:
+            start, size = before, size + self._remove(before)
+        self._add(start, size)
+
+    def _add(self, start: int, size: int) -> None:
+        insort(self._starts, start)
+        insort(self._by_size, (size, start))
+        self._sizes[start] = size
+
+    def _remove(self, start: int) -> int:
+        """Forget a piece; return its size."""
+        size = self._sizes.pop(start)
+        del self._starts[bisect_left(self._starts, start)]
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+        return size
