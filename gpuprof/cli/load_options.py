@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import LoadSettings, RequestStream
-    from gpuprof.serving.load.target import Target
-    from gpuprof.simulator.trace import Trace
-
-#: A trace ends with its last request, which is a part of it.
-_AFTER_THE_LAST_S = 1e-6
-_DURATION_S = 20.0
+    from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrafficOptions:
     """Which requests are sent, and how long."""
 
     duration: Annotated[
@@ -37,42 +30,31 @@ class Traffic:
     clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None
     seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0
 
-    def load(self, deployment: DeploymentMap | None, map_file: Path | None) -> tuple[list[RequestStream], LoadSettings]:
-        """Return what is sent to each model of the map, or without one to each that is named, and how.
+    def load_traffic(self) -> LoadTraffic:
+        """Return the traffic as `gpuprof.load` takes it.
 
         Raises
         ------
         InputError
-            When nothing says what to send, a model is not in the map, or a trace cannot be read or stands beside rates.
+            When a rate cannot be read.
         """
-        from gpuprof.pipeline.load_traffic import streams_at_rates, streams_of_trace
-        from gpuprof.serving.load.traffic import ARRIVALS
+        from gpuprof.pipeline.load_traffic import LoadTraffic
 
-        if self.arrivals not in ARRIVALS:
-            raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
-        if self.trace is None:
-            streams = streams_at_rates(deployment, map_file, self.rate or [], self.rate_scale)
-            return streams, self._settings(self.duration)
-        recorded = self._recorded(self.trace)
-        whole_s = recorded.duration_s + _AFTER_THE_LAST_S
-        streams = streams_of_trace(deployment, map_file, recorded)
-        return streams, self._settings(min(self.duration or whole_s, whole_s))
-
-    def _recorded(self, path: Path) -> Trace:
-        from gpuprof.simulator.trace import read_trace
-
-        if self.rate or self.rate_scale != 1.0:
-            raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
-        return read_trace(path)
-
-    def _settings(self, duration_s: float | None) -> LoadSettings:
-        from gpuprof.serving.load.load import LoadSettings
-
-        return LoadSettings(duration_s or _DURATION_S, self.warmup, self.seed, self.arrivals, self.scv, self.clients)
+        return LoadTraffic(
+            duration_s=self.duration,
+            rates_rps=dict(_parse_rate(text) for text in self.rate or []),
+            rate_scale=self.rate_scale,
+            trace=self.trace,
+            arrivals=self.arrivals,
+            scv=self.scv,
+            warmup_s=self.warmup,
+            clients=self.clients,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True)
-class Admission:
+class AccessOptions:
     """What the server must be shown, and whom to trust."""
 
     token_file: Annotated[Path | None, typer.Option(help="File with the server's token; or GPUPROF_TOKEN.")] = None
@@ -80,19 +62,19 @@ class Admission:
         Path | None, typer.Option(help="Certificate (PEM) to trust on https; what the system trusts unless given.")
     ] = None
 
-    def target(self, address: str) -> Target:
-        """Return the server at ``address``, which answers.
+    def server_access(self) -> ServerAccess:
+        """Return them as `gpuprof.load` takes them."""
+        from gpuprof.pipeline.load_traffic import ServerAccess
 
-        Raises
-        ------
-        InputError
-            When the address or a file is not what it should be.
-        UnavailableError
-            When nobody answers there.
-        """
-        from gpuprof.serving.load.target import Target
-        from gpuprof.serving.transport.security import read_token
+        return ServerAccess(self.token_file, self.ca_file)
 
-        server = Target.parse(address, read_token(self.token_file), self.ca_file)
-        server.get("/v2")  # before time is spent on predicting what nobody answers
-        return server
+
+def _parse_rate(text: str) -> tuple[str, float]:
+    model, _, value = text.rpartition("=")
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = -1.0
+    if not model or not 0.0 < rate < 1e7:
+        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
+    return model, rate

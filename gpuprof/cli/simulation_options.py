@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import say
-from gpuprof.errors import InputError, unknown_name
+from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.domain.arrival_process import ArrivalProcess
-    from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.pipeline.rescheduling import Loop
-    from gpuprof.simulator.cluster import SimulationOptions
-    from gpuprof.simulator.merged_queues import MergedQueues
-    from gpuprof.simulator.network import NetworkDelay
-    from gpuprof.simulator.trace import Trace
-
-#: A trace ends with its last request, which is to be simulated too.
-_AFTER_THE_LAST_S = 1e-6
+    from gpuprof.pipeline.simulation_settings import Rescheduling, ServiceSettings, SimulatedTraffic
 
 
 @dataclass(frozen=True)
-class Traffic:
+class ArrivalOptions:
     """Which requests come, and when."""
 
     trace: Annotated[Path | None, typer.Option(help="Replay this CSV of time_s,model.")] = None
@@ -41,48 +30,33 @@ class Traffic:
     warmup: Annotated[str | None, typer.Option(help="Time before requests count.")] = None
     seed: Annotated[int, typer.Option(help="Same seed, same result.", min=0)] = 0
 
-    def load(self, asked: DeploymentMap, queues: MergedQueues) -> tuple[Mapping[str, ArrivalProcess], float | None]:
-        """Return how each queue's requests arrive, and how long a trace lasts in seconds (None without one).
+    def simulated_traffic(self) -> SimulatedTraffic:
+        """Return the traffic as `gpuprof.simulate` takes it.
 
         Raises
         ------
         InputError
-            When a rate is of a model that the map lacks, the trace cannot be read, or both are given.
-        """
-        from gpuprof.simulator.load import arrivals_of_rates, arrivals_of_trace, parse_rates
-        from gpuprof.simulator.trace import read_trace
-
-        if self.trace is None:
-            rates, total = parse_rates(self.rate or [])
-            if unknown := [name for name in rates if name not in asked.models]:
-                raise unknown_name("model", unknown[0], list(asked.models))
-            of_queues = queues.rates(asked, rates)
-            return arrivals_of_rates(queues.deployment, of_queues, total, self.rate_scale, self.arrivals), None
-        if self.rate or self.rate_scale != 1.0:
-            raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
-        read = read_trace(self.trace)
-        _tell_gap(read)
-        return arrivals_of_trace(queues.deployment, queues.trace(read)), read.duration_s + _AFTER_THE_LAST_S
-
-    def span_s(self, trace_s: float | None) -> tuple[float, float]:
-        """Return how long requests arrive and how long the first of them do not count, in seconds.
-
-        Raises
-        ------
-        InputError
-            When nothing would be left to count.
+            When a rate or a duration cannot be read.
         """
         from gpuprof.domain.duration import parse_duration
+        from gpuprof.pipeline.simulation_settings import SimulatedTraffic
+        from gpuprof.simulator.load import parse_rates
 
-        seconds = parse_duration(self.duration, "--duration") if self.duration else trace_s or 60.0
-        warmup_s = parse_duration(self.warmup, "--warmup") if self.warmup else 0.0
-        if warmup_s >= seconds:
-            raise InputError(f"--warmup must be shorter than the duration of {seconds:g} s but got {self.warmup}")
-        return seconds, warmup_s
+        rates, total = parse_rates(self.rate or [])
+        return SimulatedTraffic(
+            trace=self.trace,
+            rates_rps=rates,
+            total_rps=total,
+            rate_scale=self.rate_scale,
+            arrivals=self.arrivals,
+            duration_s=parse_duration(self.duration, "--duration") if self.duration else None,
+            warmup_s=parse_duration(self.warmup, "--warmup") if self.warmup else 0.0,
+            seed=self.seed,
+        )
 
 
 @dataclass(frozen=True)
-class Served:
+class ServiceOptions:
     """How requests are routed, batched, refused and delayed, and what fails meanwhile."""
 
     routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest"
@@ -106,46 +80,34 @@ class Served:
         list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
     ] = None
 
-    def options(
-        self, deployment: DeploymentMap, traffic: Traffic, load: Mapping[str, ArrivalProcess], trace_s: float | None
-    ) -> SimulationOptions:
-        """Return what the simulator is told of them; what is not given is the map's own, at the rate of ``load``.
+    def service_settings(self) -> ServiceSettings:
+        """Return them as `gpuprof.simulate` takes them.
 
         Raises
         ------
         InputError
-            When a duration, a network or a failure cannot be read.
+            When a duration cannot be read.
         """
         from gpuprof.domain.duration import parse_duration
-        from gpuprof.rules.host_work import recorded_work
-        from gpuprof.simulator.cluster import SimulationOptions
-        from gpuprof.simulator.failures import parse_failure
-        from gpuprof.simulator.sampling import expected_requests
+        from gpuprof.pipeline.simulation_settings import ServiceSettings
 
-        seconds, warmup_s = traffic.span_s(trace_s)
-        planned_with = deployment.planned_with
-        outside_ms = planned_with.overhead_ms if self.overhead_ms is None else self.overhead_ms
-        host = recorded_work(planned_with)
-        host = host if self.host_ms is None else replace(host, host_ms=self.host_ms, host_ms_busy=0.0)
-        to_ms, back_ms = (_network(self.network).ms(size) for size in (self.payload_bytes, self.answer_bytes))
-        return SimulationOptions(
-            seconds,
-            warmup_s,
-            traffic.seed,
-            self.routing,
-            self.refuse,
-            self.router_ms,
-            dict.fromkeys(deployment.models, (outside_ms + to_ms, back_ms)),
-            tuple(parse_failure(text, deployment) for text in self.fail or []),
-            batch_timeout_ms=(
-                None if self.batch_timeout is None else 1000.0 * parse_duration(self.batch_timeout, "--batch-timeout")
-            ),
-            host=host.at(expected_requests(load, seconds) / seconds),
+        timeout = self.batch_timeout
+        return ServiceSettings(
+            routing=self.routing,
+            refuse=self.refuse,
+            batch_timeout_ms=None if timeout is None else 1000.0 * parse_duration(timeout, "--batch-timeout"),
+            router_ms=self.router_ms,
+            overhead_ms=self.overhead_ms,
+            host_ms=self.host_ms,
+            network=self.network,
+            payload_bytes=self.payload_bytes,
+            answer_bytes=self.answer_bytes,
+            failures=tuple(self.fail or ()),
         )
 
 
 @dataclass(frozen=True)
-class Following:
+class RescheduleOptions:
     """How the map follows the load."""
 
     every: Annotated[
@@ -163,26 +125,35 @@ class Following:
         if self.policy is not None and self.every is None:
             raise InputError("--policy says how to reschedule", "add --reschedule 60s")
 
-    def loop(self) -> Loop | None:
+    def rescheduling(self) -> Rescheduling | None:
         """Return how often and with which costs the map is placed anew; None: never.
 
         Raises
         ------
         InputError
-            When a duration cannot be read.
+            When a duration cannot be read, or no policy is named where some should be.
         """
         from gpuprof.domain.duration import parse_duration
-        from gpuprof.pipeline.rescheduling import Loop
-        from gpuprof.simulator.reschedule import MoveCosts
+        from gpuprof.pipeline.simulation_settings import Rescheduling
 
         if self.every is None:
             return None
-        costs = MoveCosts(parse_duration(self.load_time, "--load-time"), parse_duration(self.mig_time, "--mig-time"))
-        return Loop(parse_duration(self.every, "--reschedule"), self.headroom, costs, self.db)
+        names = [name.strip() for name in (self.policy or "").split(",") if name.strip()]
+        if self.policy is not None and not names:
+            raise InputError(
+                f"--policy names no policy but is {self.policy!r}", "write names with commas, as in optimal,usher"
+            )
+        return Rescheduling(
+            period_s=parse_duration(self.every, "--reschedule"),
+            policies=names,
+            headroom=self.headroom,
+            load_s=parse_duration(self.load_time, "--load-time"),
+            mig_s=parse_duration(self.mig_time, "--mig-time"),
+        )
 
 
 @dataclass(frozen=True)
-class Fidelity:
+class FidelityOptions:
     """What is simulated exactly, and what is approximated."""
 
     interference: Annotated[
@@ -191,15 +162,3 @@ class Fidelity:
     sample: Annotated[
         int | None, typer.Option(help="Approximate: so many replicas of a model; 0: never approximate.", min=0)
     ] = None
-
-
-def _tell_gap(trace: Trace) -> None:
-    gap = trace.longest_gap_s()
-    if gap > max(60.0, 0.1 * trace.duration_s):
-        say(f"the trace has a gap of {gap:.3g} s without any request")
-
-
-def _network(text: str) -> NetworkDelay:
-    from gpuprof.simulator.network import LOCAL, THESIS, read_measurements
-
-    return {"none": LOCAL, "thesis": THESIS}.get(text) or read_measurements(Path(text))

@@ -1,25 +1,130 @@
-"""What ``gpuprof load`` sends: the map's rates or those of the command line, or the requests of a trace."""
+"""What ``load`` sends: the map's rates or given ones, or the requests of a trace; and how the server is reached."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.pipeline.arguments import PathArgument, optional_path
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
-    from gpuprof.serving.load.load import RequestStream
+    from gpuprof.serving.load.load import LoadSettings, RequestStream
+    from gpuprof.serving.load.target import Target
     from gpuprof.simulator.trace import Trace
 
 _NS_PER_S = 1e9
+#: A trace ends with its last request, which is a part of it.
+_AFTER_THE_LAST_S = 1e-6
+_DURATION_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTraffic:
+    """Which requests are sent, and how long.
+
+    Attributes
+    ----------
+    duration_s : float or None
+        What counts; None: 20 s, or as long as the trace.
+    rates_rps : mapping of str to float
+        Requests per second of models, instead of the map's.
+    rate_scale : float
+        Times the rates.
+    trace : path or None
+        Instead replay this CSV of ``time_s,model``.
+    arrivals : str
+        ``"poisson"``, ``"gamma"`` or ``"constant"``.
+    scv : float
+        Burstiness of ``gamma``: squared coefficient of variation of its gaps; Poisson is 1.
+    warmup_s : float
+        Before what counts.
+    clients : int or None
+        Client processes; None: as many as needed.
+    seed : int
+    """
+
+    duration_s: float | None = None
+    rates_rps: Mapping[str, float] = field(default_factory=dict)
+    rate_scale: float = 1.0
+    trace: PathArgument | None = None
+    arrivals: str = "poisson"
+    scv: float = 4.0
+    warmup_s: float = 2.0
+    clients: int | None = None
+    seed: int = 0
+
+    def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
+        """Return what is sent to each model of the map, or without one to each that is named, and how.
+
+        Raises
+        ------
+        InputError
+            When nothing says what to send, a model is not in the map, or a trace cannot be read or stands beside rates.
+        """
+        from gpuprof.serving.load.traffic import ARRIVALS
+        from gpuprof.simulator.trace import read_trace
+
+        if self.arrivals not in ARRIVALS:
+            raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
+        if self.trace is None:
+            streams = streams_at_rates(deployment, folder, self.rates_rps, self.rate_scale)
+            return streams, self._settings(self.duration_s)
+        if self.rates_rps or self.rate_scale != 1.0:
+            raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+        recorded = read_trace(Path(self.trace))
+        whole_s = recorded.duration_s + _AFTER_THE_LAST_S
+        streams = streams_of_trace(deployment, folder, recorded)
+        return streams, self._settings(min(self.duration_s or whole_s, whole_s))
+
+    def _settings(self, duration_s: float | None) -> LoadSettings:
+        from gpuprof.serving.load.load import LoadSettings
+
+        return LoadSettings(duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAccess:
+    """What the server must be shown, and whom to trust.
+
+    Attributes
+    ----------
+    token_file : path or None
+        File with the server's token; None: that of ``GPUPROF_TOKEN``, if there is one.
+    ca_file : path or None
+        Certificate (PEM) to trust on https; None: what the system trusts.
+    """
+
+    token_file: PathArgument | None = None
+    ca_file: PathArgument | None = None
+
+    def reach(self, address: str) -> Target:
+        """Return the server at ``address``, which answers.
+
+        Raises
+        ------
+        InputError
+            When the address or a file is not what it should be.
+        UnavailableError
+            When nobody answers there.
+        """
+        from gpuprof.serving.load.target import Target
+        from gpuprof.serving.transport.security import read_token
+
+        server = Target.parse(address, read_token(optional_path(self.token_file)), optional_path(self.ca_file))
+        server.get("/v2")  # before time is spent on predicting what nobody answers
+        return server
 
 
 def streams_at_rates(
-    deployment: DeploymentMap | None, map_file: Path | None, rates: list[str], scale: float
+    deployment: DeploymentMap | None, folder: Path, rates_rps: Mapping[str, float], scale: float
 ) -> list[RequestStream]:
-    """Return the traffic of the models of a map, or without one of those that ``rates`` names.
+    """Return the traffic of the models of a map, or without one of those that ``rates_rps`` names.
+
+    The files of the models are looked for in ``folder``.
 
     Raises
     ------
@@ -28,26 +133,23 @@ def streams_at_rates(
     """
     from gpuprof.serving.load.load import RequestStream
 
-    given = dict(_rate(text) for text in rates)
     if deployment is None:
-        if not given:
+        if not rates_rps:
             raise InputError(
                 "nothing says what to send", "give --map map.json, --rate MODEL=REQUESTS_PER_S, or --trace"
             )
-        return [RequestStream(model, scale * rate, float("inf")) for model, rate in given.items()]
-    if unknown := [model for model in given if model not in deployment.models]:
+        return [RequestStream(model, scale * rate, float("inf")) for model, rate in rates_rps.items()]
+    if unknown := [model for model in rates_rps if model not in deployment.models]:
         raise unknown_name("model", unknown[0], list(deployment.models))
-    assert map_file is not None
-    base = map_file.absolute().parent
     placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
     return [
-        RequestStream(name, scale * given.get(name, asked.rate_rps), asked.slo_ms, _file(asked.path, base))
+        RequestStream(name, scale * rates_rps.get(name, asked.rate_rps), asked.slo_ms, _find_file(asked.path, folder))
         for name, asked in deployment.models.items()
         if name in placed
     ]
 
 
-def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, trace: Trace) -> list[RequestStream]:
+def streams_of_trace(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
     """Return the traffic of a trace; one that names no model is for the map's only one.
 
     Raises
@@ -66,7 +168,7 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
     else:
         named = arrivals_of_trace(deployment, trace)
         times = {model: trace.times[model if model in trace.times else ""] for model in named}
-        asked = [stream for stream in streams_at_rates(deployment, map_file, [], 1.0) if stream.model in times]
+        asked = [stream for stream in streams_at_rates(deployment, folder, {}, 1.0) if stream.model in times]
         if lost := sorted(set(times) - {stream.model for stream in asked}):
             raise InputError(f"the trace names {lost[0]!r}, which the map does not place")
     return [
@@ -76,18 +178,7 @@ def streams_of_trace(deployment: DeploymentMap | None, map_file: Path | None, tr
     ]
 
 
-def _file(path: str | None, base: Path) -> str | None:
+def _find_file(path: str | None, folder: Path) -> str | None:
     if path is None:
         return None
-    return next((str(file) for file in (base / path, Path(path)) if file.is_file()), None)
-
-
-def _rate(text: str) -> tuple[str, float]:
-    model, _, value = text.rpartition("=")
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = -1.0
-    if not model or not 0.0 < rate < 1e7:
-        raise InputError(f"cannot read the rate {text!r}", "write MODEL=REQUESTS_PER_S, such as resnet50=20")
-    return model, rate
+    return next((str(file) for file in (folder / path, Path(path)) if file.is_file()), None)

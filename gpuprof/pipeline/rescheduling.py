@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,24 @@ class Loop:
     db: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduledRun:
+    """A simulation, and how the map followed the load.
+
+    Attributes
+    ----------
+    policy : str or None
+        None: the map's own.
+    timetable : Timetable or None
+        None: the map stayed.
+    outcome : SimulationOutcome
+    """
+
+    policy: str | None
+    timetable: Timetable | None
+    outcome: SimulationOutcome
+
+
 def reschedule(
     deployment: DeploymentMap,
     arrivals: Mapping[str, ArrivalProcess],
@@ -63,43 +81,40 @@ def reschedule(
     return timetable(deployment, observed_rates(deployment, arrivals, options, period_s), period_s, scheduler, costs)
 
 
-def named_policies(text: str | None) -> list[str]:
-    """Return the names in ``--policy``, none where it was not given.
+def check_policies(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names, each of a policy.
 
     Raises
     ------
     InputError
-        When one is unknown or stands twice, or there is none in what was given.
+        When one is unknown or stands twice.
     """
     from gpuprof.placement.policies import make_policy
 
-    names = [name.strip() for name in (text or "").split(",") if name.strip()]
-    if text is not None and not names:
-        raise InputError(f"--policy names no policy but is {text!r}", "write names with commas, as in optimal,usher")
     if len(set(names)) < len(names):
-        raise InputError(f"--policy names a policy twice: {text}")
+        raise InputError(f"--policy names a policy twice: {','.join(names)}")
     for name in names:
         make_policy(name, {})
-    return names
+    return tuple(names)
 
 
-def follow(
+def follow_load(
     deployment: DeploymentMap,
     arrivals: Mapping[str, ArrivalProcess],
     options: SimulationOptions,
     loop: Loop,
     policy: str | None,
-    run: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
+    simulate: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
     note: NoteCallback = ignore_note,
-) -> tuple[Timetable, SimulationOutcome]:
+) -> ScheduledRun:
     """Simulate the map as it follows the load under ``policy``; None: the map's own.
 
-    ``run`` simulates a map with options.
+    ``simulate`` simulates a map with options.
     """
     scheduler = policy_scheduler(deployment, policy, loop.headroom, loop.db, note)
     table = reschedule(deployment, arrivals, options, loop.period_s, scheduler, loop.costs)
-    outcome = run(table.deployment, replace(options, switches=table.switches, absent=table.absent))
-    return table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s))
+    outcome = simulate(table.deployment, replace(options, switches=table.switches, absent=table.absent))
+    return ScheduledRun(policy, table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s)))
 
 
 def policy_scheduler(

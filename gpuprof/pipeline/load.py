@@ -1,0 +1,134 @@
+"""``load``: send traffic to a server and compare what comes back with what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, resolve_map
+from gpuprof.pipeline.load_output import check_output, write_results
+from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
+from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.serving.load.load import LoadOutcome, RequestStream, run_load
+from gpuprof.serving.load.report import beside_prediction, report_row
+
+#: Where a server listens unless told otherwise.
+DEFAULT_URL = "http://127.0.0.1:8000"
+#: A model that takes so much longer than predicted, of its time, makes the other predictions wrong, too.
+SLOWER = 0.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult(Result):
+    """What clients saw, beside what was predicted.
+
+    Attributes
+    ----------
+    outcome : LoadOutcome
+    predictions : LoadPredictions or None
+        None without a map.
+    warnings : tuple of str
+        What was not answered, and what makes the measured figures others than the predicted ones; notes, too.
+    """
+
+    outcome: LoadOutcome
+    predictions: LoadPredictions | None = None
+    warnings: tuple[str, ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each model: rates, goodput, latency, predictions and errors."""
+        return _rows(self.outcome, self.predictions)
+
+    def stage_rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each model: mean milliseconds of each stage, beside what the model was to take."""
+        return _stage_rows(self.outcome, self.predictions)
+
+    def rows_with_stages(self) -> list[dict[str, object]]:
+        """Return `rows`, each with its stages."""
+        return [{**row, "stages": own} for row, own in zip(self.rows(), self.stage_rows(), strict=True)]
+
+    def write(self, path: PathArgument) -> None:
+        """Write the results as .json, .csv or .parquet.
+
+        Raises
+        ------
+        InputError
+            When the name says no format, or the file cannot be written.
+        """
+        check_output(Path(path))
+        write_results(self.rows_with_stages(), Path(path))
+
+
+def load(
+    server: str = DEFAULT_URL,
+    deployment: MapArgument | None = None,
+    *,
+    traffic: LoadTraffic = LoadTraffic(),  # noqa: B008 - frozen
+    access: ServerAccess = ServerAccess(),  # noqa: B008 - frozen
+    note: NoteCallback = ignore_note,
+) -> LoadResult:
+    """Send open-loop traffic to a server; return goodput and latency beside what was predicted.
+
+    Parameters
+    ----------
+    server : str
+        Its address, ``http://HOST:PORT``.
+    deployment : path or DeploymentMap, optional
+        The map that it serves: rates, SLOs, predictions.
+    traffic : LoadTraffic
+        The map's rates for 20 s unless given.
+    access : ServerAccess
+    note : callable, optional
+        Told each remark as soon as it is known, but for the warnings.
+
+    Raises
+    ------
+    InputError
+        When nothing says what to send, or a model, a trace or the address is wrong.
+    UnavailableError
+        When no server answers.
+    """
+    notes = NoteList(note)
+    found = None if deployment is None else resolve_map(deployment)
+    streams, settings = traffic.make_streams(found, Path.cwd() if deployment is None else map_folder(deployment))
+    target = access.reach(server)
+    predictions = None if found is None else predict_load(found, streams, settings, note=notes.add)
+    notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
+    outcome = run_load(target, streams, settings)
+    warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
+    return LoadResult(notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings)
+
+
+def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
+    if known is None:
+        return [report_row(result, None) for result in outcome.results]
+    return [
+        report_row(result, known.predicted.get(result.model), known.planned.get(result.model))
+        for result in outcome.results
+    ]
+
+
+def _stage_rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:
+    predicted = {} if known is None else known.predicted
+    return [beside_prediction(row, predicted.get(str(row["model"]))) for row in outcome.stages]
+
+
+def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> Iterator[str]:
+    for result in outcome.results:
+        if result.refused or result.failed or result.lost:
+            said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
+            yield f"{result.model}: of {result.sent} requests {said}"
+        if result.client_is_limit:
+            lag_ms = result.lag_p99_ms
+            yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
+    for row in stages:
+        error = row["infer_ms_error"]
+        if isinstance(error, float) and error > SLOWER:
+            why = "the machine is slower than when it was profiled, or not alone, and waiting grows with it"
+            yield f"{row['model']}: the model takes {100.0 * error:.0f}% longer than predicted: {why}"
+
+
+def _describe(streams: Sequence[RequestStream]) -> str:
+    return ", ".join(f"{stream.model} {stream.rate_rps:.4g}/s" for stream in streams)

@@ -1,0 +1,200 @@
+"""``simulate``: what clients of a map would see, without a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.domain.arrival_process import ArrivalProcess
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
+from gpuprof.pipeline.rescheduling import Loop, ScheduledRun, check_policies, follow_load
+from gpuprof.pipeline.result import (
+    NoteCallback,
+    NoteList,
+    Progress,
+    ProgressCallback,
+    Result,
+    ignore_note,
+    ignore_progress,
+)
+from gpuprof.pipeline.simulation_settings import (
+    Fidelity,
+    Rescheduling,
+    ServiceSettings,
+    SimulatedArrivals,
+    SimulatedTraffic,
+)
+from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
+from gpuprof.simulator.cluster import SimulationOptions
+from gpuprof.simulator.compiled import is_compiled
+from gpuprof.simulator.engine import simulate as simulate_all
+from gpuprof.simulator.interference import Interference
+from gpuprof.simulator.merged_queues import MergedQueues, merged_queues
+from gpuprof.simulator.outcome import SimulationOutcome
+from gpuprof.simulator.reschedule import MoveCosts
+from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
+
+#: Above this a simulation of every request takes minutes, and a sample is taken instead.
+WHOLE_REQUESTS = 3e8
+_SAMPLED_REPLICAS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateResult(Result):
+    """What clients would see.
+
+    Attributes
+    ----------
+    runs : tuple of ScheduledRun
+        One, or one for each policy that was compared.
+    """
+
+    runs: tuple[ScheduledRun, ...]
+
+    @property
+    def outcome(self) -> SimulationOutcome:
+        """What was simulated; of several policies, under the first."""
+        return self.runs[0].outcome
+
+    @property
+    def is_comparison(self) -> bool:
+        """Whether several policies were simulated."""
+        return len(self.runs) > 1
+
+    def comparison(self) -> tuple[Autoscaling, ...]:
+        """Return for each policy what following the load cost and gave; nothing where the map did not follow it."""
+        return tuple(
+            autoscaling(str(run.policy), run.timetable, run.outcome) for run in self.runs if run.timetable is not None
+        )
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each model, or of a comparison for each policy."""
+        if self.is_comparison:
+            return [asdict(row) for row in self.comparison()]
+        return [asdict(model) for model in self.outcome.models]
+
+    def document(self) -> dict[str, object]:
+        """Return everything as plain values for JSON; of a comparison, by policy."""
+        if self.is_comparison:
+            return {str(run.policy): run.outcome.document() for run in self.runs}
+        return self.outcome.document()
+
+    def write(self, path: PathArgument) -> None:
+        """Write everything as JSON, for ``gpuprof report`` too.
+
+        Raises
+        ------
+        InputError
+            When the file cannot be written.
+        """
+        try:
+            Path(path).write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def simulate(
+    deployment: MapArgument = Path("map.json"),
+    traffic: SimulatedTraffic = SimulatedTraffic(),  # noqa: B008 - frozen
+    *,
+    service: ServiceSettings = ServiceSettings(),  # noqa: B008 - frozen
+    rescheduling: Rescheduling | None = None,
+    fidelity: Fidelity = Fidelity(),  # noqa: B008 - frozen
+    db: PathArgument | None = None,
+    progress: ProgressCallback = ignore_progress,
+    note: NoteCallback = ignore_note,
+) -> SimulateResult:
+    """Replay requests against a map: goodput, percentiles, latency by stage, utilisation, and why SLOs were missed.
+
+    Parameters
+    ----------
+    deployment : path or DeploymentMap
+    traffic : SimulatedTraffic
+        The map's rates for 60 s unless given.
+    service : ServiceSettings
+    rescheduling : Rescheduling, optional
+        How the map follows the load; left out: it stays.
+    fidelity : Fidelity
+    db : path, optional
+        Kernel database, for rescheduling and interference.
+    progress : callable, optional
+        Told how many percent are simulated.
+    note : callable, optional
+        Told each remark as soon as it is known.
+
+    Raises
+    ------
+    InputError
+        For a file, model, network, failure or policy that is wrong or unknown, and what excludes each other.
+    """
+    notes, original = NoteList(note), resolve_map(deployment)
+    policies = () if rescheduling is None else check_policies(rescheduling.policies)
+    queues = merged_queues(original)
+    _check_merged(queues, original, rescheduling, notes)
+    arrivals = traffic.read_arrivals(original, queues, notes.add)
+    options = service.simulation_options(queues.deployment, traffic, arrivals)
+    run = _Run(arrivals, notes, progress)
+    if rescheduling is None:
+        measured = _find_interference(queues.deployment, optional_path(db)) if fidelity.interference else None
+        outcome = run.simulate(queues.deployment, options, fidelity.sample, measured)
+        return SimulateResult(notes=notes.all(), runs=(ScheduledRun(None, None, outcome),))
+    if fidelity.sample or fidelity.interference:
+        raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
+    costs = MoveCosts(rescheduling.load_s, rescheduling.mig_s)
+    loop = Loop(rescheduling.period_s, rescheduling.headroom, costs, optional_path(db))
+    runs = tuple(
+        follow_load(queues.deployment, arrivals.processes, options, loop, name, run.simulate, notes.add)
+        for name in policies or (None,)
+    )
+    return SimulateResult(notes=notes.all(), runs=runs)
+
+
+def _check_merged(
+    queues: MergedQueues, original: DeploymentMap, rescheduling: Rescheduling | None, notes: NoteList
+) -> None:
+    if not queues.queue_of:
+        return
+    if rescheduling is not None:
+        raise InputError("--reschedule places models anew, which a map with merges hides", "place without --merge")
+    notes.add(f"merged models are simulated as one queue, held to their tightest SLO: {', '.join(original.merges)}")
+
+
+def _find_interference(deployment: DeploymentMap, db: Path | None) -> Interference:
+    from gpuprof.pipeline.interference import make_interference
+
+    return make_interference(deployment, db)
+
+
+class _Run:
+    """Simulates maps under the same requests."""
+
+    def __init__(self, arrivals: SimulatedArrivals, notes: NoteList, progress: ProgressCallback) -> None:
+        self._processes: Mapping[str, ArrivalProcess] = arrivals.processes
+        self._notes = notes
+        self._progress = progress
+
+    def simulate(
+        self,
+        deployment: DeploymentMap,
+        options: SimulationOptions,
+        sample: int | None = 0,
+        interference: Interference | None = None,
+    ) -> SimulationOutcome:
+        expected = expected_requests(self._processes, options.duration_s)
+        if not is_compiled():
+            self._notes.add("compiling the simulator for this machine, once: half a minute")
+        if not sample and (sample is not None or expected <= WHOLE_REQUESTS):
+            return simulate_all(deployment, self._processes, options, self._tell, interference)
+        if interference is not None:
+            raise InputError("interference cannot be sampled", "simulate a shorter time with --sample 0")
+        if not sample:
+            self._notes.add(f"{expected:.3g} requests: taking a sample (--sample 0 simulates all of them)")
+        sampling = Sampling(replicas=sample or _SAMPLED_REPLICAS)
+        return simulate_sampled(deployment, self._processes, options, sampling, self._tell)
+
+    def _tell(self, fraction: float) -> None:
+        self._progress(Progress("simulating", round(100 * fraction), 100))

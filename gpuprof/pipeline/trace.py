@@ -1,0 +1,135 @@
+"""``trace``: make traces of requests, and look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.domain.arrival_text import parse_arrivals
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Result
+from gpuprof.simulator.azure import read_azure
+from gpuprof.simulator.trace import Trace, read_trace, record, write_trace
+
+_BINS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceResult(Result):
+    """A trace, and the number of equal parts of it in which requests are counted."""
+
+    trace: Trace
+    bins: int = _BINS
+
+    def rows(self) -> Sequence[Mapping[str, Any]]:
+        """Return a record for each model: requests, rate, peak, burstiness, longest gap, requests in each part."""
+        statistics = self.trace.statistics(self.trace.duration_s / self.bins)
+        counts = self.trace.counts(self.bins).values()
+        return [{**row, "counts": own.tolist()} for row, own in zip(statistics, counts, strict=True)]
+
+    def write(self, path: PathArgument) -> None:
+        """Write the trace as a CSV of ``time_s,model``.
+
+        Raises
+        ------
+        InputError
+            When it cannot be written.
+        """
+        write_trace(self.trace, Path(path))
+
+    def draw(self, path: PathArgument) -> None:
+        """Draw the rate over time into an .svg or .png file.
+
+        Raises
+        ------
+        InputError
+            When it cannot be written.
+        """
+        from gpuprof.report.figures import rate_figure
+        from gpuprof.report.picture import write_picture
+
+        width_s = self.trace.duration_s / self.bins
+        times = [(i + 0.5) * width_s for i in range(self.bins)]
+        counts = self.trace.counts(self.bins).items()
+        rates = {model or "all": [float(n) / width_s for n in own] for model, own in counts}
+        write_picture(rate_figure(times, rates), Path(path))
+
+
+def record_trace(
+    rates_rps: Mapping[str, float], *, arrivals: str = "poisson", duration_s: float = 60.0, seed: int = 0
+) -> TraceResult:
+    """Return a trace of an arrival process.
+
+    Parameters
+    ----------
+    rates_rps : mapping of str to float
+        Requests per second by model; the name ``""``, alone, for a trace that names no model.
+    arrivals : str
+        ``"constant"``, ``"poisson"``, ``"gamma:SCV"``, ``"bursts:RATIO,BURST,CALM"``, ``"diurnal:PEAK,PERIOD"``: as
+        `gpuprof.domain.arrival_text.parse_arrivals` reads it.
+    duration_s : float
+    seed : int
+        Same seed, same trace.
+
+    Raises
+    ------
+    InputError
+        When the process cannot be read, or the trace would hold no request or too many.
+
+    Examples
+    --------
+    >>> from gpuprof.pipeline.trace import record_trace
+    >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).to_frame()[["model", "requests"]]
+      model  requests
+    0   net        20
+    """
+    processes = {model: parse_arrivals(arrivals, rate) for model, rate in rates_rps.items()}
+    return _check_trace(record(processes, duration_s, seed))
+
+
+def read_azure_trace(
+    path: PathArgument, *, names: Sequence[str] | None = None, functions: int = 10, seed: int = 0
+) -> TraceResult:
+    """Return the requests of the busiest functions of a day of Azure Functions, 2019 or 2021.
+
+    Parameters
+    ----------
+    path : path
+    names : sequence of str, optional
+        What they are called, busiest first.
+    functions : int
+        Without names: how many.
+    seed : int
+        Of when in a minute requests come, where only their number is recorded.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, or has fewer functions than names are given.
+    """
+    trace = read_azure(Path(path), len(names) if names else functions, seed)
+    if names is None:
+        return _check_trace(trace)
+    if len(trace.times) < len(names):
+        raise InputError(f"{path} has {len(trace.times)} functions that are called but {len(names)} names are given")
+    return _check_trace(Trace(dict(zip(names, trace.times.values(), strict=True)), trace.duration_s))
+
+
+def show_trace(path: PathArgument, *, bins: int = _BINS) -> TraceResult:
+    """Return a trace that was written, for its statistics.
+
+    Raises
+    ------
+    InputError
+        When the file holds no trace.
+    """
+    return TraceResult(trace=read_trace(Path(path)), bins=bins)
+
+
+def _check_trace(trace: Trace) -> TraceResult:
+    if not trace.requests:
+        raise InputError("the trace would hold no request", "ask for a longer duration or a higher rate")
+    return TraceResult(trace=trace)
