@@ -163,9 +163,9 @@ def _grid(grid: dict[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
 
 
 def _training(database: Path) -> Any:
-    from gpuprof.cli.train import training_data
+    from gpuprof.pipeline.train import load_training_data
 
-    return training_data(database, None)
+    return load_training_data(database, None)
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -31,9 +31,9 @@ ALLOWED = {
     "merging": _RUNNING,
     "simulator": _RUNNING,
     "serving": _RUNNING,
-    "report": _RUNNING,
+    "reporting": _RUNNING,
     "pipeline": _RUNNING
-    | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "report"},
+    | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "reporting"},
 }
 #: The rooms of the larger parts: each imports only those before it.
 ROOMS = {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.reproduce.reproduction import Reproduction, text_table
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.report.picture import write_picture
+from gpuprof.reporting.picture import write_picture
 
 #: Where the authors' published measurements are looked for; see ``--help`` of the commands that need them.
 REFERENCE = Path("../shared/reference")

@@ -22,7 +22,7 @@ from gpuprof.placement.policies import Policy
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.report.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, side_by_side
 
 _POLICIES: Mapping[str, Policy] = {
     "igniter": Igniter(),

@@ -18,7 +18,7 @@ from bench.reproduce.igniter_runs import ByDevice, place, problem, scaled, seen,
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.report.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, side_by_side
 
 #: GPUs and $ per hour on each kind (§5.3, Figure 20).
 _PRINTED = {"t4": (15, 7.89), "v100": (6, 18.36)}

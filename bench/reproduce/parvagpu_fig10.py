@@ -15,7 +15,7 @@ from pathlib import Path
 from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import POLICIES, gpus, saved_pct, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, lines
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 _SCENARIO = 5
 _FOLD = tuple(range(1, 11))

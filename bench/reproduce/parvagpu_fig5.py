@@ -16,7 +16,7 @@ from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, gpus, saved_pct, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, side_by_side
 
 #: The deployment maps that the authors publish with their code.
 _PUBLISHED = (2, 3, 5, 7, 13, 16)

@@ -19,7 +19,7 @@ from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOU
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.domain.deployment import Replica
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, side_by_side
 
 #: §IV-B2: more internal slack than ParvaGPU's on average, in points of percent.
 _MORE = {"gpulet": 26.0, "igniter": 32.0, "mig-serving": 30.0, "parvagpu-single": 4.7}

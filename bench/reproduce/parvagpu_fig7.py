@@ -16,7 +16,7 @@ from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, fragmentation, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, side_by_side
 
 _WHY = (
     "Equation 4 prints the part that is in use; its figure and text speak of what is left over, which is shown here.",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprof.report.chart import Axis, Chart, Line
+from gpuprof.reporting.chart import Axis, Chart, Line
 
 Cell = str | float | None
 

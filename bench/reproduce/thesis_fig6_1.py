@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.thesis_cluster import POLICIES, Experiment, Plan, arrived_rps, goodput, placed, plan
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 #: §6.2.1. Of 500 requests/s that a client aims at, 433.34 arrive (observation 4).
 EXPERIMENT = Experiment(

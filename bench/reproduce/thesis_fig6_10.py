@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.thesis_cluster import Experiment, arrived_rps, goodput, plan
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 #: §6.2.2; ao-milp is left out there, because it puts no two models on a GPU.
 EXPERIMENT = Experiment(("resnet50", "mobilenet_v2", "bert", "gpt2"), 300.0, 300.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines
 from bench.reproduce.thesis_cluster import POLICIES, Experiment, goodput, plan
-from gpuprof.report.chart import Axis, Chart
+from gpuprof.reporting.chart import Axis, Chart
 
 _MODELS = ("alexnet", "densenet121", "efficientnet_b7", "resnet50", "vgg19")
 _GPUS = 4

@@ -13,7 +13,7 @@ from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
 from bench.reproduce.usher_runs import MOST_RPS, SCALE, decide, demands, ratios, schedulers, sound, why
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 _GPUS = (1000, 2000, 3000, 4000, 5000, 6000)
 #: §5.2.1: USHER's goodput over the others'.

@@ -13,7 +13,7 @@ from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
 from bench.reproduce.usher_runs import MOST_RPS, SCALE, decide, demands, ratios, schedulers, sound, why
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 _LOADS = tuple(MOST_RPS * part / 5 for part in range(1, 6))
 #: §5.2.2: how many times fewer GPUs USHER uses.

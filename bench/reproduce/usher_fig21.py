@@ -13,7 +13,7 @@ from bench.reproduce import command
 from bench.reproduce.reproduction import Reproduction, lines
 from bench.reproduce.usher_runs import MOST_RPS, decide, demands, ratios, schedulers, sound, why
 from gpuprof.placement.comparison import Outcome
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 _KINDS = ("k80", "v100", "a100-80", "h100")
 _LOADS = tuple(MOST_RPS * part / 3 for part in range(1, 4))

@@ -23,7 +23,7 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.problem import Options as PlanOptions
 from gpuprof.placement.problem import Problem
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate

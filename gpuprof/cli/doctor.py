@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,17 +26,16 @@ def doctor(
     as_csv: CsvOption = False,
 ) -> None:
     """Say what this machine can do: GPUs, profilers, runtime, cores, disk; nothing is changed."""
-    from gpuprof.machine.doctor import examine
-    from gpuprof.machine.finding import MachineView
+    from gpuprof.pipeline.doctor import doctor as examine
 
     chosen = chosen_format(as_json, as_csv)
-    findings = examine(MachineView(), db)
+    result = examine(db)
     if chosen is Format.TABLE:
-        print_rows([_for_people(finding) for finding in findings], _COLUMNS, chosen)
+        print_rows([_table_row(finding) for finding in result.findings], _COLUMNS, chosen)
     else:
-        print_rows([asdict(finding) for finding in findings], _FIELDS, chosen)
+        print_rows(result.rows(), _FIELDS, chosen)
 
 
-def _for_people(finding: Finding) -> dict[str, object]:
+def _table_row(finding: Finding) -> dict[str, object]:
     found = f"{finding.detail}\n→ {finding.fix}" if finding.fix else finding.detail
     return {"name": finding.name, "status": finding.status, "found": found}

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, progress, say
-from gpuprof.errors import InputError
-
-if TYPE_CHECKING:
-    from gpuprof.estimators.learned.evaluation import Prediction
+from gpuprof.cli.output import (
+    Column,
+    CsvOption,
+    JsonOption,
+    chosen_format,
+    number,
+    print_rows,
+    say_note,
+    show_progress,
+)
 
 _COLUMNS = (
     Column("setting", "left out", right=False),
@@ -41,30 +45,15 @@ def evaluate(
     as_csv: CsvOption = False,
 ) -> None:
     """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured."""
-    from gpuprof.cli.train import training_data
-    from gpuprof.estimators.learned.evaluation import leave_one_architecture_out, new_batches, summarise
+    from gpuprof.pipeline.evaluate import evaluate as compare
 
     chosen = chosen_format(as_json, as_csv)
-    data = training_data(db, device)
     names = [name.strip() for name in regressors.split(",")]
-    with progress() as bar:
-        task = bar.add_task("architectures", total=len(data.architectures))
-        predictions = leave_one_architecture_out(data, names, lambda _: bar.advance(task))
-    predictions += new_batches(data)
+    with show_progress() as show:
+        result = compare(
+            device=device, regressors=names, by_architecture=by_architecture, plot=plot, db=db, progress=show
+        )
     columns = (*_COLUMNS[:3], _ARCHITECTURE, *_COLUMNS[3:]) if by_architecture else _COLUMNS
-    print_rows([asdict(one) for one in summarise(predictions, by_architecture)], columns, chosen)
-    if plot is not None:
-        _write_plot(plot, predictions)
-
-
-def _write_plot(path: Path, predictions: list[Prediction]) -> None:
-    from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
-    from gpuprof.estimators.learned.evaluation_plot import svg
-
-    panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
-    panels.append((NEW_BATCH, "latency", INTERPOLATION))
-    try:
-        path.write_text(svg(predictions, panels), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    say(f"gpuprof: wrote {path}")
+    print_rows(result.rows(), columns, chosen)
+    for note in result.notes:
+        say_note(note)

@@ -11,12 +11,9 @@ import typer
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
-from gpuprof.errors import InfeasibleError, InputError
 
 if TYPE_CHECKING:
-    from gpuprof.merging.pipeline import MergeOptions
-    from gpuprof.merging.proposal import Proposals
-    from gpuprof.merging.report import MergeReport
+    from gpuprof.pipeline.merge import MergedFile
 
 _SUMMARY = (
     Column("file", "file", right=False),
@@ -60,76 +57,33 @@ def merge(
     as_csv: CsvOption = False,
 ) -> None:
     """Merge models that share weights into one graph, prove that it gives the same, and write it."""
-    from gpuprof.merging.proposal import propose_merges
+    from gpuprof.pipeline.merge import MergeSettings
+    from gpuprof.pipeline.merge import merge as merge_models
 
     chosen = chosen_format(as_json, as_csv)
-    if len(models) < 2:
-        raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
-    options = gain.options(models, likeness, sizes)
-    result.check(models)
-    proposals = propose_merges(models, options)
-    _check_names(options, models, proposals)
-    for name, reason in proposals.left_out:
-        say(f"{name} is not merged: {reason}")
-    if not proposals.merges:
-        raise InfeasibleError("nothing to merge, so nothing is written", _advice(proposals))
-    paths = result.paths(len(proposals.merges))
-    written = [(path, proposal.write(path)) for path, proposal in zip(paths, proposals.merges, strict=True)]
-    _print(written, chosen, result.report)
+    settings = MergeSettings(
+        omega=likeness.omega,
+        tolerance=likeness.tolerance,
+        weight_tolerance=likeness.weight_tolerance,
+        eps=likeness.eps,
+        dims=sizes.dims(),
+        batches=sizes.batches(),
+        force=gain.force,
+    )
+    merged = merge_models(models, result.output, settings=settings, device=gain.device, db=gain.db)
+    for note in merged.notes:
+        say(note)
+    _print(merged.files, chosen, result.report)
 
 
-def _print(written: Sequence[tuple[Path, MergeReport]], chosen: Format, report: bool) -> None:
+def _print(files: Sequence[MergedFile], chosen: Format, report: bool) -> None:
     """Print what was merged into which file and, if ``report``, every operator and every output."""
-    rows = [_summary(path, result, full=report and chosen is Format.JSON) for path, result in written]
     if report and chosen is not Format.JSON:
-        for path, result in written:
-            print_rows(_operator_rows(result), _OPERATORS, chosen, f"operators of {path}")
+        for file in files:
+            print_rows(file.operator_rows(), _OPERATORS, chosen, f"operators of {file.path}")
             if chosen is Format.TABLE:
-                print_rows(_difference_rows(result), _DIFFERENCES, chosen, f"outputs of {path}")
+                print_rows(file.output_rows(), _DIFFERENCES, chosen, f"outputs of {file.path}")
         if chosen is Format.CSV:
             return
-    print_rows(rows, _SUMMARY, chosen)
-
-
-def _check_names(options: MergeOptions, models: list[Path], proposals: Proposals) -> None:
-    known = {name for p in proposals.merges for name in p.models} | {name for name, _ in proposals.left_out}
-    for name in options.batches:
-        if name not in known:
-            raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(known))}")
-
-
-def _advice(proposals: Proposals) -> str:
-    reasons = {reason for _, reason in proposals.left_out}
-    return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""
-
-
-def _summary(path: Path, result: MergeReport, full: bool) -> dict[str, object]:
-    worst = result.proof.worst if result.proof else None
-    row: dict[str, object] = {
-        "file": str(path),
-        "models": list(result.models),
-        "operators_merged": sum(len(row.operators) for row in result.merged),
-        "operators_sharing": sum(len(row.operators) for row in result.shared),
-        "operators": sum(len(row.operators) for row in result.operators),
-        "other_ops_merged": result.other_ops_merged,
-        "weight_bytes_before": result.weight_bytes_before,
-        "weight_bytes_after": result.weight_bytes_after,
-        "predicted_gain_us": 1e6 * result.gain_s,
-        "largest_difference": worst.relative if worst else None,
-    }
-    if full:
-        row |= {"report": _operator_rows(result), "outputs": _difference_rows(result)}
-        row["calls"] = list(result.proof.calls) if result.proof else []
-    return row
-
-
-def _operator_rows(result: MergeReport) -> list[dict[str, object]]:
-    from dataclasses import asdict
-
-    return [asdict(row) | {"models": list(row.models), "operators": list(row.operators)} for row in result.operators]
-
-
-def _difference_rows(result: MergeReport) -> list[dict[str, object]]:
-    from dataclasses import asdict
-
-    return [asdict(one) for one in result.proof.differences] if result.proof else []
+    full = report and chosen is Format.JSON
+    print_rows([file.full_row() if full else file.row() for file in files], _SUMMARY, chosen)

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpuprof.errors import InputError
-
-if TYPE_CHECKING:
-    from gpuprof.merging.pipeline import MergeOptions
 
 
 @dataclass(frozen=True)
@@ -21,21 +18,6 @@ class MergeOutput:
 
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False
-
-    def check(self, models: Sequence[Path]) -> None:
-        """Make sure that no model would be overwritten.
-
-        Raises
-        ------
-        InputError
-            When one would.
-        """
-        if any(self.output.resolve() == model.resolve() for model in models):
-            raise InputError(f"{self.output} is one of the models to merge", "write to another file")
-
-    def paths(self, count: int) -> list[Path]:
-        """Return the file of each of so many merged graphs."""
-        return [self.output if i == 0 else self.output.with_stem(f"{self.output.stem}-{i + 1}") for i in range(count)]
 
 
 @dataclass(frozen=True)
@@ -92,33 +74,6 @@ class GainOptions:
     device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu"
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None
     force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False
-
-    def options(self, models: Sequence[Path], likeness: SimilarityThresholds, sizes: DimensionSizes) -> MergeOptions:
-        """Return how ``models`` are to be merged.
-
-        Raises
-        ------
-        InputError
-            When the device, the database or a size is not what it should be.
-        """
-        from gpuprof.merging.gain import device_rates
-        from gpuprof.merging.pipeline import MergeOptions
-        from gpuprof.pipeline.devices import open_database, resolve_device
-        from gpuprof.pipeline.op_seconds import read_op_seconds
-
-        database = open_database(self.db, needed=False)
-        target = resolve_device(self.device, database)
-        return MergeOptions(
-            omega=likeness.omega,
-            weight_tolerance=likeness.weight_tolerance,
-            eps=likeness.eps,
-            proof_tolerance=likeness.tolerance,
-            force=self.force,
-            dims=sizes.dims(),
-            batches=sizes.batches(),
-            rates=device_rates(target),
-            measured=read_op_seconds(database, target, models),
-        )
 
 
 def _sizes(option: str, given: Sequence[str]) -> dict[str, int]:

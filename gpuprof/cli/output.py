@@ -7,8 +7,8 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,7 +19,10 @@ from gpuprof.cli.table import GAP, lay_out_columns
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
+
+    from gpuprof.pipeline.result import Progress as Step
+    from gpuprof.pipeline.result import ProgressCallback
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 CsvOption = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -86,6 +89,24 @@ def say(message: str) -> None:
 def say_note(note: str) -> None:
     """Print a remark on a result on stderr, as `say` does."""
     say(f"gpuprof: {note}")
+
+
+@contextmanager
+def show_progress() -> Iterator[ProgressCallback]:
+    """Yield a callback that shows how far work has come: steps as a bar, what has no known end as a line of its own."""
+    with progress() as bar:
+        task: TaskID | None = None
+
+        def show(step: Step) -> None:
+            nonlocal task
+            if not step.total:
+                say(step.step)
+                return
+            if task is None:
+                task = bar.add_task(step.step, total=step.total)
+            bar.update(task, description=step.step, completed=step.done, total=step.total)
+
+        yield show
 
 
 def progress() -> Progress:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.cluster_sweep import sweep_cluster
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -22,17 +21,13 @@ from gpuprof.cli.output import (
     progress,
     say,
     say_note,
+    show_progress,
 )
 from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
-from gpuprof.cli.reports import ingest_reports, print_ingested
-from gpuprof.errors import InputError, UnavailableError, UnstableError
-from gpuprof.pipeline.devices import resolve_local_device
-from gpuprof.pipeline.serving_cost import measure_serving
+from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
-    from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
-    from gpuprof.profiling.sweep.planning import NamedModel
+    from gpuprof.pipeline.result import Progress
 
 _COLUMNS = (
     Column("model", "model", right=False),
@@ -54,6 +49,29 @@ _OP_COLUMNS = (
     Column("untimed", "without a time"),
     Column("sum_ms", "sum of times ms", number()),
 )
+_CLUSTER_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("batch", "batch"),
+    Column("share", "share"),
+    Column("processes", "processes"),
+    Column("device", "device", right=False),
+    Column("latency_p50_ms", "p50 ms", number()),
+    Column("latency_p99_ms", "p99 ms", number()),
+    Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
+)
+_REPORT_COLUMNS = (
+    Column("model", "model", right=False),
+    Column("device", "device", right=False),
+    Column("batch", "batch"),
+    Column("share", "share"),
+    Column("kernel_count", "kernels"),
+    Column("max_occupancy_pct", "max occupancy %", number()),
+    Column("wavg_occupancy_pct", "WAO %", number()),
+    Column("wavg_sm_util_pct", "WSM %", number()),
+    Column("dispatch_ms", "dispatch ms", number()),
+    Column("h2d_bytes", "to device B"),
+    Column("d2h_bytes", "from device B"),
+)
 
 
 @with_groups
@@ -74,154 +92,133 @@ def profile(
     What is in the database already is not measured again; interrupted, it goes on where it was.
     """
     chosen = chosen_format(as_json, as_csv)
+    names = models or []
     if instead.from_report:
-        reports = ingest_reports(instead.from_report, models or [], workloads.batch, workloads.share, means.device, db)
-        print_ingested(reports, chosen)
+        _ingest(instead.from_report, names, workloads, means, db, chosen)
         return
-    if not models:
+    if not names:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     if cluster.engine != "local":
-        words = cluster.words(workloads, means, instead)
-        sweep_cluster(models, workloads.batch, words, (db, means.device, cluster.ray_address or ""), chosen)
+        _measure_cluster(names, workloads, cluster.words(workloads, means, instead), means, cluster, db, chosen)
     elif instead.per_op:
-        _measure_ops(models, workloads, means, db, chosen)
+        _measure_ops(names, workloads, means, db, chosen)
     else:
-        _measure(models, workloads, means, (db, instead.igniter), chosen)
+        _measure(names, workloads, means, instead.igniter, db, chosen)
 
 
 def _measure(
     models: Sequence[str],
     workloads: WorkloadOptions,
     means: MeasurementOptions,
-    where: tuple[Path, bool],
+    igniter: bool,
+    db: Path,
     chosen: Format,
 ) -> None:
     """Measure whole models into a database, at the configurations of iGniter if that is asked."""
-    from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.collector import choose
-    from gpuprof.profiling.sweep import planning
-    from gpuprof.profiling.sweep.campaign import Campaign
-    from gpuprof.profiling.sweep.igniter_cells import igniter_cells
+    from gpuprof.pipeline.profile import profile as measure
+    from gpuprof.pipeline.profile import profile_for_igniter
 
-    db, igniter = where
-    here = resolve_local_device(means.device, means.collector, say_note)
-    batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
-    neighbours = [planning.parse_neighbour(text, here) for text in workloads.beside or ()]
-    named = _named(models, batches, db)
-    measuring, why = choose(means.collector, here.kind)
-    if igniter:
-        cells = tuple(cell for model in named for cell in igniter_cells(model))
-    else:
-        cells = planning.plan_cells(named, batches, shares, planning.parse_batches(workloads.processes), neighbours)
-    say(f"{here.name}, collector {why}")
-    campaign = Campaign(KernelDb.create(db), here, measuring, means.force, means.limits())
-    outcomes = _run(campaign, cells)
-    print_rows([row for outcome in outcomes for row in _rows(outcome)], _COLUMNS, chosen)
-    _say_what_mixes(campaign, cells)
-    _judge(outcomes, db)
+    batches, settings = workloads.batches(), means.settings(workloads.copies())
+    with show_progress() as show:
+        if igniter:
+            result = profile_for_igniter(
+                models, batches=batches, device=means.device, db=db, settings=settings, progress=show
+            )
+        else:
+            result = measure(
+                models,
+                batches=batches,
+                shares=workloads.shares(),
+                beside=workloads.beside or (),
+                device=means.device,
+                db=db,
+                settings=settings,
+                progress=show,
+            )
+    print_rows(result.rows(), _COLUMNS, chosen)
+    _say_notes(result.notes)
+    result.require_trusted()
 
 
 def _measure_ops(
     models: Sequence[str], workloads: WorkloadOptions, means: MeasurementOptions, db: Path, chosen: Format
 ) -> None:
     """Measure each distinct op of all models into a database."""
-    from gpuprof.kernel_db.store import KernelDb
-    from gpuprof.profiling.collector import choose
-    from gpuprof.profiling.per_op.per_op import PerOp
-    from gpuprof.profiling.sweep import planning
+    from gpuprof.pipeline.profile import profile_ops
 
     if workloads.beside or workloads.processes != "1":
         raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
-    here = resolve_local_device(means.device, means.collector, say_note)
-    batches, shares = planning.parse_batches(workloads.batch), planning.parse_shares(workloads.share, here)
-    named = _named(models, batches, db)
-    measuring, why = choose(means.collector, here.kind)
-    plans = [PerOp(KernelDb.create(db), here, measuring, part, means.force) for part in shares]
-    say(f"{here.name}, collector {why}")
-    print_rows([row for plan in plans for row in _run_ops(plan, named, batches, chosen)], _OP_COLUMNS, chosen)
-
-
-def _named(models: Sequence[str], batches: Sequence[int], db: Path) -> list[NamedModel]:
-    from gpuprof.kernel_db.store import COPIES
-    from gpuprof.profiling.sweep import planning
-
-    return [planning.free_batch_model(model, batches, db / COPIES) for model in planning.parse_models(models)]
-
-
-def _say_what_mixes(campaign: Campaign, cells: Sequence[Cell]) -> None:
-    from gpuprof.runtime.batch_verdicts import describe_mixing
-
-    for graph in {cell.job.graph.name: cell.job.graph for cell in cells}.values():
-        if (output := campaign.verdicts.mixed_output(graph.sha256)) is not None:
-            say(f"gpuprof: {describe_mixing(graph.name, output)}; place and serve give it batches of 1")
-
-
-def _run(campaign: Campaign, cells: Sequence[Cell]) -> list[CellResult]:
-    outcomes = []
-    with progress() as bar:
-        task = bar.add_task("starting", total=len(cells))
-        for outcome in campaign.run(cells, lambda cell: bar.update(task, description=str(cell))):
-            outcomes.append(outcome)
-            bar.advance(task)
-        bar.update(task, description="what the device can do at best")
-        campaign.measure_ceilings([cell.job.share for cell in cells])
-        bar.update(task, description="what serving adds to a request")
-        measure_serving(campaign.database, campaign.device, say)
-    old = sum(not outcome.measured_now for outcome in outcomes)
-    if old:
-        say(f"{old} of {len(outcomes)} were measured before; --force measures them again")
-    return outcomes
-
-
-def _run_ops(
-    plan: PerOp, models: Sequence[NamedModel], batches: Sequence[int], chosen: Format
-) -> Iterable[Mapping[str, Any]]:
-    """Measure what is missing; return each op for programs, a line for each type for people."""
-    missing, outcomes = plan.pending(models, batches)
-    with progress() as bar:
-        task = bar.add_task(f"ops on {plan.share}", total=len(missing))
-        for outcome in plan.run(missing):
-            outcomes.append(outcome)
-            bar.advance(task)
-    if chosen is not Format.TABLE:
-        return [{**outcome.row, "measured_now": outcome.measured_now} for outcome in outcomes]
-    return _by_type(outcomes, str(plan.share))
-
-
-def _by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, Any]]:
-    types: dict[str, dict[str, Any]] = {}
-    for outcome in outcomes:
-        row = outcome.row
-        line = types.setdefault(
-            str(row["op_type"]),
-            {"op_type": row["op_type"], "share": share, "ops": 0, "new": 0, "untimed": 0, "sum_ms": 0.0},
+    with show_progress() as show:
+        result = profile_ops(
+            models,
+            batches=workloads.batches(),
+            shares=workloads.shares(),
+            device=means.device,
+            db=db,
+            settings=means.settings(),
+            progress=show,
         )
-        line["ops"] += 1
-        line["new"] += outcome.measured_now
-        line["untimed"] += row["duration_p50_ns"] is None
-        line["sum_ms"] += (row["duration_p50_ns"] or 0) / 1e6
-    return sorted(types.values(), key=lambda line: -line["sum_ms"])
+    print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
+    _say_notes(result.notes)
 
 
-def _rows(outcome: CellResult) -> list[dict[str, Any]]:
-    rows: list[Mapping[str, Any]] = [outcome.row, *outcome.others]
-    return [{**row, "share": _share(row), "measured_now": outcome.measured_now} for row in rows]
+def _measure_cluster(
+    models: Sequence[str],
+    workloads: WorkloadOptions,
+    options: Sequence[str],
+    means: MeasurementOptions,
+    cluster: ClusterOptions,
+    db: Path,
+    chosen: Format,
+) -> None:
+    """Measure models at batch sizes on the places of a Ray cluster; what came before a failure is printed, too."""
+    from gpuprof.pipeline.profile import ProfileProgress, profile_cluster
+
+    rows: list[Mapping[str, object]] = []
+
+    def show(step: Progress) -> None:
+        if isinstance(step, ProfileProgress):
+            rows.extend(step.rows)
+        else:
+            say(step.step)
+
+    try:
+        with progress() as bar:
+            bar.add_task("models and batches", total=None)
+            result = profile_cluster(
+                models,
+                batches=workloads.batches(),
+                options=options,
+                device=means.device,
+                address=cluster.ray_address or "",
+                db=db,
+                progress=show,
+            )
+    finally:
+        if rows:
+            print_rows(rows, _CLUSTER_COLUMNS, chosen)
+    _say_notes(result.notes)
+    result.require_trusted()
 
 
-def _share(row: Mapping[str, Any]) -> str:
-    from gpuprof.domain.share import Share
+def _ingest(
+    reports: Sequence[Path],
+    models: Sequence[str],
+    workloads: WorkloadOptions,
+    means: MeasurementOptions,
+    db: Path,
+    chosen: Format,
+) -> None:
+    """Bring in reports that a profiler wrote elsewhere."""
+    from gpuprof.pipeline.ingest import ingest_reports
 
-    return str(Share(row["sm_share_pct"], row["mig_profile"]))
+    result = ingest_reports(
+        reports, models, batches=workloads.batches(), share=workloads.share, device=means.device, db=db
+    )
+    _say_notes(result.notes)
+    print_rows(result.rows(), _REPORT_COLUMNS, chosen)
 
 
-def _judge(outcomes: Sequence[CellResult], db: Path) -> None:
-    """Raise when something failed or cannot be trusted; the rows are in the database all the same."""
-    failed = [outcome for outcome in outcomes if outcome.row.get("error")]
-    if failed:
-        raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0].row['error']}")
-    shaky = [outcome for outcome in outcomes if outcome.row.get("stable") is False]
-    if shaky:
-        raise UnstableError(
-            f"{len(shaky)} of {len(outcomes)} are unstable, first {shaky[0].cell}: the machine is too noisy",
-            f"they are kept and marked in {db}; the same command measures them again",
-        )
+def _say_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        say_note(note)

@@ -11,7 +11,7 @@ import typer
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.profiling.child.job import TimingLimits
+    from gpuprof.pipeline.profile import ProfileSettings
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,34 @@ class WorkloadOptions:
         list[str] | None,
         typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
     ] = None
+
+    def batches(self) -> tuple[int, ...]:
+        """Return the batch sizes, ascending.
+
+        Raises
+        ------
+        InputError
+            When one cannot be read.
+        """
+        from gpuprof.profiling.sweep.planning import parse_batches
+
+        return parse_batches(self.batch)
+
+    def shares(self) -> list[str] | None:
+        """Return the shares as they were written; None: those of the device."""
+        return None if self.share is None else self.share.split(",")
+
+    def copies(self) -> tuple[int, ...]:
+        """Return the numbers of processes, ascending.
+
+        Raises
+        ------
+        InputError
+            When one cannot be read.
+        """
+        from gpuprof.profiling.sweep.planning import parse_batches
+
+        return parse_batches(self.processes)
 
 
 @dataclass(frozen=True)
@@ -48,11 +76,11 @@ class MeasurementOptions:
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False
 
-    def limits(self) -> TimingLimits:
-        """Return when a measurement ends."""
-        from gpuprof.profiling.child.job import limits_within
+    def settings(self, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
+        """Return the settings of a measurement with so many processes."""
+        from gpuprof.pipeline.profile import ProfileSettings
 
-        return limits_within(self.time_limit, self.profiler_limit)
+        return ProfileSettings(self.collector, processes, self.time_limit, self.profiler_limit, self.force)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, progress
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, show_progress
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -42,74 +43,22 @@ def similarity(
     as_csv: CsvOption = False,
 ) -> None:
     """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4)."""
-    from itertools import combinations
-
-    from gpuprof.merging.heat_map import check_target, write_heat_maps
-    from gpuprof.merging.pipeline import read_weights
-    from gpuprof.merging.similarity import compare_models
+    from gpuprof.pipeline.similarity import similarity as compare
 
     chosen = chosen_format(as_json, as_csv)
-    _check(models, tolerance, top)
-    if heat_map is not None:
-        check_target(heat_map)
-    sources = read_weights(models)
-    pairs = list(combinations(range(len(sources)), 2))
-    found = []
-    with progress() as bar:
-        task = bar.add_task("comparing", total=len(pairs))
-        for i, j in pairs:
-            found.append(compare_models(sources[i], sources[j], tolerance))
-            bar.advance(task)
-    if layers:
-        print_rows([row for one in found for row in _layer_rows(one, top)], _LAYERS, chosen)
-    else:
-        print_rows([_model_row(one) for one in found], _MODELS, chosen)
-    if chosen is Format.TABLE and not layers:
-        _print_maps(found)
-    if heat_map is not None:
-        write_heat_maps(found, heat_map)
-
-
-def _check(models: list[Path], tolerance: float, top: int) -> None:
-    if len(models) < 2:
-        raise InputError("similarity takes at least two models but got one", "gpuprof similarity A.onnx B.onnx")
-    if not 0.0 < tolerance < 1.0:
-        raise InputError(f"--tolerance must be above 0 and below 1 but is {tolerance:g}")
     if top < 0:
         raise InputError(f"--top cannot be negative but is {top}")
+    with show_progress() as show:
+        result = compare(models, tolerance=tolerance, heat_map=heat_map, progress=show)
+    if layers:
+        print_rows(result.layer_rows(top), _LAYERS, chosen)
+    else:
+        print_rows(result.rows(), _MODELS, chosen)
+    if chosen is Format.TABLE and not layers:
+        _print_maps(result.pairs)
 
 
-def _model_row(one: ModelSimilarity) -> dict[str, object]:
-    return {
-        "first": one.first,
-        "second": one.second,
-        "layers": len(one.layers),
-        "all_pairs": one.all_pairs,
-        "matched": one.matched,
-        "exact": one.exact,
-    }
-
-
-def _layer_rows(one: ModelSimilarity, top: int) -> list[dict[str, object]]:
-    ordered = sorted(one.layers, key=lambda layer: -layer.similarity)
-    return [
-        {
-            "first": f"{one.first}/{layer.first}",
-            "second": f"{one.second}/{layer.second}",
-            "kind": layer.kind,
-            "common": f"{'' if layer.block.exact else '≥ '}{layer.block.rows}×{layer.block.columns}",
-            "first_at": [layer.block.a_row, layer.block.a_column],
-            "second_at": [layer.block.b_row, layer.block.b_column],
-            "first_shape": "×".join(map(str, layer.first_shape)),
-            "second_shape": "×".join(map(str, layer.second_shape)),
-            "similarity": layer.similarity,
-            "exact": layer.block.exact,
-        }
-        for layer in (ordered[:top] if top else ordered)
-    ]
-
-
-def _print_maps(found: list[ModelSimilarity]) -> None:
+def _print_maps(found: Sequence[ModelSimilarity]) -> None:
     from gpuprof.merging.heat_map import text_map
 
     for one in found:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say
-
-if TYPE_CHECKING:
-    from gpuprof.estimators.learned.training_set import TrainingSet
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say_note
 
 _COLUMNS = (
     Column("device", "device", right=False),
@@ -32,34 +29,11 @@ def train(
     as_csv: CsvOption = False,
 ) -> None:
     """Fit regressors to the measured ops and models of a device; estimate uses them from then on."""
-    from gpuprof.estimators.learned.learned import fit_with_intervals
-    from gpuprof.estimators.learned.store import save
-    from gpuprof.estimators.measured.conformal import interval_factor
-    from gpuprof.pipeline.devices import database_path
+    from gpuprof.pipeline.train import train as fit
 
     chosen = chosen_format(as_json, as_csv)
-    data = training_data(db, device)
-    say(f"gpuprof: fitting to {len(data.ops.times_ns)} ops of {len(data.architectures)} architectures …")
-    model = fit_with_intervals(data, [name.strip() for name in regressors.split(",")])
-    folder = save(model, database_path(db), data.data_hash, data.architectures)
-    row: dict[str, object] = {
-        "device": data.device.name,
-        "architectures": len(data.architectures),
-        "ops": len(data.ops.times_ns),
-        "points": len(data.cases),
-        "latency_factor": interval_factor(model.residuals.latency) if model.residuals else None,
-        "memory_factor": interval_factor(model.residuals.memory) if model.residuals else None,
-        "data_hash": data.data_hash,
-    }
-    print_rows([row], _COLUMNS, chosen)
-    say(f"gpuprof: wrote {folder}")
-
-
-def training_data(db: Path | None, device: str | None) -> TrainingSet:
-    """Return what was measured on ``device``, by default on the device with most measurements."""
-    from gpuprof.estimators.learned.training_set import database_graphs, load_training_set
-    from gpuprof.pipeline.devices import open_database, resolve_device
-
-    database = open_database(db)
-    assert database is not None
-    return load_training_set(database, resolve_device(device, database), database_graphs(database))
+    names = [name.strip() for name in regressors.split(",")]
+    result = fit(device=device, regressors=names, db=db, progress=lambda step: say_note(step.step))
+    print_rows(result.rows(), _COLUMNS, chosen)
+    for note in result.notes:
+        say_note(note)

@@ -31,11 +31,9 @@ Batch = Annotated[str, typer.Option("--batch", help="A number, or 'dynamic' for 
 @app.command("list")
 def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> None:
     """List the networks that can be built."""
-    from dataclasses import asdict
+    from gpuprof.pipeline.zoo import list_models
 
-    from gpuprof.zoo.architecture import ARCHITECTURES
-
-    print_rows([asdict(a) for a in ARCHITECTURES.values()], _COLUMNS, chosen_format(as_json, as_csv))
+    print_rows(list_models().rows(), _COLUMNS, chosen_format(as_json, as_csv))
 
 
 @app.command("build")
@@ -48,11 +46,9 @@ def build_network(
     ] = 0,
 ) -> None:
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
-    from gpuprof.zoo.architecture import find_architecture
-    from gpuprof.zoo.build import build
+    from gpuprof.pipeline.zoo import build_model
 
-    architecture = find_architecture(name)
-    written = build(architecture, output or Path(f"{architecture.name}.onnx"), _batch(batch), seed)
+    written = build_model(name, output, batch=_batch(batch), seed=seed)
     say(f"wrote {written} ({written.stat().st_size / 2**20:.1f} MiB)")
 
 
@@ -63,14 +59,10 @@ def rebatch_model(
     batch: Batch = "dynamic",
 ) -> None:
     """Change the batch that a model fixes, and prove by running both that it computes the same."""
-    from gpuprof.runtime.free_batch import is_dynamic, rebatch
+    from gpuprof.pipeline.zoo import rebatch_model as change_batch
 
-    size = _batch(batch)
-    free = is_dynamic(model)
-    changed = rebatch(model, output, size)
-    said = "its batch was free already" if free else f"its batch was {changed.batch}"
-    count = f"{len(changed.nodes)} node{'' if len(changed.nodes) == 1 else 's'} changed"
-    say(f"wrote {output}: {said}, {count}, same outputs at batches {changed.batch} and more")
+    for note in change_batch(model, output, batch=_batch(batch)).notes:
+        say(note)
 
 
 def _batch(text: str) -> int | None:

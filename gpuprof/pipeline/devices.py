@@ -58,17 +58,17 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     return recorded
 
 
-def database_path(given: Path | None) -> Path:
+def database_path(given: Path | str | None) -> Path:
     """Return where the kernel database is: as given, else ``GPUPROF_DB``, else ``./gpuprof-db``."""
-    return given or Path(os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
+    return Path(given or os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
 
 
-def open_database(given: Path | None, *, needed: bool = True) -> KernelDb | None:
+def open_database(given: Path | str | None, *, needed: bool = True) -> KernelDb | None:
     """Open the kernel database.
 
     Parameters
     ----------
-    given : Path or None
+    given : Path, str or None
         As the option ``--db`` says.
     needed : bool
         If False, None is returned where the default database does not exist.

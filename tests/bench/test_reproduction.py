@@ -11,7 +11,7 @@ import pytest
 from bench.reproduce import command
 from bench.reproduce.reproduction import Fact, Reproduction, lines, mean, text_table
 from gpuprof.errors import InputError
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 
 @pytest.mark.parametrize(

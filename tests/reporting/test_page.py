@@ -23,11 +23,11 @@ from gpuprof.domain.deployment import (
     ReplicaPrediction,
 )
 from gpuprof.errors import GpuprofError, InputError
-from gpuprof.report.document import read_json, sections_of
-from gpuprof.report.map_figures import cost_figure, map_figure
-from gpuprof.report.page import page
-from gpuprof.report.picture import write_picture
-from gpuprof.report.profile_figures import over_figures, roofline_figure, timeline_figure
+from gpuprof.reporting.document import read_json, sections_of
+from gpuprof.reporting.map_figures import cost_figure, map_figure
+from gpuprof.reporting.page import page
+from gpuprof.reporting.picture import write_picture
+from gpuprof.reporting.profile_figures import over_figures, roofline_figure, timeline_figure
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STAGES = ("router", "network", "batching", "queue", "service")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpuprof.report.chart import Axis
+from gpuprof.reporting.chart import Axis
 
 _LEAST = 1e-30  # of a logarithmic axis
 

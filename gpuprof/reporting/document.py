@@ -10,8 +10,8 @@ from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
-from gpuprof.report.chart import Chart
-from gpuprof.report.figures import (
+from gpuprof.reporting.chart import Chart
+from gpuprof.reporting.figures import (
     cdf_figure,
     devices_over_time_figure,
     evaluation_figure,
@@ -23,8 +23,8 @@ from gpuprof.report.figures import (
     stages_over_time_figure,
     utilization_figure,
 )
-from gpuprof.report.load_figures import batch_figure, load_stage_figure
-from gpuprof.report.map_figures import map_figure
+from gpuprof.reporting.load_figures import batch_figure, load_stage_figure
+from gpuprof.reporting.map_figures import map_figure
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
 _MOST_MODELS = 6

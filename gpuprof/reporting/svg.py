@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from html import escape
 
-from gpuprof.report.chart import Axis, Box, Chart, Line, Points
-from gpuprof.report.palette import COLORS, THEMES, style
-from gpuprof.report.scale import Scale, scale_of, tick_text
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
+from gpuprof.reporting.palette import COLORS, THEMES, style
+from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
 WIDTH = 580
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50

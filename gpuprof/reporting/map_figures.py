@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
-from gpuprof.report.chart import Axis, Box, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Box, Chart, side_by_side
 
 #: Memory slices that a MIG geometry is drawn in.
 _SLICES = 8

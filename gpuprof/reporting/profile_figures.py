@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from gpuprof.report.chart import Axis, Box, Chart, Line, Points
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 
 Row = Mapping[str, Any]
 _TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one

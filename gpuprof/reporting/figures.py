@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from gpuprof.report.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.report.chart import Chart
-from gpuprof.report.svg import standalone
+from gpuprof.reporting.chart import Chart
+from gpuprof.reporting.svg import standalone
 
 _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuprof.report.chart import Axis, Chart, side_by_side, stacked
+from gpuprof.reporting.chart import Axis, Chart, side_by_side, stacked
 
 #: Stages of a served request, in the order in which it passes them.
 _STAGES = ("router", "queue", "gather", "infer", "scatter")

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.report.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
-from gpuprof.report.palette import DARK, LIGHT, THEMES
-from gpuprof.report.scale import scale_of, tick_text
-from gpuprof.report.sparkline import sparkline
-from gpuprof.report.svg import inline, standalone
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+from gpuprof.reporting.palette import DARK, LIGHT, THEMES
+from gpuprof.reporting.scale import scale_of, tick_text
+from gpuprof.reporting.sparkline import sparkline
+from gpuprof.reporting.svg import inline, standalone
 
 SVG = "{http://www.w3.org/2000/svg}"
 

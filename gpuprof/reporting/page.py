@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from gpuprof.report.document import Section, Table
-from gpuprof.report.palette import declarations, style, variables
-from gpuprof.report.svg import inline
+from gpuprof.reporting.document import Section, Table
+from gpuprof.reporting.palette import declarations, style, variables
+from gpuprof.reporting.svg import inline
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 

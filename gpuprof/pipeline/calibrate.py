@@ -1,0 +1,256 @@
+"""Fits how workloads slow each other down on a device, iGniter's coefficients of a GPU among it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.kernel_db.store import COPIES, KernelDb
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
+from gpuprof.pipeline.profile import ProfileSettings, run_campaign
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+
+if TYPE_CHECKING:
+    from gpuprof.domain.device import Device
+    from gpuprof.estimators.igniter.fit import HardwareProfile, WorkloadProfile
+    from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+    from gpuprof.estimators.interference.choice import Ranked
+    from gpuprof.profiling.sweep.campaign import Cell
+    from gpuprof.profiling.sweep.planning import NamedModel
+
+_HARDWARE_UNITS = {
+    "max_power_w": "W",
+    "max_clock_mhz": "MHz",
+    "idle_power_w": "W",
+    "pcie_bytes_per_ms": "bytes/ms",
+    "alpha_f": "MHz/W",
+    "alpha_sch": "ms a workload",
+    "beta_sch": "ms",
+    "share_unit": "fraction",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IgniterCoefficients:
+    """iGniter's coefficients of a device and of the workloads that were measured on it.
+
+    Attributes
+    ----------
+    device : str
+    hardware : HardwareCoefficients
+    workloads : mapping of str to WorkloadCoefficients
+    """
+
+    device: str
+    hardware: HardwareCoefficients
+    workloads: Mapping[str, WorkloadCoefficients]
+
+    def rows(self) -> list[dict[str, object]]:
+        """Return a row for each coefficient: of what, its name, value and unit."""
+        rows: list[dict[str, object]] = [
+            {"of": self.device, "coefficient": key, "value": getattr(self.hardware, key), "unit": unit}
+            for key, unit in _HARDWARE_UNITS.items()
+        ]
+        for model, one in self.workloads.items():
+            values = {f"k{i}": value for i, value in enumerate(one.active, 1)}
+            values |= {"alpha_cache": one.cache, "k_sch": one.launch_ms, "kernels": float(one.kernels)}
+            values |= {"alpha_power": one.power[0], "beta_power": one.power[1]}
+            values |= {"alpha_cacheutil": one.l2[0], "beta_cacheutil": one.l2[1]}
+            rows += [{"of": model, "coefficient": key, "value": value, "unit": ""} for key, value in values.items()]
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class CalibrateResult(Result):
+    """What was fitted to a device.
+
+    Attributes
+    ----------
+    device : str
+    igniter : IgniterCoefficients or None
+        On GPUs.
+    ranking : tuple of Ranked
+        Interference models, the best first, by the error with each victim left out; empty where nothing was
+        co-located.
+    """
+
+    device: str
+    igniter: IgniterCoefficients | None = None
+    ranking: tuple[Ranked, ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each of iGniter's coefficients, without them for each interference model."""
+        return self.igniter.rows() if self.igniter else self.ranking_rows()
+
+    def ranking_rows(self) -> list[dict[str, object]]:
+        """Return a row for each interference model."""
+        return [_ranked_row(one) for one in self.ranking]
+
+
+def calibrate(
+    models: Sequence[PathArgument] = (),
+    *,
+    device: str | None = None,
+    igniter_profile: PathArgument | None = None,
+    output: PathArgument | None = None,
+    db: PathArgument | None = None,
+    settings: ProfileSettings | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> CalibrateResult:
+    """Fit how workloads slow each other down on a device, for estimates beside others.
+
+    Of ``models`` it first measures what is missing: on a GPU iGniter's eleven configurations and copies at once, on a
+    CPU two to four models beside one another. On a GPU iGniter's coefficients are fitted and kept in the database; on
+    any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
+
+    Parameters
+    ----------
+    models : sequence of Path or str
+        ONNX files, or ``"NAME=FILE"``, that are measured here first.
+    device : str, optional
+        Device of the catalogue or the database; with ``models`` of this machine.
+    igniter_profile : Path or str, optional
+        Profile by iGniter's own tools (config.jsonl), instead of the database.
+    output : Path or str, optional
+        Write iGniter's coefficients here, too.
+    db : Path or str, optional
+        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
+    settings : ProfileSettings, optional
+        By default the timing of one row takes 5 s at most.
+    progress : callable, optional
+
+    Raises
+    ------
+    InputError
+        When too little was measured, or a file cannot be read or written.
+    UnavailableError
+        When something could not be measured.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(2)]
+    >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
+    >>> fitted = gpuprof.calibrate(files, device="cpu", db=folder / "db", settings=quick)
+    >>> bool((fitted.to_frame()["mean_pct"] >= 0).all())
+    True
+    """
+    path = database_path(db)
+    if igniter_profile is not None:
+        return _fit_file(Path(igniter_profile), device, output, path)
+    notes: list[str] = []
+    if models:
+        target = _measure(models, device, settings or ProfileSettings(time_limit_s=5.0), path, notes, progress)
+    else:
+        target = resolve_device(device, KernelDb(path))
+    database = KernelDb(path)
+    if target.kind != "gpu":
+        return CalibrateResult(notes=tuple(notes), device=target.name, ranking=_rank(database, target))
+    from gpuprof.estimators.igniter.rows import profile_of
+
+    fitted = _fit_igniter(database, target.name, profile_of(database, target), output, notes)
+    colocated = database.read("colocations", ["device"], {"device": target.name}).num_rows
+    ranking = _rank(database, target) if colocated else ()
+    return CalibrateResult(notes=tuple(notes), device=target.name, igniter=fitted, ranking=ranking)
+
+
+def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: Path) -> CalibrateResult:
+    from gpuprof.estimators.igniter.profile import read_igniter_profile
+
+    notes: list[str] = []
+    name = device or path.stem
+    fitted = _fit_igniter(KernelDb.create(db), name, read_igniter_profile(path), output, notes)
+    return CalibrateResult(notes=tuple(notes), device=name, igniter=fitted)
+
+
+def _fit_igniter(
+    database: KernelDb,
+    name: str,
+    profile: tuple[HardwareProfile, dict[str, WorkloadProfile]],
+    output: PathArgument | None,
+    notes: list[str],
+) -> IgniterCoefficients:
+    """Fit iGniter's coefficients to what was measured on the device ``name``, and keep them."""
+    from gpuprof.estimators.igniter.fit import fit_all
+    from gpuprof.estimators.igniter.profile import coefficients_path, write_coefficients
+
+    hardware, workloads = fit_all(*profile)
+    for path in (coefficients_path(database.path, name), *([Path(output)] if output else [])):
+        write_coefficients(path, name, hardware, workloads)
+        notes.append(f"wrote {path}")
+    return IgniterCoefficients(name, hardware, workloads)
+
+
+def _measure(
+    models: Sequence[PathArgument],
+    name: str | None,
+    settings: ProfileSettings,
+    path: Path,
+    notes: list[str],
+    progress: ProgressCallback,
+) -> Device:
+    """Measure what the device's interference models need and the database lacks; return the device."""
+    from gpuprof.profiling.collector import choose
+    from gpuprof.profiling.sweep import planning
+    from gpuprof.profiling.sweep.campaign import Campaign
+
+    here = resolve_local_device(name, settings.collector, notes.append)
+    collector, why = choose(settings.collector, here.kind)
+    cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
+    progress(Progress(f"{here.name}, collector {why}"))
+    campaign = Campaign(KernelDb.create(path), here, collector, settings.force, settings.limits())
+    outcomes = run_campaign(campaign, cells, progress, [Share()])
+    failed = [outcome.row["error"] for outcome in outcomes if outcome.row.get("error")]
+    old = sum(not outcome.measured_now for outcome in outcomes)
+    notes.append(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
+    if failed:
+        raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0]}")
+    return resolve_device(here.name, KernelDb(path))
+
+
+def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
+    from gpuprof.profiling.sweep import planning
+    from gpuprof.profiling.sweep.colocation_cells import BATCHES, colocation_cells
+    from gpuprof.profiling.sweep.igniter_cells import CONFIGURATIONS, igniter_cells
+
+    batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else BATCHES
+    named = [planning.free_batch_model(model, batches, copies) for model in models]
+    return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
+
+
+def _rank(database: KernelDb, device: Device) -> tuple[Ranked, ...]:
+    """Return the interference models of the device, best first."""
+    from gpuprof.estimators.database import DatabaseEstimator
+
+    colocations = DatabaseEstimator(database).colocations
+    ranked = colocations.ranked(device)
+    if not ranked:
+        raise InputError(
+            f"too little was co-located on {device.name} to fit an interference model: "
+            f"{len(colocations.measured(device))} latencies",
+            "gpuprof calibrate ONE.onnx TWO.onnx, or gpuprof profile --beside",
+        )
+    return tuple(ranked)
+
+
+def _ranked_row(one: Ranked) -> dict[str, object]:
+    weights = getattr(one.model, "weights_", None)
+    return {
+        "interference": one.name,
+        "left_out": one.left_out,
+        "rows": one.rows,
+        "mean_pct": one.mean_pct,
+        "p95_pct": one.p95_pct,
+        "low": one.low,
+        "high": one.high,
+        "interval": f"{one.low:.2f} … {one.high:.2f}",
+        "coefficients": None if weights is None else ", ".join(f"{float(weight):.3g}" for weight in weights),
+    }

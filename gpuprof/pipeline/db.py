@@ -1,0 +1,289 @@
+"""Looks into the kernel database, checks it, and carries data in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.kernel_db.compaction import Compaction, compact
+from gpuprof.kernel_db.export import export_tables, export_timeline
+from gpuprof.kernel_db.importing import Imported, import_files, split_form
+from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.sql import query
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.kernel_db.verification import Defect, verify
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.devices import database_path
+from gpuprof.pipeline.result import Result
+
+_LISTING = """
+select m.model, m.device,
+  string_agg(distinct r.collector, ', ' order by r.collector) as collectors,
+  list_sort(list(distinct m.batch)) as batches,
+  list_sort(list(distinct coalesce(m.mig_profile || ':', '') || printf('%g%%', m.sm_share_pct))) as shares,
+  count(*) as rows, count(*) filter (m.stable = false) as unstable, count(m.error) as failed,
+  strftime(max(r.started_at), '%Y-%m-%d %H:%M') as latest
+from models m join runs r using (run_id) group by m.model, m.device order by m.model, m.device
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableResult(Result):
+    """Rows of a table or of a query's answer.
+
+    Attributes
+    ----------
+    columns : tuple of str
+    values : tuple of tuple
+        A row each, in the order of ``columns``: text, numbers, lists and mappings of them, or None.
+    """
+
+    columns: tuple[str, ...]
+    values: tuple[tuple[object, ...], ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return the rows by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.values]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyResult(Result):
+    """What is wrong with a database; nothing if there are no defects."""
+
+    defects: tuple[Defect, ...]
+    database: Path
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each defect."""
+        return [{"path": str(one.path), "what": one.what, "harmless": one.harmless} for one in self.defects]
+
+    def require_whole(self) -> None:
+        """Refuse a database of which something is damaged.
+
+        Raises
+        ------
+        InputError
+            Naming the first damaged file.
+        """
+        broken = [defect for defect in self.defects if not defect.harmless]
+        if broken:
+            raise InputError(f"{len(broken)} problems in {self.database}, first {broken[0].path}: {broken[0].what}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompactResult(Result):
+    """Number and size of segments before and after."""
+
+    compaction: Compaction
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return one row."""
+        return [asdict(self.compaction)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportResult(Result):
+    """What was brought in, file by file."""
+
+    files: tuple[Imported, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each file."""
+        return [
+            {"file": str(done.path), "form": done.form, "device": done.device, "rows": done.rows, "note": done.note}
+            for done in self.files
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult(Result):
+    """The files that were written."""
+
+    paths: tuple[Path, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each file."""
+        return [{"file": str(path)} for path in self.paths]
+
+
+def list_measured_models(db: PathArgument | None = None) -> TableResult:
+    """Return the models that were measured, on which devices, at which batch sizes and shares.
+
+    Raises
+    ------
+    InputError
+        When there is no database.
+    """
+    answer = query(_open(db), _LISTING)
+    return TableResult(columns=answer.columns, values=answer.rows)
+
+
+def show_table(name: str, *, limit: int = 50, db: PathArgument | None = None) -> TableResult:
+    """Return the newest rows of a table without the columns that are empty, or what is known of one model.
+
+    Parameters
+    ----------
+    name : str
+        ``"runs"``, ``"devices"``, ``"models"``, ``"ops"``, ``"kernels"`` or ``"colocations"``; or a model's name.
+    limit : int
+        Rows at most.
+
+    Raises
+    ------
+    InputError
+        When there is no database, table or model of this name.
+    """
+    database = _open(db)
+    if name in TABLES:
+        rows = database.read(name)
+    else:
+        rows = database.read("models", where={"model": name})
+        if not rows.num_rows:
+            models = set(database.read("models", ["model"]).column("model").to_pylist())
+            raise unknown_name("table or model", name, sorted({*TABLES, *models}))
+    newest = rows.sort_by([("run_id", "descending")]).slice(0, limit).to_pylist()
+    filled = tuple(column for column in rows.column_names if any(row[column] is not None for row in newest))
+    notes = (f"{limit} of {rows.num_rows:,} rows; --limit shows more",) if rows.num_rows > limit else ()
+    values = tuple(tuple(_plain_value(row[column]) for column in filled) for row in newest)
+    return TableResult(notes=notes, columns=filled, values=values)
+
+
+def query_database(statement: str, *, db: PathArgument | None = None) -> TableResult:
+    """Answer an SQL query (DuckDB's dialect) over the tables; it can read them and nothing else.
+
+    Columns of one name are numbered.
+
+    Raises
+    ------
+    InputError
+        When there is no database, or DuckDB refuses the statement.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
+    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
+    >>> gpuprof.query_database("select model, batch from models", db=folder / "db").rows()
+    [{'model': 'mlp', 'batch': 1}]
+    """
+    answer = query(_open(db), statement)
+    values = tuple(tuple(map(_plain_value, row)) for row in answer.rows)
+    return TableResult(columns=tuple(_distinct(answer.columns)), values=values)
+
+
+def verify_database(*, repair: bool = False, db: PathArgument | None = None) -> VerifyResult:
+    """Read every page of every file against its checksum.
+
+    Parameters
+    ----------
+    repair : bool
+        Remove what killed processes left behind.
+
+    Raises
+    ------
+    InputError
+        When there is no database.
+    """
+    database = _open(db)
+    defects = tuple(verify(database, repair))
+    whole = all(defect.harmless for defect in defects)
+    notes = (f"{len(database.segments())} segments, all whole",) if whole else ()
+    return VerifyResult(notes=notes, defects=defects, database=database.path)
+
+
+def compact_database(db: PathArgument | None = None) -> CompactResult:
+    """Merge many small runs into one segment, which is smaller and faster to query.
+
+    Raises
+    ------
+    InputError
+        When there is no database, or it cannot be written to.
+    """
+    done = compact(_open(db))
+    note = (
+        f"{done.segments_before} segments of {done.bytes_before / 2**20:,.1f} MiB → "
+        f"{done.segments_after} of {done.bytes_after / 2**20:,.1f} MiB"
+    )
+    return CompactResult(notes=(note,), compaction=done)
+
+
+def import_measurements(
+    files: Sequence[PathArgument],
+    *,
+    device: str | None = None,
+    form: str | None = None,
+    db: PathArgument | None = None,
+) -> ImportResult:
+    """Bring in published measurements, each file once.
+
+    They are those of ParvaGPU, iGniter, the V100 table, Model Analyzer, NeuSight and AIConfigurator.
+
+    Parameters
+    ----------
+    files : sequence of Path or str
+        Files, or directories of them; the name of their form may stand first.
+    device : str, optional
+        What they were measured on, where they do not say.
+    form : str, optional
+        By default told from each file.
+
+    Raises
+    ------
+    InputError
+        When a file cannot be read or is of no known form.
+    """
+    database = KernelDb.create(database_path(db))
+    first, paths = split_form([Path(file) for file in files])
+    return ImportResult(files=tuple(import_files(database, paths, device, form or first)))
+
+
+def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument | None = None) -> ExportResult:
+    """Write the tables for other tools, or the kernels as a timeline for Perfetto and chrome://tracing.
+
+    Parameters
+    ----------
+    output : Path or str
+        A directory; for a trace, a file.
+    form : str
+        ``"csv"``, ``"parquet"`` or ``"trace"``.
+
+    Raises
+    ------
+    InputError
+        When there is no database, nothing to write, or ``output`` cannot be written.
+    """
+    database, target = _open(db), Path(output)
+    if form == "trace":
+        return ExportResult(notes=(f"{export_timeline(database, target):,} kernels → {target}",), paths=(target,))
+    paths = tuple(export_tables(database, target, form))
+    return ExportResult(notes=tuple(map(str, paths)), paths=paths)
+
+
+def _open(db: PathArgument | None) -> KernelDb:
+    return KernelDb(database_path(db))
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Number columns that a query named alike."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        distinct.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    return distinct
+
+
+def _plain_value(value: Any) -> object:
+    """Return a value that JSON knows: times and decimals as text or number."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain_value(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)

@@ -1,0 +1,232 @@
+"""Predicts what a model needs at any batch, share and device, and says how that is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.share import Share, parse_share
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.devices import (
+    database_path,
+    describe_superseded,
+    describe_variants,
+    make_database_estimator,
+    open_database,
+    resolve_device,
+)
+from gpuprof.pipeline.result import NoteCallback, Result, ignore_note
+
+if TYPE_CHECKING:
+    from gpuprof.domain.device import Device
+    from gpuprof.kernel_db.store import KernelDb
+
+_LARGEST_BATCH = 1_000_000
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EstimateResult(Result):
+    """Estimates in the order of models, then batch sizes.
+
+    Attributes
+    ----------
+    estimates : tuple of Estimate
+    beside : tuple of Workload
+        What was assumed to run on the device at the same time.
+    """
+
+    estimates: tuple[Estimate, ...]
+    beside: tuple[Workload, ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each estimate."""
+        beside = " + ".join(f"{short_name(one.model)}@{one.batch}:{one.share}" for one in self.beside) or None
+        return [{**_row(one), "beside": beside} for one in self.estimates]
+
+    def require_known_ops(self) -> None:
+        """Refuse estimates that count ops by their traffic alone.
+
+        Raises
+        ------
+        InputError
+            When nothing is known of an op of one of the models.
+        """
+        for one in self.estimates:
+            if one.unknown_ops:
+                raise InputError(
+                    f"{one.workload.model} has ops that nothing is known of: {', '.join(one.unknown_ops)}",
+                    "profile it, or leave out --strict",
+                )
+
+
+def estimate(
+    models: Sequence[PathArgument] = (),
+    *,
+    batches: Sequence[int] = (1,),
+    device: str | None = None,
+    share: Share | str = "100",
+    processes: int = 1,
+    beside: Sequence[str | Workload] = (),
+    estimator: str | Estimator = "database",
+    db: PathArgument | None = None,
+) -> EstimateResult:
+    """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline.
+
+    Parameters
+    ----------
+    models : sequence of str or Path
+        Names in the database or ONNX files; by default all of the database.
+    batches : sequence of int
+    device : str, optional
+        Device of the catalogue or the database, or ``"cpu"``; by default the one with most measurements.
+    share : Share or str
+        Part of the device that each model has: ``"50"`` percent, ``"1core"``, ``"3g.40gb"``.
+    processes : int
+        Copies in the share.
+    beside : sequence of str or Workload
+        What runs on the device at the same time: ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``, batch 1
+        where none is said, and an equal part of what is left over.
+    estimator : str or Estimator
+        ``"database"``, ``"gk"``, one that was installed, ``"package.module:Class"``, or an estimator.
+    db : Path or str, optional
+        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which need not exist for ONNX files.
+
+    Raises
+    ------
+    InputError
+        When a model, device, share or estimator is unknown, or no model was named and the database holds none.
+    InfeasibleError
+        When a model does not fit into the device's memory.
+
+    Examples
+    --------
+    A file that was never profiled, on two GPUs of the catalogue; no GPU is needed:
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> on_a100 = gpuprof.estimate([file], batches=(1, 8), device="a100-sxm4-40gb")
+    >>> frame = on_a100.to_frame()
+    >>> frame[["batch", "latency_source"]].to_dict("list")
+    {'batch': [1, 8], 'latency_source': ['roofline', 'roofline']}
+    >>> half = gpuprof.estimate([file], batches=(8,), device="a100-sxm4-40gb", share="50")
+    >>> half.estimates[0].latency_ms.value >= on_a100.estimates[1].latency_ms.value
+    True
+    """
+    from gpuprof.estimators.fit import check_memory
+
+    notes: list[str] = []
+    sizes = _check_batches(batches)
+    database = open_database(db, needed=not models)
+    target = resolve_device(device, database)
+    part = _resolve_share(share, target)
+    source = estimator if not isinstance(estimator, str) else make_named_estimator(estimator, database, notes.append)
+    names = [str(model) for model in models] or list(getattr(source, "models", []))
+    if not names:
+        raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+    notes += (*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
+    others = _resolve_neighbours(beside, target, part)
+    found = []
+    for name in names:
+        for size in sizes:
+            found.append(source.estimate(name, target, size, part, others, processes))
+            check_memory(found[-1], target)
+        if unknown := found[-1].unknown_ops:
+            notes.append(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+    return EstimateResult(notes=tuple(notes), estimates=tuple(found), beside=others)
+
+
+def make_named_estimator(name: str, database: KernelDb | None, note: NoteCallback = ignore_note) -> Estimator:
+    """Return the estimator called ``name``.
+
+    Raises
+    ------
+    InputError
+        When there is none of this name.
+    """
+    from gpuprof.estimators.builtin import make_estimator
+
+    if name == "database":
+        return make_database_estimator(database, note=note)
+    return make_estimator(name, database)
+
+
+def short_name(model: object) -> str:
+    """Return a model's name, of a file its stem."""
+    return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
+
+
+def _check_batches(batches: Sequence[int]) -> Sequence[int]:
+    for batch in batches:
+        if not 1 <= batch <= _LARGEST_BATCH:
+            raise InputError(f"a batch size must be a whole number from 1 to {_LARGEST_BATCH:,} but got {batch}")
+    return batches
+
+
+def _resolve_share(share: Share | str, device: Device) -> Share:
+    part = parse_share(share, device.compute_units) if isinstance(share, str) else share
+    device.fraction(part)  # raises where the device has no such part
+    return part
+
+
+def _resolve_neighbours(given: Sequence[str | Workload], device: Device, share: Share) -> tuple[Workload, ...]:
+    read = [_parse_neighbour(one, device) for one in given]
+    taken = share.sm_pct + sum(part.sm_pct for _, _, part in read if part)
+    open_parts = sum(part is None for _, _, part in read)
+    if share.mig is None and (taken > 100.0 + 1e-6 or (open_parts and taken >= 100.0)):
+        raise InputError(
+            f"shares of {taken:g}% leave nothing of the device for all that runs beside them",
+            "give smaller shares, --share and @batch:share",
+        )
+    left = (100.0 - taken) / max(open_parts, 1)
+    return tuple(Workload(model, batch, part or Share(left)) for model, batch, part in read)
+
+
+def _parse_neighbour(given: str | Workload, device: Device) -> tuple[str, int, Share | None]:
+    if isinstance(given, Workload):
+        return given.model, given.batch, given.share
+    match = _NEIGHBOUR.fullmatch(given)
+    if match is None:
+        raise InputError(f"cannot read the neighbour {given!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
+    part = parse_share(match["share"], device.compute_units) if match["share"] else None
+    return match["model"], int(match["batch"] or 1), part
+
+
+def _row(one: Estimate) -> dict[str, object]:
+    workload, throughput = one.workload, one.throughput_rps
+    return {
+        "model": workload.model,
+        "device": one.device,
+        "share": str(workload.share),
+        "batch": workload.batch,
+        "processes": workload.processes,
+        **_figure_columns("latency", "ms", one.latency_ms),
+        "latency_cv": one.latency_cv,
+        "throughput_rps": throughput.value,
+        "throughput_low_rps": throughput.low,
+        "throughput_high_rps": throughput.high,
+        **_figure_columns("memory", "bytes", one.memory_bytes),
+        "weight_bytes": one.weight_bytes,
+        **{f"creq_{metric}_pct": figure.value for metric, figure in one.creq_pct},
+        **_figure_columns("dram", "pct", one.dram_pct),
+        **_figure_columns("l2", "pct", one.l2_pct),
+        **_figure_columns("power", "w", one.power_w),
+        "executed_by": one.variant,
+        "unknown_ops": list(one.unknown_ops),
+    }
+
+
+def _figure_columns(name: str, unit: str, figure: Figure | None) -> dict[str, object]:
+    return {
+        f"{name}_{unit}": None if figure is None else figure.value,
+        f"{name}_low_{unit}": None if figure is None else figure.low,
+        f"{name}_high_{unit}": None if figure is None else figure.high,
+        f"{name}_source": None if figure is None else figure.source,
+    }

@@ -1,0 +1,114 @@
+"""Compares estimates with what was measured and left out of the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.train import DEFAULT_REGRESSORS, load_training_data
+
+if TYPE_CHECKING:
+    from gpuprof.estimators.learned.evaluation import Prediction, Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateResult(Result):
+    """How far off estimates are.
+
+    Attributes
+    ----------
+    summaries : tuple of Summary
+        Errors by what was left out, quantity and predictor.
+    predictions : tuple of Prediction
+        Each predicted figure beside the measured one.
+    """
+
+    summaries: tuple[Summary, ...]
+    predictions: tuple[Prediction, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each summary, errors in percent."""
+        return [asdict(summary) for summary in self.summaries]
+
+
+def evaluate(
+    *,
+    device: str | None = None,
+    regressors: Sequence[str] = DEFAULT_REGRESSORS,
+    by_architecture: bool = False,
+    plot: PathArgument | None = None,
+    db: PathArgument | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> EvaluateResult:
+    """Leave out each architecture in turn, and batch sizes of known models, and compare with what was measured.
+
+    Parameters
+    ----------
+    device : str, optional
+        Device that was profiled; by default the one with most measurements.
+    regressors : sequence of str
+        As `gpuprof.train` takes them.
+    by_architecture : bool
+        A summary for each architecture, not one for all.
+    plot : Path or str, optional
+        File to write predicted against measured figures to, as SVG.
+    db : Path or str, optional
+        Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
+    progress : callable, optional
+        Told after each architecture.
+
+    Raises
+    ------
+    InputError
+        When the database holds too little, or the plot cannot be written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [gpuprof.build_model("random_mlp", folder / f"mlp{seed}.onnx", seed=seed) for seed in range(3)]
+    >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
+    >>> measured = gpuprof.profile(files, batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
+    >>> errors = gpuprof.evaluate(regressors=("lasso",), db=folder / "db").to_frame()
+    >>> bool((errors["mean_pct"] >= 0).all())
+    True
+    """
+    from gpuprof.estimators.learned.evaluation import leave_one_architecture_out, new_batches, summarise
+
+    data = load_training_data(db, device)
+    names, done = list(regressors), 0
+    total = len(data.architectures)
+
+    def count(_: str) -> None:
+        nonlocal done
+        done += 1
+        progress(Progress("architectures", done, total))
+
+    progress(Progress("architectures", 0, total))
+    predictions = leave_one_architecture_out(data, names, count)
+    predictions += new_batches(data)
+    notes = () if plot is None else (_write_plot(Path(plot), predictions),)
+    return EvaluateResult(
+        notes=notes, summaries=tuple(summarise(predictions, by_architecture)), predictions=tuple(predictions)
+    )
+
+
+def _write_plot(path: Path, predictions: Sequence[Prediction]) -> str:
+    """Draw the predictions that stand for each quantity; return the note on it."""
+    from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
+    from gpuprof.estimators.learned.evaluation_plot import svg
+
+    panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
+    panels.append((NEW_BATCH, "latency", INTERPOLATION))
+    try:
+        path.write_text(svg(predictions, panels), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    return f"wrote {path}"

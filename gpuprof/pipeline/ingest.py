@@ -1,0 +1,75 @@
+"""Brings in reports that a profiler wrote elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.domain.catalogue import device as find_device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.devices import database_path
+from gpuprof.pipeline.result import Result
+from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, replayed_job
+from gpuprof.profiling.sweep import planning
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestResult(Result):
+    """What reports hold of one model at one batch size."""
+
+    models: tuple[ModelRow, ...]
+    share: Share
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return the rows that were added to the table ``models``."""
+        return [{**asdict(row), "share": str(self.share)} for row in self.models]
+
+
+def ingest_reports(
+    reports: Sequence[PathArgument],
+    models: Sequence[str] = (),
+    *,
+    batches: Sequence[int] = (1,),
+    share: str | None = None,
+    device: str | None = None,
+    db: PathArgument | None = None,
+) -> IngestResult:
+    """Append one run with what ``reports`` hold of one model at one batch size.
+
+    Parameters
+    ----------
+    reports : sequence of Path or str
+        ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv`` or ``trace.json``.
+    models : sequence of str
+        None (the first report's name), or one: an ONNX file, ``"NAME=FILE"``, or a name.
+    batches : sequence of int
+        The one that was recorded.
+    share : str, optional
+        The one that was recorded; by default the whole device.
+    device : str, optional
+        A name of the catalogue; by default the GPU that the reports name.
+    db : Path or str, optional
+
+    Raises
+    ------
+    InputError
+        When a report cannot be read, or more than one workload was named.
+    """
+    files = [Path(report) for report in reports]
+    if len(batches) != 1 or len(models) > 1:
+        raise InputError(
+            f"a report is of one model at one batch size but got {len(models)} and {len(batches)}",
+            "say which was recorded: --batch 8",
+        )
+    collector = ReplayCollector(files)
+    recorded = collector.recording()
+    target = find_device(device) if device else device_of_recording(recorded)
+    part = planning.parse_shares(share, target)[0] if share else Share()
+    job = replayed_job(models[0] if models else None, batches[0], part, files)
+    collected = ingest(KernelDb.create(database_path(db)), collector, job, target)
+    return IngestResult(notes=tuple(collected.notes), models=tuple(collected.models), share=part)

@@ -1,0 +1,200 @@
+"""Merges several models that share weights into one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.devices import open_database, resolve_device
+from gpuprof.pipeline.op_seconds import read_op_seconds
+from gpuprof.pipeline.result import Result
+
+if TYPE_CHECKING:
+    from gpuprof.merging.pipeline import MergeOptions
+    from gpuprof.merging.proposal import Proposals
+    from gpuprof.merging.report import MergeReport
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSettings:
+    """How alike operators, weights and outputs must be, and at which sizes the models run.
+
+    Attributes
+    ----------
+    omega : float
+        Least similarity of operators to merge.
+    tolerance : float or None
+        Largest relative difference of an output; None: 1e-4, for float16 4e-3.
+    weight_tolerance : float
+        Weights that differ by no more are the same.
+    eps : float
+        Largest edit distance of two architectures, per op and edge; beyond 7 ops an upper bound of it (assignment of
+        Riesen and Bunke).
+    dims : mapping of str to int
+        Sizes of free dimensions.
+    batches : mapping of str to int
+        Batch that a model will run at.
+    force : bool
+        Merge what is predicted to cost time, too.
+    """
+
+    omega: float = 0.4
+    tolerance: float | None = None
+    weight_tolerance: float = 1e-7
+    eps: float = 0.25
+    dims: Mapping[str, int] | None = None
+    batches: Mapping[str, int] | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MergedFile:
+    """A merged graph on the disk, and what was merged in it."""
+
+    path: Path
+    report: MergeReport
+
+    def row(self) -> dict[str, object]:
+        """Return sums over the operators of the graph."""
+        report, worst = self.report, self.report.proof.worst if self.report.proof else None
+        return {
+            "file": str(self.path),
+            "models": list(report.models),
+            "operators_merged": sum(len(row.operators) for row in report.merged),
+            "operators_sharing": sum(len(row.operators) for row in report.shared),
+            "operators": sum(len(row.operators) for row in report.operators),
+            "other_ops_merged": report.other_ops_merged,
+            "weight_bytes_before": report.weight_bytes_before,
+            "weight_bytes_after": report.weight_bytes_after,
+            "predicted_gain_us": 1e6 * report.gain_s,
+            "largest_difference": worst.relative if worst else None,
+        }
+
+    def operator_rows(self) -> list[dict[str, object]]:
+        """Return a row for each group of operators."""
+        return [
+            asdict(row) | {"models": list(row.models), "operators": list(row.operators)}
+            for row in self.report.operators
+        ]
+
+    def output_rows(self) -> list[dict[str, object]]:
+        """Return how far each output differs from that of the model alone."""
+        return [asdict(one) for one in self.report.proof.differences] if self.report.proof else []
+
+    def full_row(self) -> dict[str, object]:
+        """Return `row` with every operator, every output, and the calls that were compared."""
+        calls = list(self.report.proof.calls) if self.report.proof else []
+        return self.row() | {"report": self.operator_rows(), "outputs": self.output_rows(), "calls": calls}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeResult(Result):
+    """The merged graphs; models that were left alone stand in the notes, with the reason."""
+
+    files: tuple[MergedFile, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each merged graph."""
+        return [file.row() for file in self.files]
+
+
+def merge(
+    models: Sequence[PathArgument],
+    output: PathArgument,
+    *,
+    settings: MergeSettings | None = None,
+    device: str | None = "cpu",
+    db: PathArgument | None = None,
+) -> MergeResult:
+    """Merge models that share weights into one graph, prove that it gives the same, and write it (USHER §3.4).
+
+    Parameters
+    ----------
+    models : sequence of Path or str
+        Two or more ONNX files.
+    output : Path or str
+        File to write; a second group of models that belong together goes to ``NAME-2.onnx``, and so on.
+    settings : MergeSettings, optional
+    device : str, optional
+        Device that the gain is predicted for.
+    db : Path or str, optional
+        Kernel database: what ops were measured to take.
+
+    Raises
+    ------
+    InputError
+        When a file cannot be read, would be overwritten, or a size names no model.
+    InfeasibleError
+        When there is nothing to merge; nothing is written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [gpuprof.build_model("random_mlp", folder / f"{name}.onnx") for name in ("one", "other")]
+    >>> merged = gpuprof.merge(files, folder / "both.onnx", settings=gpuprof.MergeSettings(force=True))
+    >>> row = merged.rows()[0]
+    >>> row["models"], row["weight_bytes_after"] < row["weight_bytes_before"]
+    (['one', 'other'], True)
+    """
+    from gpuprof.merging.proposal import propose_merges
+
+    paths, target = [Path(model) for model in models], Path(output)
+    if len(paths) < 2:
+        raise InputError("merging takes at least two models but got one", "gpuprof merge A.onnx B.onnx -o merged.onnx")
+    options = _make_options(paths, settings or MergeSettings(), device, db)
+    if any(target.resolve() == model.resolve() for model in paths):
+        raise InputError(f"{target} is one of the models to merge", "write to another file")
+    proposals = propose_merges(paths, options)
+    _check_names(options, proposals)
+    notes = tuple(f"{name} is not merged: {reason}" for name, reason in proposals.left_out)
+    if not proposals.merges:
+        raise InfeasibleError("; ".join(["nothing to merge, so nothing is written", *notes]), _advise(proposals))
+    files = [
+        MergedFile(path, proposal.write(path))
+        for path, proposal in zip(_output_paths(target, len(proposals.merges)), proposals.merges, strict=True)
+    ]
+    return MergeResult(notes=notes, files=tuple(files))
+
+
+def _make_options(
+    models: Sequence[Path], settings: MergeSettings, device: str | None, db: PathArgument | None
+) -> MergeOptions:
+    from gpuprof.merging.gain import device_rates
+    from gpuprof.merging.pipeline import MergeOptions
+
+    database = open_database(db, needed=False)
+    target = resolve_device(device, database)
+    return MergeOptions(
+        omega=settings.omega,
+        weight_tolerance=settings.weight_tolerance,
+        eps=settings.eps,
+        proof_tolerance=settings.tolerance,
+        force=settings.force,
+        dims=dict(settings.dims or {}),
+        batches=dict(settings.batches or {}),
+        rates=device_rates(target),
+        measured=read_op_seconds(database, target, models),
+    )
+
+
+def _output_paths(output: Path, count: int) -> list[Path]:
+    return [output if i == 0 else output.with_stem(f"{output.stem}-{i + 1}") for i in range(count)]
+
+
+def _check_names(options: MergeOptions, proposals: Proposals) -> None:
+    known = {name for p in proposals.merges for name in p.models} | {name for name, _ in proposals.left_out}
+    for name in options.batches:
+        if name not in known:
+            raise InputError(f"--batch names {name!r}, which is no model here", f"they are {', '.join(sorted(known))}")
+
+
+def _advise(proposals: Proposals) -> str:
+    reasons = {reason for _, reason in proposals.left_out}
+    return "--force merges it nevertheless" if any("predicted to cost" in reason for reason in reasons) else ""

@@ -1,0 +1,129 @@
+"""Draws what was measured, predicted, placed, simulated and served: one HTML page, or pictures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuprof.errors import InputError
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Result
+from gpuprof.reporting.database_sections import database_sections
+from gpuprof.reporting.document import Section, read_result, sections_of
+from gpuprof.reporting.map_figures import cost_figure
+from gpuprof.reporting.page import page
+from gpuprof.reporting.picture import write_picture
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportResult(Result):
+    """A page, and the pictures that were written beside it.
+
+    Attributes
+    ----------
+    page : Path
+    sections : tuple of Section
+        What the page shows.
+    pictures : tuple of Path
+    """
+
+    page: Path
+    sections: tuple[Section, ...]
+    pictures: tuple[Path, ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each figure: its section and title."""
+        return [
+            {"section": section.title, "figure": chart.title} for section in self.sections for chart in section.charts
+        ]
+
+
+def report(
+    sources: Sequence[PathArgument],
+    output: PathArgument = "report.html",
+    *,
+    title: str = "gpuprof report",
+    figures: PathArgument | None = None,
+    picture_format: str = "svg",
+) -> ReportResult:
+    """Write one self-contained HTML page that opens from disk: plots to point at, in light and dark.
+
+    Parameters
+    ----------
+    sources : sequence of Path or str
+        A database, maps, and the JSON that ``gpuprof simulate``, ``load`` and ``evaluate`` print.
+    output : Path or str
+        The page.
+    title : str
+        Of the page.
+    figures : Path or str, optional
+        Directory to write each figure into, too.
+    picture_format : str
+        Of these figures: ``"svg"`` or ``"png"``.
+
+    Raises
+    ------
+    InputError
+        When a source cannot be read, or a file cannot be written.
+    UnavailableError
+        When what draws PNG is not installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> file = gpuprof.build_model("mlp", folder / "mlp.onnx")
+    >>> quick = gpuprof.ProfileSettings(time_limit_s=0.2)
+    >>> found = gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=folder / "db", settings=quick)
+    >>> drawn = gpuprof.report([folder / "db"], folder / "report.html")
+    >>> drawn.page.read_text().count("<svg") == len(drawn.rows())
+    True
+    """
+    if picture_format not in ("svg", "png"):
+        raise InputError(f"--format must be svg or png but got {picture_format}")
+    target = Path(output)
+    sections = _read_sections([Path(source) for source in sources])
+    try:
+        target.write_text(page(title, sections), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write {target}: {error.strerror or error}") from None
+    charts = sum(len(section.charts) for section in sections)
+    notes = [f"wrote {target}: {charts} figure(s) from {len(sources)} source(s)"]
+    pictures: tuple[Path, ...] = ()
+    if figures is not None:
+        pictures = _write_pictures(sections, Path(figures), picture_format)
+        notes.append(f"wrote {len(pictures)} {picture_format} figure(s) into {figures}")
+    return ReportResult(notes=tuple(notes), page=target, sections=tuple(sections), pictures=pictures)
+
+
+def _read_sections(sources: Sequence[Path]) -> list[Section]:
+    found, maps = [], {}
+    for source in sources:
+        if source.is_dir():
+            found += database_sections(KernelDb(source), source.name)
+            continue
+        sections, deployment = sections_of(read_result(source), source.name)
+        found += sections
+        if deployment is not None:
+            maps[source.stem if deployment.policy in maps else deployment.policy] = deployment
+    if len(maps) > 1:
+        found.append(Section("Cost", "What each map costs.", (cost_figure(maps),)))
+    return found
+
+
+def _write_pictures(sections: Sequence[Section], directory: Path, picture_format: str) -> tuple[Path, ...]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make {directory}: {error.strerror or error}") from None
+    written = []
+    for number, chart in enumerate((chart for section in sections for chart in section.charts), start=1):
+        name = re.sub(r"[^a-z0-9]+", "-", chart.title.lower()).strip("-")[:60]
+        written.append(directory / f"{number:02d}-{name}.{picture_format}")
+        write_picture(chart, written[-1])
+    return tuple(written)

@@ -1,0 +1,113 @@
+"""Compares the weights of models: how many they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+
+from gpuprof.errors import InputError
+from gpuprof.merging.pipeline import read_weights
+from gpuprof.merging.similarity import ModelSimilarity, compare_models
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimilarityResult(Result):
+    """How alike the weights of each two models are."""
+
+    pairs: tuple[ModelSimilarity, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each pair of models."""
+        return [
+            {
+                "first": one.first,
+                "second": one.second,
+                "layers": len(one.layers),
+                "all_pairs": one.all_pairs,
+                "matched": one.matched,
+                "exact": one.exact,
+            }
+            for one in self.pairs
+        ]
+
+    def layer_rows(self, most: int = 0) -> Sequence[Mapping[str, object]]:
+        """Return a row for each pair of layers, of each pair of models those that share ``most``; 0: all."""
+        return [row for one in self.pairs for row in _layer_rows(one, most)]
+
+
+def similarity(
+    models: Sequence[PathArgument],
+    *,
+    tolerance: float = 1e-7,
+    heat_map: PathArgument | None = None,
+    progress: ProgressCallback = ignore_progress,
+) -> SimilarityResult:
+    """Compare the weights of models layer by layer: the longest common submatrix of each pair (USHER §2.4).
+
+    Parameters
+    ----------
+    models : sequence of Path or str
+        Two or more ONNX files.
+    tolerance : float
+        Weights that differ by no more are the same.
+    heat_map : Path or str, optional
+        File to write the heat map of layers to, as SVG.
+    progress : callable, optional
+        Told after each pair of models.
+
+    Raises
+    ------
+    InputError
+        For fewer than two models, a tolerance outside (0, 1), or a file that cannot be read or written.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> files = [gpuprof.build_model("random_mlp", folder / f"{name}.onnx") for name in ("one", "other")]
+    >>> gpuprof.similarity(files).to_frame()["matched"].tolist()
+    [1.0]
+    """
+    from gpuprof.merging.heat_map import check_target, write_heat_maps
+
+    if len(models) < 2:
+        raise InputError("similarity takes at least two models but got one", "gpuprof similarity A.onnx B.onnx")
+    if not 0.0 < tolerance < 1.0:
+        raise InputError(f"--tolerance must be above 0 and below 1 but is {tolerance:g}")
+    if heat_map is not None:
+        check_target(Path(heat_map))
+    sources = read_weights([Path(model) for model in models])
+    wanted = list(combinations(range(len(sources)), 2))
+    found: list[ModelSimilarity] = []
+    progress(Progress("comparing", 0, len(wanted)))
+    for i, j in wanted:
+        found.append(compare_models(sources[i], sources[j], tolerance))
+        progress(Progress("comparing", len(found), len(wanted)))
+    if heat_map is not None:
+        write_heat_maps(found, Path(heat_map))
+    return SimilarityResult(pairs=tuple(found))
+
+
+def _layer_rows(one: ModelSimilarity, most: int) -> list[dict[str, object]]:
+    ordered = sorted(one.layers, key=lambda layer: -layer.similarity)
+    return [
+        {
+            "first": f"{one.first}/{layer.first}",
+            "second": f"{one.second}/{layer.second}",
+            "kind": layer.kind,
+            "common": f"{'' if layer.block.exact else '≥ '}{layer.block.rows}×{layer.block.columns}",
+            "first_at": [layer.block.a_row, layer.block.a_column],
+            "second_at": [layer.block.b_row, layer.block.b_column],
+            "first_shape": "×".join(map(str, layer.first_shape)),
+            "second_shape": "×".join(map(str, layer.second_shape)),
+            "similarity": layer.similarity,
+            "exact": layer.block.exact,
+        }
+        for layer in (ordered[:most] if most else ordered)
+    ]

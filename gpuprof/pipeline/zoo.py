@@ -1,0 +1,113 @@
+"""Builds standard networks as ONNX files with random weights, and changes the batch of any network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.result import Result
+from gpuprof.runtime.free_batch import is_dynamic, rebatch
+from gpuprof.zoo.architecture import ARCHITECTURES, ZooArchitecture, find_architecture
+from gpuprof.zoo.build import build
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZooResult(Result):
+    """The networks that can be built."""
+
+    architectures: tuple[ZooArchitecture, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a row for each network."""
+        return [asdict(one) for one in self.architectures]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebatchResult(Result):
+    """What changing a model's batch did.
+
+    Attributes
+    ----------
+    path : Path
+        The new file.
+    nodes_changed : int
+    was_free : bool
+        Whether the model took any batch before.
+    """
+
+    path: Path
+    nodes_changed: int
+    was_free: bool
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return one row."""
+        return [{"path": str(self.path), "nodes_changed": self.nodes_changed, "was_free": self.was_free}]
+
+
+def list_models() -> ZooResult:
+    """Return the networks that `gpuprof.build_model` builds.
+
+    Examples
+    --------
+    >>> import gpuprof
+    >>> "resnet50" in set(gpuprof.list_models().to_frame()["name"])
+    True
+    """
+    return ZooResult(architectures=tuple(ARCHITECTURES.values()))
+
+
+def build_model(name: str, output: PathArgument | None = None, *, batch: int | None = None, seed: int = 0) -> Path:
+    """Build a network of the zoo as an ONNX file with random weights, offline; return the file.
+
+    Parameters
+    ----------
+    name : str
+        As `gpuprof.list_models` names it.
+    output : Path or str, optional
+        File to write; by default ``NAME.onnx``.
+    batch : int, optional
+        Fixed batch; by default it is free.
+    seed : int
+        Of the random weights, and of the layers of what is called random.
+
+    Raises
+    ------
+    InputError
+        When there is no network of this name, or the file cannot be written.
+    UnavailableError
+        When what the network is exported with is not installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx").name
+    'mlp.onnx'
+    """
+    architecture = find_architecture(name)
+    return build(architecture, Path(output or f"{architecture.name}.onnx"), batch, seed)
+
+
+def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | None = None) -> RebatchResult:
+    """Change the batch that a model fixes, and prove by running both that it computes the same.
+
+    Parameters
+    ----------
+    model, output : Path or str
+    batch : int, optional
+        By default any.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be read or changed, naming the node, or the results differ.
+    """
+    free = is_dynamic(Path(model))
+    changed = rebatch(Path(model), Path(output), batch)
+    before = "its batch was free already" if free else f"its batch was {changed.batch}"
+    count = f"{len(changed.nodes)} node{'' if len(changed.nodes) == 1 else 's'} changed"
+    note = f"wrote {output}: {before}, {count}, same outputs at batches {changed.batch} and more"
+    return RebatchResult(notes=(note,), path=Path(output), nodes_changed=len(changed.nodes), was_free=free)

@@ -1,0 +1,38 @@
+"""The examples in the docstrings of the public verbs are run as they stand, on the CPU."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import gpuprof
+import gpuprof.pipeline
+
+_MEASURING = {"calibrate", "db", "evaluate", "profile", "report", "train"}
+_MODULES = sorted(module.name for module in pkgutil.iter_modules(gpuprof.pipeline.__path__))
+
+
+def _examples(name: str) -> list[doctest.DocTest]:
+    module = importlib.import_module(f"gpuprof.pipeline.{name}")
+    return [found for found in doctest.DocTestFinder().find(module, globs={}) if found.examples]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _MEASURING)) for name in _MODULES]
+)
+def test_the_examples_of_a_verb_do_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    runner = doctest.DocTestRunner()
+    for example in _examples(name):
+        runner.run(example)
+    assert runner.failures == 0
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "estimate", "evaluate", "merge", "profile", "report", "train"])
+def test_every_public_verb_has_an_example(verb: str) -> None:
+    function = getattr(gpuprof, verb)
+    assert callable(function)
+    assert any(found.name.endswith(f".{verb}") for found in _examples(verb))
