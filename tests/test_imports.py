@@ -31,7 +31,7 @@ ALLOWED = {
     "merging": _RUNNING,
     "simulator": _RUNNING,
     "serving": _RUNNING,
-    "reporting": _RUNNING,
+    "reporting": _RUNNING | {"kernel_db"},
     "pipeline": _RUNNING
     | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "reporting"},
 }

@@ -177,9 +177,10 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
     cells = [["–" if row.get(c.key) is None else c.show(row.get(c.key)) for c in columns] for row in rows]
     places = lay_out_columns([c.heading for c in columns], cells, [c.right for c in columns], console.width)
+    if title:
+        console.print(Text(title), soft_wrap=True)
     for order, group in enumerate(places):
-        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, title_justify="left")
-        table.title = title if title and order == 0 else None
+        table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         if order:
             console.print()
         for place in group:

@@ -110,15 +110,15 @@ def calibrate(
 
     Parameters
     ----------
-    models : sequence of Path or str
+    models : sequence of path
         ONNX files, or ``"NAME=FILE"``, that are measured here first.
     device : str, optional
         Device of the catalogue or the database; with ``models`` of this machine.
-    igniter_profile : Path or str, optional
+    igniter_profile : path, optional
         Profile by iGniter's own tools (config.jsonl), instead of the database.
-    output : Path or str, optional
+    output : path, optional
         Write iGniter's coefficients here, too.
-    db : Path or str, optional
+    db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     settings : ProfileSettings, optional
         By default the timing of one row takes 5 s at most.

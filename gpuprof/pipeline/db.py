@@ -227,7 +227,7 @@ def import_measurements(
 
     Parameters
     ----------
-    files : sequence of Path or str
+    files : sequence of path
         Files, or directories of them; the name of their form may stand first.
     device : str, optional
         What they were measured on, where they do not say.
@@ -249,7 +249,7 @@ def export_database(output: PathArgument, *, form: str = "csv", db: PathArgument
 
     Parameters
     ----------
-    output : Path or str
+    output : path
         A directory; for a trace, a file.
     form : str
         ``"csv"``, ``"parquet"`` or ``"trace"``.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError, unknown_name
+from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -58,17 +59,17 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     return recorded
 
 
-def database_path(given: Path | str | None) -> Path:
+def database_path(given: PathArgument | None) -> Path:
     """Return where the kernel database is: as given, else ``GPUPROF_DB``, else ``./gpuprof-db``."""
     return Path(given or os.environ.get("GPUPROF_DB") or _DEFAULT_DATABASE)
 
 
-def open_database(given: Path | str | None, *, needed: bool = True) -> KernelDb | None:
+def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelDb | None:
     """Open the kernel database.
 
     Parameters
     ----------
-    given : Path, str or None
+    given : path or None
         As the option ``--db`` says.
     needed : bool
         If False, None is returned where the default database does not exist.

@@ -28,7 +28,7 @@ def doctor(db: PathArgument | None = None) -> DoctorResult:
 
     Parameters
     ----------
-    db : Path or str, optional
+    db : path, optional
         Kernel database, whose disk is looked at; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
 
     Examples

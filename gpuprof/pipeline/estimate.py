@@ -80,7 +80,7 @@ def estimate(
 
     Parameters
     ----------
-    models : sequence of str or Path
+    models : sequence of str or path
         Names in the database or ONNX files; by default all of the database.
     batches : sequence of int
     device : str, optional
@@ -94,7 +94,7 @@ def estimate(
         where none is said, and an equal part of what is left over.
     estimator : str or Estimator
         ``"database"``, ``"gk"``, one that was installed, ``"package.module:Class"``, or an estimator.
-    db : Path or str, optional
+    db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which need not exist for ONNX files.
 
     Raises
@@ -112,11 +112,11 @@ def estimate(
     >>> from pathlib import Path
     >>> import gpuprof
     >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
-    >>> on_a100 = gpuprof.estimate([file], batches=(1, 8), device="a100-sxm4-40gb")
+    >>> on_a100 = gpuprof.estimate([file], batches=(1, 8), device="a100-40")
     >>> frame = on_a100.to_frame()
     >>> frame[["batch", "latency_source"]].to_dict("list")
     {'batch': [1, 8], 'latency_source': ['roofline', 'roofline']}
-    >>> half = gpuprof.estimate([file], batches=(8,), device="a100-sxm4-40gb", share="50")
+    >>> half = gpuprof.estimate([file], batches=(8,), device="a100-40", share="50")
     >>> half.estimates[0].latency_ms.value >= on_a100.estimates[1].latency_ms.value
     True
     """

@@ -55,9 +55,9 @@ def evaluate(
         As `gpuprof.train` takes them.
     by_architecture : bool
         A summary for each architecture, not one for all.
-    plot : Path or str, optional
+    plot : path, optional
         File to write predicted against measured figures to, as SVG.
-    db : Path or str, optional
+    db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     progress : callable, optional
         Told after each architecture.

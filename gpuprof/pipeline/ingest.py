@@ -43,7 +43,7 @@ def ingest_reports(
 
     Parameters
     ----------
-    reports : sequence of Path or str
+    reports : sequence of path
         ``.nsys-rep``, ``.sqlite``, ``.ncu-rep``, ``.csv`` or ``trace.json``.
     models : sequence of str
         None (the first report's name), or one: an ONNX file, ``"NAME=FILE"``, or a name.
@@ -53,7 +53,7 @@ def ingest_reports(
         The one that was recorded; by default the whole device.
     device : str, optional
         A name of the catalogue; by default the GPU that the reports name.
-    db : Path or str, optional
+    db : path, optional
 
     Raises
     ------

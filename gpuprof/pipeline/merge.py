@@ -114,14 +114,14 @@ def merge(
 
     Parameters
     ----------
-    models : sequence of Path or str
+    models : sequence of path
         Two or more ONNX files.
-    output : Path or str
+    output : path
         File to write; a second group of models that belong together goes to ``NAME-2.onnx``, and so on.
     settings : MergeSettings, optional
     device : str, optional
         Device that the gain is predicted for.
-    db : Path or str, optional
+    db : path, optional
         Kernel database: what ops were measured to take.
 
     Raises

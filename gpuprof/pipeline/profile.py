@@ -153,7 +153,7 @@ def profile(
 
     Parameters
     ----------
-    models : sequence of Path or str
+    models : sequence of path
         ONNX files, or ``"NAME=FILE"``.
     batches : sequence of int
     shares : sequence of Share or str, optional
@@ -162,7 +162,7 @@ def profile(
         ``"MODEL[:BATCH[:SHARE]]"``: measure again with this running on the device, too.
     device : str, optional
         ``"cpu"``, ``"gpu"`` or a GPU's name; by default the first GPU that can be measured here, else the CPU.
-    db : Path or str, optional
+    db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which is made.
     settings : ProfileSettings, optional
     progress : callable, optional
@@ -272,7 +272,7 @@ def profile_cluster(
         Use only places with this device.
     address : str
         Of the cluster; empty: the one of this machine.
-    db : Path or str, optional
+    db : path, optional
     progress : callable, optional
         Told of rows as they come in, and of what is tried again.
 

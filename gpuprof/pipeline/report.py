@@ -53,13 +53,13 @@ def report(
 
     Parameters
     ----------
-    sources : sequence of Path or str
+    sources : sequence of path
         A database, maps, and the JSON that ``gpuprof simulate``, ``load`` and ``evaluate`` print.
-    output : Path or str
+    output : path
         The page.
     title : str
         Of the page.
-    figures : Path or str, optional
+    figures : path, optional
         Directory to write each figure into, too.
     picture_format : str
         Of these figures: ``"svg"`` or ``"png"``.

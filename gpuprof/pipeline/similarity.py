@@ -50,11 +50,11 @@ def similarity(
 
     Parameters
     ----------
-    models : sequence of Path or str
+    models : sequence of path
         Two or more ONNX files.
     tolerance : float
         Weights that differ by no more are the same.
-    heat_map : Path or str, optional
+    heat_map : path, optional
         File to write the heat map of layers to, as SVG.
     progress : callable, optional
         Told after each pair of models.

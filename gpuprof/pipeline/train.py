@@ -66,7 +66,7 @@ def train(
     regressors : sequence of str
         Constituents of the stack: ``"lasso"``, ``"kernel_ridge"``, ``"gradient_boosting"``, ``"xgboost"``,
         ``"lightgbm"``.
-    db : Path or str, optional
+    db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     progress : callable, optional
 

@@ -65,7 +65,7 @@ def build_model(name: str, output: PathArgument | None = None, *, batch: int | N
     ----------
     name : str
         As `gpuprof.list_models` names it.
-    output : Path or str, optional
+    output : path, optional
         File to write; by default ``NAME.onnx``.
     batch : int, optional
         Fixed batch; by default it is free.
@@ -96,7 +96,7 @@ def rebatch_model(model: PathArgument, output: PathArgument, *, batch: int | Non
 
     Parameters
     ----------
-    model, output : Path or str
+    model, output : path
     batch : int, optional
         By default any.
 

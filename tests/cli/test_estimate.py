@@ -133,7 +133,12 @@ def test_beside_an_unmeasured_neighbour_the_interval_widens(halves: str, capsys:
 
 @pytest.mark.parametrize(
     ("neighbour", "said"),
-    [("slow@4:60", "leave no room"), ("slow@0", "batch"), ("slow@4:0", "share"), ("", "cannot read the neighbour")],
+    [
+        ("slow@4:60", "leave nothing of the device"),
+        ("slow@0", "batch"),
+        ("slow@4:0", "share"),
+        ("", "cannot read the neighbour"),
+    ],
 )
 def test_neighbours_that_are_none_or_do_not_fit_are_refused(
     halves: str, neighbour: str, said: str, capsys: pytest.CaptureFixture[str]

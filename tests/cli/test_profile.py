@@ -20,7 +20,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GPUPROF_DB", raising=False)
     # What serving costs has tests of its own.
-    monkeypatch.setattr("gpuprof.cli.profile.measure_serving", lambda database, device, note: None)
+    monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
 
 
 def test_a_model_is_profiled_and_the_second_time_remembered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
