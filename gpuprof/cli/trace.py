@@ -116,7 +116,7 @@ def show(
 ) -> None:
     """Print rate, peak, burstiness and gaps of each model, and draw the rate over time."""
     from gpuprof.pipeline.trace import show_trace
-    from gpuprof.report.sparkline import sparkline
+    from gpuprof.reporting.sparkline import sparkline
 
     chosen = chosen_format(as_json, as_csv)
     result = show_trace(trace_file, bins=bins)

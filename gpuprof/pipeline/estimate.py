@@ -106,18 +106,17 @@ def estimate(
 
     Examples
     --------
-    A file that was never profiled, on two GPUs of the catalogue; no GPU is needed:
+    A file that was never profiled, on a GPU of the catalogue; no GPU is needed:
 
     >>> import tempfile
     >>> from pathlib import Path
     >>> import gpuprof
     >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
-    >>> on_a100 = gpuprof.estimate([file], batches=(1, 8), device="a100-40")
-    >>> frame = on_a100.to_frame()
-    >>> frame[["batch", "latency_source"]].to_dict("list")
-    {'batch': [1, 8], 'latency_source': ['roofline', 'roofline']}
-    >>> half = gpuprof.estimate([file], batches=(8,), device="a100-40", share="50")
-    >>> half.estimates[0].latency_ms.value >= on_a100.estimates[1].latency_ms.value
+    >>> whole = gpuprof.estimate([file], batches=(1, 256), device="a100-40")
+    >>> whole.to_frame()[["batch", "latency_source"]].to_dict("list")
+    {'batch': [1, 256], 'latency_source': ['roofline, uncalibrated', 'roofline, uncalibrated']}
+    >>> half = gpuprof.estimate([file], batches=(256,), device="a100-40", share="50")
+    >>> half.estimates[0].latency_ms.value > whole.estimates[1].latency_ms.value
     True
     """
     from gpuprof.estimators.fit import check_memory

@@ -48,8 +48,8 @@ class TraceResult(Result):
         InputError
             When it cannot be written.
         """
-        from gpuprof.report.figures import rate_figure
-        from gpuprof.report.picture import write_picture
+        from gpuprof.reporting.figures import rate_figure
+        from gpuprof.reporting.picture import write_picture
 
         width_s = self.trace.duration_s / self.bins
         times = [(i + 0.5) * width_s for i in range(self.bins)]
