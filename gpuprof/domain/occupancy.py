@@ -101,6 +101,9 @@ class Occupancy:
         SMs that hold all blocks at once (thesis §5.3.2, ``num_sms_needed``); 0 when the launch cannot run.
     sm_utilization_pct : float
         SMs needed in percent of the GPU's, at most 100; NaN when the launch cannot run.
+    average_occupancy_pct : float
+        ``occupancy_pct``, or less where the grid has too few warps to fill all SMs so far: what can be achieved on
+        average over the whole GPU; NaN when the launch cannot run.
     """
 
     blocks_per_sm: int
@@ -110,6 +113,7 @@ class Occupancy:
     waves: float
     sms_needed: int
     sm_utilization_pct: float
+    average_occupancy_pct: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,7 @@ class Occupancies:
     waves: Floats
     sms_needed: Integers
     sm_utilization_pct: Floats
+    average_occupancy_pct: Floats
 
     def __getitem__(self, index: int) -> Occupancy:
         limits = dict(zip(FACTORS, (int(limit) for limit in self.limits[:, index]), strict=True))
@@ -134,6 +139,7 @@ class Occupancies:
             waves=float(self.waves[index]),
             sms_needed=int(self.sms_needed[index]),
             sm_utilization_pct=float(self.sm_utilization_pct[index]),
+            average_occupancy_pct=float(self.average_occupancy_pct[index]),
         )
 
 
@@ -195,9 +201,12 @@ def occupancies(
     divisor = np.where(runs, held, 1)
     needed = np.where(runs, -(-grid // divisor), 0)
     utilization = np.minimum(100.0, 100.0 * needed / device.compute_units)
+    theoretical = 100.0 * held * warps / sm.warps
+    of_grid = 100.0 * grid * warps / (sm.warps * device.compute_units)
     return Occupancies(
         blocks_per_sm=held,
-        occupancy_pct=100.0 * held * warps / sm.warps,
+        occupancy_pct=theoretical,
+        average_occupancy_pct=np.where(runs, np.minimum(theoretical, of_grid), math.nan),
         limits=limits,
         waves=np.where(runs, grid / (divisor * device.compute_units), math.nan),
         sms_needed=needed,

@@ -17,6 +17,7 @@ from typing import Any
 
 from gpuprof.domain.catalogue import device_of_driver, devices
 from gpuprof.domain.device import Device, MigProfile
+from gpuprof.domain.gpu_description import GpuDescription, describe_device, device_slug
 
 _MIB = 2**20
 _POSSIBLE_PLACEMENTS = "nvmlDeviceGetGpuInstancePossiblePlacements"
@@ -76,38 +77,26 @@ def _device(nvml: Any, handle: Any) -> Device | None:
 def _scale_device(nvml: Any, handle: Any, driver_name: str) -> Device | None:
     """Describe a board that the catalogue does not have, from one of the same compute capability."""
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM))
     cores = _ask(nvml, "nvmlDeviceGetNumGpuCores", handle)
     bus_bits = _ask(nvml, "nvmlDeviceGetMemoryBusWidth", handle)
     like = [gpu for gpu in devices().values() if gpu.compute_capability == f"{major}.{minor}"]
     if not like or cores is None or bus_bits is None:
         return None
-    base = min(like, key=lambda gpu: abs(gpu.compute_units * _cores_per_sm(gpu) - cores))
-    sms = round(cores / _cores_per_sm(base))
-    ratio = sms * clock / (base.compute_units * base.clock_mhz)
     memory_clock = float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM))
-    return replace(
-        base,
-        name=_slug(driver_name),
-        compute_units=sms,
-        clock_mhz=clock,
-        flops_per_s=MappingProxyType({dtype: rate * ratio for dtype, rate in base.flops_per_s.items()}),
-        dram_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
-        max_power_w=None,
-        price_per_hour=None,
-        mig_slices=0,
-        mig_profiles=(),
-        sources=MappingProxyType(
-            {
-                "name": driver_name,
-                "compute": f"in proportion to {base.name}, by SMs and clock that NVML reports",
-                "memory": f"bandwidth = bus width x memory clock x 2 as NVML reports them; L2 as of {base.name}",
-                "limits": base.sources["limits"],
-                "power": "unknown",
-                "price": "none: this machine",
-            }
-        ),
+    said = GpuDescription(
+        driver_name,
+        f"{major}.{minor}",
+        sms=round(cores / _cores_per_sm(like[0])),
+        clock_mhz=float(nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM)),
+        memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e6 * 2,
     )
+    found = describe_device(said, "NVML")
+    if found is None:
+        return None
+    memory = (
+        f"bandwidth = bus width x memory clock x 2 as NVML reports them; L2 as of the nearest {major}.{minor} board"
+    )
+    return replace(found, sources=MappingProxyType({**found.sources, "memory": memory, "price": "none: this machine"}))
 
 
 def _cores_per_sm(gpu: Device) -> int:
@@ -166,11 +155,7 @@ def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
 def device_name(driver_name: str) -> str:
     """Return the name under which gpuprof knows a board: the catalogue's, else one made of the driver's."""
     known = device_of_driver(driver_name)
-    return _slug(driver_name) if known is None else known.name
-
-
-def _slug(driver_name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
+    return device_slug(driver_name) if known is None else known.name
 
 
 def _text(value: str | bytes) -> str:

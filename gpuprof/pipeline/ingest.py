@@ -14,7 +14,13 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path
 from gpuprof.pipeline.result import Result
-from gpuprof.profiling.gpu.replay import ReplayCollector, device_of_recording, ingest, replayed_job
+from gpuprof.profiling.gpu.replay import (
+    ReplayCollector,
+    device_of_recording,
+    ingest,
+    read_reports,
+    replayed_job,
+)
 from gpuprof.profiling.sweep import planning
 
 
@@ -39,7 +45,7 @@ def ingest_reports(
     device: str | None = None,
     db: PathArgument | None = None,
 ) -> IngestResult:
-    """Append one run with what ``reports`` hold of one model at one batch size.
+    """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
 
     Parameters
     ----------
@@ -52,7 +58,7 @@ def ingest_reports(
     share : str, optional
         The one that was recorded; by default the whole device.
     device : str, optional
-        A name of the catalogue; by default the GPU that the reports name.
+        A name of the catalogue; by default the GPU that the reports name or describe.
     db : path, optional
 
     Raises
@@ -66,10 +72,14 @@ def ingest_reports(
             f"a report is of one model at one batch size but got {len(models)} and {len(batches)}",
             "say which was recorded: --batch 8",
         )
-    collector = ReplayCollector(files)
-    recorded = collector.recording()
-    target = find_device(device) if device else device_of_recording(recorded)
-    part = planning.parse_shares(share, target)[0] if share else Share()
-    job = replayed_job(models[0] if models else None, batches[0], part, files)
-    collected = ingest(KernelDb.create(database_path(db)), collector, job, target)
-    return IngestResult(notes=tuple(collected.notes), models=tuple(collected.models), share=part)
+    notes: list[str] = []
+    rows: list[ModelRow] = []
+    part = Share()
+    for recording in read_reports(files):
+        target = find_device(device) if device else device_of_recording(recording)
+        part = planning.parse_shares(share, target)[0] if share else Share()
+        job = replayed_job(models[0] if models else None, batches[0], part, files)
+        collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)
+        notes += collected.notes
+        rows += collected.models
+    return IngestResult(notes=tuple(dict.fromkeys(notes)), models=tuple(rows), share=part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpuprof.domain.device import Device
 from gpuprof.errors import UnavailableError
@@ -74,6 +74,29 @@ def say_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> C
         kernels=tuple(replace(row, **own) for row in collected.kernels),
         colocations=tuple(beside),
     )
+
+
+def refuse_impossible_gaps(collected: Collected) -> Collected:
+    """Return the rows without gaps between launches that are longer than the latency they are a part of, and a note."""
+    models, of_models = _without_impossible_gap(collected.models)
+    beside, of_beside = _without_impossible_gap(collected.colocations)
+    said = ", ".join((*of_models, *of_beside))
+    notes = (f"refused a gap between launches that is longer than the batch: {said}",) if said else ()
+    return replace(collected, models=models, colocations=beside, notes=(*collected.notes, *notes))
+
+
+_Timed = TypeVar("_Timed", ModelRow, ColocationRow)
+
+
+def _without_impossible_gap(rows: Sequence[_Timed]) -> tuple[tuple[_Timed, ...], list[str]]:
+    kept, refused = [], []
+    for row in rows:
+        gap, latency = row.dispatch_ms, row.latency_mean_ms
+        if gap is not None and latency is not None and gap > latency:
+            refused.append(f"{gap:.4g} ms of {latency:.4g} ms")
+            row = replace(row, dispatch_ms=None)
+        kept.append(row)
+    return tuple(kept), refused
 
 
 class Collector(Protocol):

@@ -46,7 +46,7 @@ def test_what_the_played_ncu_counts_joins_the_timeline_kernel_by_kernel(trace: P
     kernels._write_csv(tmp_path / "ncu.csv", kernels.leaves(json.loads(trace.read_text())["traceEvents"]))
     kernels.add_kernels(str(trace))
     joined, unmatched = join_kernels(
-        read_kineto(trace).select_runs().kernels.drop(columns="achieved_occupancy_pct"),
+        read_kineto(trace).select_runs().kernels,
         read_ncu_csv(tmp_path / "ncu.csv").kernels,
     )
     assert not unmatched and joined["joined"].tolist() == ["both"] * 2

@@ -58,6 +58,7 @@ _MEMCPY = [
     "srcKind",
     "dstKind",
 ]
+_GPU = ["computeMajor", "computeMinor", "smCount", "totalMemory", "memoryBandwidth", "clockRate", "l2CacheSize"]
 _NVTX = [
     "start",
     "end",
@@ -112,14 +113,20 @@ class Export:
             KERNEL,
             start=start,
             end=end,
-            deviceId=0,
             contextId=1,
             streamId=7,
             correlationId=correlation,
             globalPid=_global(pid, 0),
             demangledName=self.string(f"void {name}(float*)"),
             shortName=self.string(name),
-            **{"registersPerThread": 32, "staticSharedMemory": 0, "dynamicSharedMemory": 0, **shape, **more},
+            **{
+                "deviceId": 0,
+                "registersPerThread": 32,
+                "staticSharedMemory": 0,
+                "dynamicSharedMemory": 0,
+                **shape,
+                **more,
+            },
         )
 
     def call(self, start: int, correlation: int, pid: int = 7, tid: int = 7) -> None:
@@ -157,7 +164,8 @@ class Export:
             MEMCPY: _MEMCPY,
             NVTX: _NVTX,
             "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ["start", "end", "graphId"],
-            "TARGET_INFO_GPU": ["id", "cuDevice", "name"] if new else ["id", "name"],
+            "TARGET_INFO_GPU": ["id", "cuDevice", "name", *_GPU] if new else ["id", "name"],
+            "TARGET_INFO_CUDA_DEVICE": ["gpuId", "cudaId"],
         }
         path.unlink(missing_ok=True)
         with sqlite3.connect(path) as connection:

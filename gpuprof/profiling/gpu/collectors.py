@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.providers import ORT_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
@@ -107,17 +107,21 @@ class GpuCollector:
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
             settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
             if request.beside:
-                delay_ms = self._dispatch_beside(request, bindings) if self.timeline else None
-                return Collected(colocations=_colocations(request, timings, sampled, delay_ms), settings=settings)
+                latency_ms = timings[0].stats.p50_ms
+                delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
+                rows = _colocations(request, timings, sampled, delay_ms)
+                return Collected(colocations=rows, settings=settings, notes=notes)
             recorded, error = self._record(request, environments[0])
+        recorded = recorded.estimate_occupancy(request.device)
+        needed = recorded.requirement(request.device, timings[0].stats.p50_ms)
         measured = _timing_columns(timings[0], sampled, idle)
         return Collected(
-            models=(model_row(request, recorded, **measured, error=error),),
+            models=(model_row(request, needed, **measured, error=error),),
             ops=op_rows(request, recorded.kernels),
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
             settings=settings,
-            notes=recorded.notes,
+            notes=(*recorded.notes, *(needed.notes if needed else ())),
         )
 
     def _idle(self) -> NvmlFigures:
@@ -151,44 +155,59 @@ class GpuCollector:
             if watched and not self.timeline:
                 program.run(environment, **watched)
             bound = {**program.path, **environment}
-            timeline, unseen = self._timeline_if_seen(program, bound, bool(environment), watched)
+            timelines, unseen = self._timelines_if_seen(program, bound, bool(environment), watched)
             error = self._outputs.difference(request.job, program, shared) if watched else None
             counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
-        return _join(timeline, counted, self._tools, (*unseen, *notes)), error
+        return _join(timelines, counted, self._tools, (*unseen, *notes)), error
 
-    def _timeline_if_seen(
-        self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, str]
-    ) -> tuple[Timeline | None, tuple[str, ...]]:
+    def _timelines_if_seen(
+        self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, Any]
+    ) -> tuple[_Timelines | None, tuple[str, ...]]:
         """Return what was recorded, and notes; under a share, what a profiler does not see there is left out."""
         if not self.timeline:
             return None, ()
         try:
-            return self._timeline(program, environment, **watched), ()
+            return self._timelines(program, environment, **watched), ()
         except _UnreadError as error:
             if not shared:
                 raise
             return None, (f"no kernels under the share: {error}",)
 
-    def _dispatch_beside(self, request: Request, bindings: Sequence[ShareBinding]) -> float | None:
+    def _dispatch_beside(
+        self, request: Request, bindings: Sequence[ShareBinding], latency_ms: float
+    ) -> tuple[float | None, tuple[str, ...]]:
         """Return the time of one batch in which the device waits for launches while the others run (iGniter, eq. 6)."""
         with tempfile.TemporaryDirectory(prefix="gpuprof-") as name:
             program = RecordedProgram(request.job, Path(name), self.provider, request.limits.tool_s)
             bound = {**program.path, **bindings[0].environment}
             with keep_running(request.beside, bindings[1:], request.limits):
-                timeline, _ = self._timeline_if_seen(program, bound, True, {})
-        if timeline is None:
-            return None
-        needed = compute_requirement(timeline.kernels, timeline.copies, None)
-        return None if needed is None else needed.dispatch_ms
+                timelines, unseen = self._timelines_if_seen(program, bound, True, {"only_runs": True})
+        if timelines is None:
+            return None, unseen
+        plain = timelines.plain
+        needed = compute_requirement(plain.kernels, plain.copies, None, latency_ms)
+        return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
-    def _timeline(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timeline:
+    def _timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> _Timelines:
+        """Record the program without ranges around nodes and, where PyTorch runs it, once more with them."""
         if self.timeline == "cupti":
-            trace = program.directory / "trace.json"
-            program.run(environment, kineto=str(trace), **more)
-            with _of_our_own():
-                return read_kineto(trace).select_runs()
-        report = program.directory / "report"
-        command = program.command(**more)
+            return self._kineto_timelines(program, environment, **more)
+        plain = self._nsys_timeline(program, environment, "plain", **{**more, "only_runs": True})
+        if self.provider not in TORCH_PROVIDERS or more.get("only_runs"):
+            return _Timelines(plain, plain)
+        return _Timelines(plain, self._nsys_timeline(program, environment, "nodes"))
+
+    def _kineto_timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> _Timelines:
+        plain, nodes = program.directory / "trace.json", program.directory / "nodes.json"
+        program.run(environment, kineto=str(plain), kineto_nodes=str(nodes), **more)
+        with _of_our_own():
+            without = read_kineto(plain).select_runs()
+            return _Timelines(without, read_kineto(nodes).select_runs() if nodes.exists() else without)
+
+    def _nsys_timeline(
+        self, program: RecordedProgram, environment: Mapping[str, str], name: str, **more: Any
+    ) -> Timeline:
+        report, command = program.directory / name, program.command(**more)
         written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
         with _of_our_own(), export_report(written) as sqlite:
             return read_nsys(sqlite).select_runs()
@@ -207,6 +226,14 @@ class GpuCollector:
             if not besides:
                 raise
             return None, (f"no counters: {error}",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timelines:
+    """The same program recorded without ranges around its nodes, and with them; one and the same where it has none."""
+
+    plain: Timeline
+    nodes: Timeline
 
 
 class _UnreadError(UnavailableError):
@@ -260,17 +287,19 @@ def _nsys_missing() -> str | None:
 
 
 def _join(
-    timeline: Timeline | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
+    timelines: _Timelines | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
 ) -> Recording:
-    gpus = tuple(timeline.gpus.values()) if timeline else ()
-    if timeline is None:
+    if timelines is None:
         kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
-        return Recording(kernels, None, gpus, tools, notes)
-    if counted is None:
-        return Recording(timeline.kernels, timeline.copies, gpus, tools, (*timeline.notes, *notes))
-    kernels = timeline.kernels.drop(columns="achieved_occupancy_pct", errors="ignore")
-    joined, unmatched = join_kernels(kernels, counted.kernels)
-    return Recording(joined, timeline.copies, gpus, tools, (*timeline.notes, *notes, *unmatched))
+        return Recording(kernels, None, (), tools, notes)
+    nodes, plain = timelines.nodes, timelines.plain
+    gpus = tuple(nodes.gpus.values())
+    kernels, unmatched = (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels)
+    found = Recording(kernels, nodes.copies, gpus, tools, (*nodes.notes, *notes, *unmatched))
+    if plain is nodes:
+        return found
+    plain_kernels = plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels)[0]
+    return replace(found, plain_kernels=plain_kernels, plain_copies=plain.copies)
 
 
 def _timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:

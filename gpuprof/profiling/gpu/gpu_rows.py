@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
 
+from gpuprof.domain.device import Device
+from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.domain.model import Op
 from gpuprof.graph.executed_graph import Group
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
@@ -16,6 +18,7 @@ from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.cpu.node_times import GroupTime
 from gpuprof.profiling.cpu.op_rows import op_row
 from gpuprof.profiling.timeline.creq import GpuRequirement, compute_requirement
+from gpuprof.profiling.timeline.launch_occupancy import with_occupancy
 from gpuprof.profiling.timeline.link import link_row
 from gpuprof.profiling.timeline.timeline import column
 from gpuprof.runtime.providers import NODE_RANGE
@@ -38,18 +41,36 @@ class Recording:
         Of the measured runs; see `Timeline` and `gpuprof.profiling.timeline.kernel_join`.
     copies : DataFrame or None
         None: no tool recorded them.
-    gpus : tuple of str
-        The driver's names of the GPUs that kernels ran on.
+    gpus : tuple of GpuDescription
+        The GPUs that kernels ran on.
     tools : mapping of str to str
         Tool → version.
     notes : tuple of str
+    plain_kernels, plain_copies : DataFrame or None
+        The same, recorded without ranges around nodes, which take some microseconds each: what the model's figures
+        are made of. None: there are no such ranges.
     """
 
     kernels: pd.DataFrame
     copies: pd.DataFrame | None
-    gpus: tuple[str, ...]
+    gpus: tuple[GpuDescription, ...]
     tools: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    plain_kernels: pd.DataFrame | None = None
+    plain_copies: pd.DataFrame | None = None
+
+    def estimate_occupancy(self, device: Device) -> Recording:
+        """Return the recording with the occupancy that launches allow where none was counted, and a note of it."""
+        kernels, notes = with_occupancy(self.kernels, device)
+        plain = None if self.plain_kernels is None else with_occupancy(self.plain_kernels, device)[0]
+        return replace(self, kernels=kernels, plain_kernels=plain, notes=(*self.notes, *notes))
+
+    def requirement(self, device: Device, latency_ms: float | None = None) -> GpuRequirement | None:
+        """Return what one run of the model needs; see `gpuprof.profiling.timeline.creq.compute_requirement`."""
+        of = device if device.sm else None
+        if self.plain_kernels is not None:
+            return compute_requirement(self.plain_kernels, self.plain_copies, of, latency_ms)
+        return compute_requirement(self.kernels, self.copies, of, latency_ms)
 
 
 def kernel_rows(request: Request, kernels: pd.DataFrame) -> tuple[KernelRow, ...]:
@@ -105,10 +126,9 @@ def device_rows(request: Request, recorded: Recording) -> tuple[DeviceRow, ...]:
     return () if row is None else (row,)
 
 
-def model_row(request: Request, recorded: Recording, **measured: Any) -> ModelRow:
+def model_row(request: Request, needed: GpuRequirement | None, **measured: Any) -> ModelRow:
     """Return the model's row: what its kernels say, and what was ``measured`` besides."""
     job = request.job
-    needed = compute_requirement(recorded.kernels, recorded.copies, request.device if request.device.sm else None)
     return ModelRow(
         **_common(request),
         processes=job.processes,
@@ -129,7 +149,7 @@ def _figures(needed: GpuRequirement) -> dict[str, Any]:
         "dram_pct": needed.dram_pct,
         "h2d_bytes": None if needed.h2d_bytes is None else round(needed.h2d_bytes),
         "d2h_bytes": None if needed.d2h_bytes is None else round(needed.d2h_bytes),
-        "kernel_count": round(needed.kernel_count),
+        "kernel_count": max(1, round(needed.kernel_count)),
         "dispatch_ms": needed.dispatch_ms,
     }
 

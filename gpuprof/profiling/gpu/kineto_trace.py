@@ -1,7 +1,6 @@
 """Reads the trace that ``torch.profiler`` writes: kernels as CUPTI saw them, each with the operator that launched it.
 
-Its occupancy is an estimate from the launch (theoretical occupancy, at most what the grid's warps fill), not a
-counter: `Timeline.notes` says so.
+Its own estimate of occupancy is left out: see `gpuprof.profiling.timeline.launch_occupancy`.
 """
 
 from __future__ import annotations
@@ -15,22 +14,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
-from gpuprof.profiling.timeline.attribution import innermost
+from gpuprof.profiling.timeline.attribution import innermost, runs_around
 from gpuprof.profiling.timeline.timeline import (
     D2H,
     H2D,
-    OUTSIDE,
     PAGEABLE,
     PINNED,
-    RUN_RANGE,
     Timeline,
     empty_copies,
     empty_ranges,
 )
 from gpuprof.runtime.providers import NODE_RANGE
 
-ESTIMATED = "occupancy is torch.profiler's estimate from the launch, not a counter"
 _MAX_BYTES = 2 * 2**30
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _OPERATORS = ("cpu_op", "operator")
@@ -72,8 +69,7 @@ def read_kineto(path: Path, expect_kernels: bool = True) -> Timeline:
         ranges=annotations if len(nodes) else pd.concat([annotations, operators], ignore_index=True),
         tool="torch.profiler",
         version=str(document.get("schemaVersion", "unknown")),
-        gpus={int(gpu["id"]): str(gpu["name"]) for gpu in document.get("deviceProperties", []) if "name" in gpu},
-        notes=(ESTIMATED,) if "achieved_occupancy_pct" in kernels else (),
+        gpus=_gpus(document.get("deviceProperties")),
     )
 
 
@@ -102,6 +98,32 @@ def _unpack(content: bytes) -> bytes:
     if not inflate.eof:
         raise EOFError("the compressed file is cut off")
     return unpacked
+
+
+def _gpus(properties: Any) -> dict[int, GpuDescription]:
+    """Return what the trace says of each GPU: a list of objects, of which older versions write less."""
+    found = {}
+    for gpu in properties if isinstance(properties, list) else ():
+        if isinstance(gpu, dict) and isinstance(gpu.get("id"), int) and "name" in gpu:
+            known = {name: gpu[said] for said, name in _DEVICE_PROPERTIES.items() if isinstance(gpu.get(said), int)}
+            threads = gpu.get("maxThreadsPerMultiprocessor")
+            version = (gpu.get("computeMajor"), gpu.get("computeMinor"))
+            found[gpu["id"]] = GpuDescription(
+                str(gpu["name"]),
+                compute_capability=None if None in version else f"{version[0]}.{version[1]}",
+                warps_per_sm=threads // 32 if isinstance(threads, int) else None,
+                **known,
+            )
+    return found
+
+
+_DEVICE_PROPERTIES = {
+    "numSms": "sms",
+    "totalGlobalMem": "memory_bytes",
+    "regsPerMultiprocessor": "registers_per_sm",
+    "sharedMemPerMultiprocessor": "shared_bytes_per_sm",
+    "sharedMemPerBlockOptin": "shared_bytes_per_block",
+}
 
 
 def _by_kind(events: Sequence[Event]) -> dict[str, list[Event]]:
@@ -155,7 +177,7 @@ def _kernels(events: Sequence[Event]) -> pd.DataFrame:
             "name": str(event.get("name", "")),
             "start_ns": _ns(event["ts"]),
             "duration_ns": _ns(event["dur"]),
-            "correlation_id": arguments.get("correlation", -1),
+            "correlation_id": _correlation(event),
         }
         for given, column in _KERNEL_ARGUMENTS.items():
             if given in arguments:
@@ -175,7 +197,6 @@ _KERNEL_ARGUMENTS = {
     "registers per thread": "registers_per_thread",
     # Kineto sums both kinds; occupancy does not tell them apart.
     "shared memory": "dynamic_shared_bytes",
-    "est. achieved occupancy %": "achieved_occupancy_pct",
     "graph node id": "graph_node",
 }
 
@@ -192,11 +213,12 @@ def _copies(
             "bytes": [int(_arguments(event).get("bytes", 0)) for event in events],
             "direction": [_word(_DIRECTIONS, event) or "other" for event in events],
             "memory": [_word(_MEMORIES, event) for event in events],
-            "correlation_id": [_arguments(event).get("correlation", -1) for event in events],
+            "correlation_id": [_correlation(event) for event in events],
+            "device_index": [_arguments(event).get("device") for event in events],
         }
     ).sort_values("start_ns", kind="stable")
     tied = _tie_to_launches(frame.reset_index(drop=True), launched, operators, annotations)
-    return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
+    return tied[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat", "device_index"]]
 
 
 def _word(meanings: Mapping[str, str], event: Event) -> str | None:
@@ -211,12 +233,17 @@ def _tie_to_launches(
     for name in ("process_id", "thread_id", "launch_start_ns"):
         frame[name] = frame[name].fillna(-1).astype(np.int64)
     where = tuple(frame[name].to_numpy(dtype=np.int64) for name in ("process_id", "thread_id", "launch_start_ns"))
-    runs = annotations[annotations["name"] == RUN_RANGE].sort_values("start_ns").reset_index(drop=True)
     names = np.array([*operators["name"].tolist(), None], dtype=object)
     return frame.assign(
         range=pd.Series(names[innermost(operators, *where)], dtype="object"),
-        repeat=np.append(np.arange(len(runs)), OUTSIDE)[innermost(runs, *where)],
+        repeat=runs_around(annotations, *where),
     )
+
+
+def _correlation(event: Event) -> int:
+    """Return the number that an event shares with the call that caused it; -1 where it has none."""
+    correlation = _arguments(event).get("correlation")
+    return correlation if isinstance(correlation, int) else -1
 
 
 def _ids(events: Sequence[Event], key: str) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -1,8 +1,9 @@
 """The program that a profiler records: ``python -m gpuprof.profiling.gpu.recorded_run TASK.json``.
 
 It runs a model a few times, each time in a range of its own, so that what belongs to which run stands in the report
-and warm-up can be told apart. With ``kineto`` in its task it is its own profiler, with ``only_runs`` no range is opened
-within those of the runs.
+and warm-up can be told apart. With ``kineto`` in its task it is its own profiler: it records once without further
+ranges (``kineto``), and where PyTorch runs the model once more with one around each node (``kineto_nodes``), which
+ties kernels to nodes and takes some microseconds each. With ``only_runs`` no range is opened within those of the runs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.profiling.child.runner import Run, nvtx_missing, open_run, outputs_differ
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
+from gpuprof.runtime.providers import TORCH_PROVIDERS
 
 
 def main(arguments: list[str]) -> int:
@@ -31,16 +33,35 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+class _Ranges:
+    """Opens a profiler's range around a node while it is on."""
+
+    def __init__(self, open_range: Any) -> None:
+        self._open = open_range
+        self.on = True
+
+    def __call__(self, name: str) -> AbstractContextManager[Any]:
+        opened: AbstractContextManager[Any] = self._open(name) if self.on else nullcontext()
+        return opened
+
+
 def _do(task: dict[str, Any]) -> None:
     import numpy as np
 
     feeds = dict(np.load(task["inputs"]))
-    ranges = None if task.get("only_runs") else _torch_ranges() if task.get("kineto") else _nvtx()
+    open_range = None if task.get("only_runs") else _torch_ranges() if task.get("kineto") else _nvtx()
+    ranges = None if open_range is None else _Ranges(open_range)
     run = open_run(Path(task["model"]), feeds, task["provider"], task["threads"], ranges)
     for _ in range(task["warm_up"]):
         run()
+    if ranges is not None and task.get("kineto"):
+        ranges.on = False
     with _kineto(task.get("kineto")) as marked:
         first, last = _runs(run, task["repeats"], marked)
+    if ranges is not None and task.get("kineto_nodes") and task["provider"] in TORCH_PROVIDERS:
+        ranges.on = True
+        with _kineto(task["kineto_nodes"]) as marked:
+            _runs(run, task["repeats"], marked)
     # What answers differently from run to run cannot be compared with another one's answers.
     if task.get("outputs") and outputs_differ(first, last) is None:
         np.savez(task["outputs"], allow_pickle=False, **last)

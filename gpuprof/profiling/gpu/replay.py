@@ -7,15 +7,15 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 import gpuprof
-from gpuprof.domain.catalogue import device_of_driver
 from gpuprof.domain.device import Device
+from gpuprof.domain.gpu_description import GpuDescription, describe_device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
@@ -31,6 +31,8 @@ from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline, column
+from gpuprof.runtime.executed_variant import arithmetic_precision
+from gpuprof.runtime.providers import NODE_RANGE
 
 _NSYS, _NCU = (".nsys-rep", ".qdrep", ".qdstrm"), (".ncu-rep", ".ncu-repz")
 _UNTIMED = "the latency of a batch is not in a report: what a profiler slows down is no latency"
@@ -43,14 +45,16 @@ class ReplayCollector:
     ----------
     paths : sequence of Path
         At most one timeline (nsys, torch.profiler) and one report with counters (ncu), of the same program.
+    recording : Recording, optional
+        The part of them that counts, where they are of several GPUs: one of `read_reports`.
     """
 
     name = "replay"
     kinds: tuple[str, ...] = ("gpu",)
 
-    def __init__(self, paths: Sequence[Path] = ()) -> None:
+    def __init__(self, paths: Sequence[Path] = (), recording: Recording | None = None) -> None:
         self.paths = tuple(paths)
-        self._recorded: Recording | None = None
+        self._recording = recording
 
     def available(self) -> str | None:
         """Return None when there are reports to read."""
@@ -70,29 +74,49 @@ class ReplayCollector:
         Raises
         ------
         InputError
-            When one is not readable, or they do not go together.
+            When one is not readable, they do not go together, or are of several GPUs.
         UnavailableError
             When one needs a tool to be read that is not here.
         """
-        if self._recorded is None:
-            self._recorded = read_reports(self.paths)
-        return self._recorded
+        if self._recording is None:
+            found = read_reports(self.paths)
+            if len(found) > 1:
+                raise InputError(f"the reports are of {len(found)} GPUs", "take them one by one")
+            self._recording = found[0]
+        return self._recording
 
     def collect(self, request: Request) -> Collected:
         """Return the rows of ``request``; see `gpuprof.profiling.collector.Collector`."""
-        found = self.recording()
+        found = self.recording().estimate_occupancy(request.device)
+        needed = found.requirement(request.device)
+        variant = _variant(found, request)
         return Collected(
-            models=(model_row(request, found),),
-            ops=op_rows(request, found.kernels),
-            kernels=kernel_rows(request, found.kernels),
+            models=(replace(model_row(request, needed), **variant),),
+            ops=tuple(replace(row, **variant) for row in op_rows(request, found.kernels)),
+            kernels=tuple(replace(row, **variant) for row in kernel_rows(request, found.kernels)),
             devices=device_rows(request, found),
             settings={"reports": [str(path) for path in self.paths]},
-            notes=(*found.notes, _UNTIMED),
+            notes=(*found.notes, *(needed.notes if needed else ()), _UNTIMED),
         )
 
 
-def read_reports(paths: Sequence[Path]) -> Recording:
+def _variant(found: Recording, request: Request) -> dict[str, Any]:
+    """Return what reports say of how the model was executed: torch.profiler sees PyTorch, the others any runtime."""
+    if "torch.profiler" not in found.tools:
+        return {}
+    within = column(found.kernels, "range").astype("object")
+    eager = any(isinstance(name, str) and name.startswith(NODE_RANGE) for name in within)
+    precision = arithmetic_precision(request.job.graph, request.device) if eager else None
+    return {"runtime": "pytorch", "execution": "eager" if eager else None, "precision": precision}
+
+
+def read_reports(paths: Sequence[Path]) -> tuple[Recording, ...]:
     """Return what reports of one program hold, joined kernel by kernel where there are a timeline and counters.
+
+    Returns
+    -------
+    tuple of Recording
+        One for each GPU that kernels ran on, in the order of their indices.
 
     Raises
     ------
@@ -109,18 +133,35 @@ def read_reports(paths: Sequence[Path]) -> Recording:
             f"one timeline and one report with counters can be joined but got {len(timelines)} and {len(counters)}",
             "ingest them one after another",
         )
+    counted = counters[0].by_gpu() if counters else {}
     if not timelines:
-        return _only_counted(counters[0])
-    timeline = timelines[0].select_runs()
-    notes = list(timeline.notes)
-    kernels, tools = timeline.kernels, {timeline.tool: timeline.version}
-    if counters:
-        kernels, unmatched = join_kernels(_without_estimates(kernels), counters[0].kernels)
+        return tuple(_only_counted(one, gpu, len(counted)) for gpu, one in counted.items())
+    parts = timelines[0].select_runs().by_gpu()
+    return tuple(_join(part, _of_gpu(counted, gpu, len(parts))) for gpu, part in parts.items())
+
+
+def _of_gpu(counted: Mapping[int, Counters], gpu: int, gpus: int) -> Counters | None:
+    """Return the counters of a GPU; where both reports have one alone, its index need not be the same."""
+    if gpus == 1 and len(counted) == 1:
+        return next(iter(counted.values()))
+    return counted.get(gpu)
+
+
+def _join(timeline: Timeline, counters: Counters | None) -> Recording:
+    notes, kernels = list(timeline.notes), timeline.kernels
+    tools = {timeline.tool: timeline.version}
+    gpus = _used_gpus(timeline)
+    if counters is not None:
+        kernels, unmatched = join_kernels(kernels, counters.kernels)
         notes += unmatched
         tools["ncu"] = ""
+        gpus = gpus or tuple(counters.gpus.values())
+    return Recording(kernels, timeline.copies, gpus, tools, tuple(notes))
+
+
+def _used_gpus(timeline: Timeline) -> tuple[GpuDescription, ...]:
     used = {int(index) for index in column(timeline.kernels, "device_index").dropna().unique()}
-    gpus = tuple(dict.fromkeys(name for index, name in timeline.gpus.items() if not used or index in used))
-    return Recording(kernels, timeline.copies, gpus or _gpu_names(counters), tools, tuple(notes))
+    return tuple(dict.fromkeys(gpu for index, gpu in timeline.gpus.items() if not used or index in used))
 
 
 def read_report(path: Path) -> Timeline | Counters:
@@ -200,34 +241,25 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
 
 
 def device_of_recording(recorded: Recording) -> Device:
-    """Return the device of the catalogue that reports were recorded on.
+    """Return the device that reports were recorded on: of the catalogue, else as they describe it.
 
     Raises
     ------
     InputError
-        When they do not say, say several, or one that the catalogue does not have.
+        When they do not say, say several, or say too little of a board that the catalogue does not have.
     """
-    known = {gpu: device_of_driver(gpu) for gpu in recorded.gpus}
-    devices = list({device.name: device for device in known.values() if device is not None}.values())
-    if len(devices) == 1 and None not in known.values():
-        return devices[0]
-    said = " and ".join(recorded.gpus) or "no GPU"
+    found = {device.name: device for gpu in recorded.gpus if (device := describe_device(gpu)) is not None}
+    if len(found) == 1 and all(describe_device(gpu) is not None for gpu in recorded.gpus):
+        return next(iter(found.values()))
+    said = " and ".join(gpu.name for gpu in recorded.gpus) or "no GPU"
     raise InputError(f"the reports name {said}, which does not tell the device", "name it: --device h200")
 
 
-def _only_counted(counters: Counters) -> Recording:
+def _only_counted(counters: Counters, gpu: int, gpus: int) -> Recording:
     kernels = counters.kernels.assign(repeat=0, joined="counters")
-    notes = ("only counters: kernels' order in time and overlap are not known",)
-    return Recording(kernels, None, _gpu_names([counters]), {"ncu": ""}, notes)
-
-
-def _gpu_names(counters: Sequence[Counters]) -> tuple[str, ...]:
-    return tuple(each.gpu for each in counters if each.gpu)
-
-
-def _without_estimates(kernels: pd.DataFrame) -> pd.DataFrame:
-    """Leave out what a timeline estimates and counters measure."""
-    return kernels.drop(columns="achieved_occupancy_pct", errors="ignore")
+    notes = ["only counters: kernels' order in time and overlap are not known"]
+    notes += [f"GPU {gpu} of {gpus} in the report"] if gpus > 1 else []
+    return Recording(kernels, None, tuple(counters.gpus.values()), {"ncu": ""}, tuple(notes))
 
 
 def _sha256(paths: Sequence[Path]) -> str:

@@ -47,6 +47,22 @@ LAUNCHES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         **{f"block_{axis}": (f"launch__block_dim_{axis}",) for axis in "xyz"},
     }
 )
+#: What ncu's page of details, its default, calls them.
+LABELS: Mapping[str, str] = MappingProxyType(
+    {
+        "Duration": "duration_ns",
+        "Achieved Occupancy": "achieved_occupancy_pct",
+        "Theoretical Occupancy": "theoretical_occupancy_pct",
+        "Compute (SM) Throughput": "sm_throughput_pct",
+        "DRAM Throughput": "dram_throughput_pct",
+        "L2 Cache Throughput": "l2_throughput_pct",
+        "L2 Hit Rate": "l2_hit_pct",
+        "Registers Per Thread": "registers_per_thread",
+        "Static Shared Memory Per Block": "static_shared_bytes",
+        "Dynamic Shared Memory Per Block": "dynamic_shared_bytes",
+        "Waves Per SM": "waves_per_sm",
+    }
+)
 #: Sets of columns, cheapest first: each pass over a kernel that a set needs replays it once more.
 METRIC_SETS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -99,7 +115,8 @@ def column_of(metrics: Iterable[str]) -> dict[str, str]:
         name = next((name for name in names if name in there), None)
         if name is not None:
             found[name] = column
-    return found
+    columns = set(found.values())
+    return found | {name: column for name, column in LABELS.items() if name in there and column not in columns}
 
 
 def in_column_unit(column: str, value: float, unit: str) -> float:

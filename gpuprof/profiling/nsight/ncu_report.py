@@ -11,23 +11,26 @@ import importlib
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.profiling.nsight.ncu_metrics import column_of, in_column_unit, number_of
 from gpuprof.profiling.nsight.tool_process import find_tool, run_tool
+from gpuprof.profiling.timeline.timeline import column as column_or_nulls
 
 _MAX_BYTES = 2 * 2**30
 _IMPORT_S = 600.0
 _SHAPE = re.compile(r"\(?\s*(\d+),\s*(\d+),\s*(\d+)\s*\)?")
 _ID, _NAME, _PROCESS, _STREAM = "ID", "Kernel Name", "Process ID", "Stream"
 _LONG = ("Metric Name", "Metric Unit", "Metric Value")
-_GPU = "device__attribute_display_name"
+_DEVICE, _RULE, _ATTRIBUTE = "Device", ("Rule ", "Estimated Speedup"), "device__attribute_"
+_GPU = f"{_ATTRIBUTE}display_name"
 _CSV_FIX = "ncu --import REPORT --csv --page raw --print-units base writes one"
 _COUNTERS_FIX = (
     "on the host set NVreg_RestrictProfilingToAdminUsers=0 and reboot, or start the container with "
@@ -53,12 +56,27 @@ class Counters:
     kernels : DataFrame
         ``name``, ``process_id``, ``stream_id``, and the columns of `ncu_metrics` that were counted,
         NaN where one kernel has none; in the order of launch.
-    gpu : str or None
-        The driver's name of the GPU, where the report has it.
+    gpus : mapping of int to GpuDescription
+        Device index → what the report says of the GPU, where it has its attributes; kernels have ``device_index``
+        where the report does.
     """
 
     kernels: pd.DataFrame
-    gpu: str | None = None
+    gpus: Mapping[int, GpuDescription] = field(default_factory=dict)
+
+    def by_gpu(self) -> dict[int, Counters]:
+        """Return the counters of each GPU by its index; of one alone the whole."""
+        index = pd.to_numeric(column_or_nulls(self.kernels, "device_index"), errors="coerce").fillna(0).astype(np.int64)
+        used = sorted(index.unique().tolist())
+        if len(used) <= 1:
+            return {int(used[0]) if used else 0: self}
+        return {
+            int(gpu): Counters(
+                self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
+                {gpu: self.gpus[gpu]} if gpu in self.gpus else {},
+            )
+            for gpu in used
+        }
 
 
 def known_failure(printed: str) -> GpuprofError | None:
@@ -136,7 +154,7 @@ def _through_ncu(path: Path) -> Counters:
     if binary is None:
         raise UnavailableError(
             f"{path} needs Nsight Compute to be read: neither ncu nor the package ncu_report is installed",
-            f"on a machine with it, {_CSV_FIX}",
+            f"pip install ncu-report, or on a machine with Nsight Compute, {_CSV_FIX}",
         )
     command = [str(binary), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
 
@@ -161,13 +179,19 @@ def _table(text: str, what: str) -> Iterator[list[str]]:
         raise InputError(f"{what} has no table of Nsight Compute", _CSV_FIX)
     header = next(csv.reader([lines[start]]))
     yield header
-    for number, line in enumerate(lines[start + 1 :], start + 2):
+    number = start + 1
+    while number < len(lines):
+        line, first = lines[number], number + 1
+        number += 1
         if not line.startswith('"'):
             continue
+        while line.count('"') % 2 and number < len(lines):  # a rule's description has lines
+            line, number = f"{line}\n{lines[number]}", number + 1
         row = next(csv.reader([line]))
-        if len(row) != len(header) or not line.rstrip().endswith('"'):
-            raise InputError(f"{what}:{number} is not a whole row of {len(header)} columns", "is the file cut off?")
-        yield row
+        left_out = header[len(row) :]
+        if line.count('"') % 2 or len(row) > len(header) or not all(name.startswith(_RULE) for name in left_out):
+            raise InputError(f"{what}:{first} is not a whole row of {len(header)} columns", "is the file cut off?")
+        yield [*row, *[""] * len(left_out)]
 
 
 def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
@@ -179,8 +203,8 @@ def _from_wide(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
         cells = dict(zip(header, row, strict=True))
         values = {metric: (cells[metric], units.get(metric, "")) for metric in metrics}
         kernels.append({**_launch(cells), **_convert_values(values, metrics)})
-    gpu = rows[0][header.index(_GPU)] if rows and _GPU in header else None
-    return Counters(pd.DataFrame(kernels), gpu)
+    launches = [dict(zip(header, row, strict=True)) for row in rows]
+    return Counters(pd.DataFrame(kernels), _gpus([(_device(launch), launch) for launch in launches]))
 
 
 def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters:
@@ -194,9 +218,52 @@ def _from_long(header: Sequence[str], body: Sequence[Sequence[str]]) -> Counters
         values.setdefault(key, {})[name] = (value, unit)
     metrics = column_of({name for found in values.values() for name in found})
     if not metrics:
-        raise InputError("it has people's names of metrics", f"{_CSV_FIX} with their own")
+        raise InputError("none of its metrics is one that gpuprof keeps", f"{_CSV_FIX} with their own")
+    said = [
+        (_device(cells), {name: value for name, (value, _) in values[key].items()}) for key, cells in launches.items()
+    ]
     return Counters(
-        pd.DataFrame([{**_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches])
+        pd.DataFrame([{**_launch(launches[key]), **_convert_values(values[key], metrics)} for key in launches]),
+        _gpus(said),
+    )
+
+
+def _device(cells: Mapping[str, str]) -> int:
+    return int(number_of(cells.get(_DEVICE, "")) or 0)
+
+
+def _gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDescription]:
+    """Return what a report says of each GPU: by its attributes, which stand with each launch."""
+    found: dict[int, GpuDescription] = {}
+    for index, said in launches:
+        if index in found or not said.get(_GPU):
+            continue
+        numbers = {name: number_of(said[name]) for name in said if name.startswith(_ATTRIBUTE) and name != _GPU}
+        found[index] = _described(said[_GPU], numbers)
+    return found
+
+
+def _described(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
+    """Return the description in ncu's attributes: clocks are in kHz, the memory's counts both edges."""
+
+    def whole(attribute: str) -> int | None:
+        value = numbers.get(f"{_ATTRIBUTE}{attribute}")
+        return None if not value else int(value)
+
+    major, minor = (numbers.get(f"{_ATTRIBUTE}compute_capability_{part}") for part in ("major", "minor"))
+    clock, memory_clock = whole("clock_rate") or whole("max_gpu_frequency_khz"), whole("memory_clock_rate")
+    bus_bits, threads = whole("global_memory_bus_width"), whole("max_threads_per_multiprocessor")
+    return GpuDescription(
+        name,
+        compute_capability=None if major is None or minor is None else f"{int(major)}.{int(minor)}",
+        sms=whole("multiprocessor_count"),
+        clock_mhz=clock / 1e3 if clock else None,
+        memory_bytes_per_s=bus_bits / 8 * memory_clock * 1e3 * 2 if bus_bits and memory_clock else None,
+        l2_bytes=whole("l2_cache_size"),
+        warps_per_sm=threads // 32 if threads else None,
+        registers_per_sm=whole("max_registers_per_multiprocessor"),
+        shared_bytes_per_sm=whole("max_shared_memory_per_multiprocessor"),
+        shared_bytes_per_block=whole("max_shared_memory_per_block_optin"),
     )
 
 
@@ -205,6 +272,7 @@ def _launch(cells: Mapping[str, str]) -> dict[str, Any]:
         "name": cells[_NAME],
         "process_id": int(number_of(cells.get(_PROCESS, "")) or 0),
         "stream_id": int(number_of(cells.get(_STREAM, "")) or 0),
+        "device_index": _device(cells),
     }
     for title, prefix in (("Grid Size", "grid"), ("Block Size", "block")):
         if match := _SHAPE.fullmatch(cells.get(title, "")):
@@ -226,7 +294,7 @@ def _convert_values(values: Mapping[str, tuple[str, str]], metrics: Mapping[str,
 
 def _from_package(context: Any, package: Any) -> Counters:
     kernels = []
-    gpu = None
+    gpus: dict[int, GpuDescription] = {}
     for range_index in range(context.num_ranges()):
         part = context.range_by_idx(range_index)
         for action_index in range(part.num_actions()):
@@ -236,12 +304,17 @@ def _from_package(context: Any, package: Any) -> Counters:
             for metric, column in column_of(names).items():
                 value = action.metric_by_name(metric)
                 found[column] = in_column_unit(column, float(value.as_double()), str(value.unit() or ""))
-            if _GPU in names:
-                gpu = str(action.metric_by_name(_GPU).as_string())
+            if _GPU in names and 0 not in gpus:
+                numbers = {
+                    name: float(action.metric_by_name(name).as_double())
+                    for name in names
+                    if name.startswith(_ATTRIBUTE) and name != _GPU
+                }
+                gpus[0] = _described(str(action.metric_by_name(_GPU).as_string()), numbers)
             kernels.append(found)
     if not kernels:
         raise InputError("the report has no kernel", "was any launched in the range that was asked for?")
-    return Counters(pd.DataFrame(kernels), gpu)
+    return Counters(pd.DataFrame(kernels), gpus)
 
 
 def _demangled_name(action: Any, package: Any) -> str:

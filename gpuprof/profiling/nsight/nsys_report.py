@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.nsight.nsys_tables import NsysTables
-from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, innermost
+from gpuprof.profiling.timeline.attribution import NO_RANGE, Integers, innermost, runs_around
 from gpuprof.profiling.timeline.timeline import (
     D2H,
     H2D,
@@ -53,6 +54,7 @@ _CALL_COLUMNS = {"start": "launch_start_ns", "globalTid": "global_tid", "correla
 _COPY_COLUMNS = {
     "start": "start_ns",
     "end": "end_ns",
+    "deviceId": "device_index",
     "bytes": "bytes",
     "copyKind": "kind",
     "srcKind": "from_memory",
@@ -197,7 +199,8 @@ def _copies(tables: NsysTables, calls: pd.DataFrame, ranges: pd.DataFrame) -> pd
     frame["process_id"] = _split(frame["global_pid"])[0] if "global_pid" in frame else np.int64(0)
     frame["memory"] = _host_memory(frame)
     frame = _tie_to_launches(frame.sort_values("start_ns", kind="stable").reset_index(drop=True), calls, ranges)
-    return frame[["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat"]]
+    kept = ["start_ns", "duration_ns", "bytes", "direction", "memory", "repeat", "device_index"]
+    return frame[[name for name in kept if name in frame]]
 
 
 def _host_memory(copies: pd.DataFrame) -> pd.Series[Any]:
@@ -220,7 +223,7 @@ def _tie_to_launches(frame: pd.DataFrame, calls: pd.DataFrame, ranges: pd.DataFr
         thread_id=thread,
         launch_start_ns=moment,
         range=_range_names(ranges[~runs].reset_index(drop=True), process, thread, moment),
-        repeat=_repeats(ranges[runs].sort_values("start_ns").reset_index(drop=True), process, thread, moment),
+        repeat=runs_around(ranges, process, thread, moment),
     )
 
 
@@ -230,19 +233,48 @@ def _range_names(ranges: pd.DataFrame, process: Integers, thread: Integers, mome
     return pd.Series(names[inner], dtype="object")
 
 
-def _repeats(runs: pd.DataFrame, process: Integers, thread: Integers, moment: Integers) -> Integers:
-    """Return the number of the run: each process counts its own."""
-    inner = innermost(runs, process, thread, moment)
-    turns = runs.groupby("process_id").cumcount().to_numpy(dtype=np.int64)
-    return np.append(turns, OUTSIDE)[inner]
-
-
-def _gpus(tables: NsysTables) -> dict[int, str]:
+def _gpus(tables: NsysTables) -> dict[int, GpuDescription]:
+    """Return what the report says of each GPU, by the index that kernels carry."""
     if not {"id", "name"} <= set(tables.columns("TARGET_INFO_GPU")):
         return {}
-    frame = tables.read_table("TARGET_INFO_GPU", {"id": "id", "cuDevice": "cuda", "name": "name"})
-    index = frame["cuda"].fillna(frame["id"]) if "cuda" in frame else frame["id"]
-    return {int(i): str(name) for i, name in zip(index.tolist(), frame["name"].tolist(), strict=True)}
+    names = {"id": "id", "cuDevice": "cuda", "name": "name", "computeMajor": "major", "computeMinor": "minor"}
+    rows = tables.read_table("TARGET_INFO_GPU", {**names, **_GPU_COLUMNS}).to_dict("records")
+    indices = _cuda_indices(tables)
+    found = {}
+    for row in rows:
+        index = row["cuda"] if row.get("cuda") is not None else indices.get(int(row["id"]), row["id"])
+        version = (row.get("major"), row.get("minor"))
+        known = {name: row[name] for name in _GPU_COLUMNS.values() if row.get(name)}
+        clock = known.pop("clock_hz", None)
+        found[int(index)] = GpuDescription(
+            str(row["name"]),
+            compute_capability=None if None in version else f"{int(version[0])}.{int(version[1])}",  # type: ignore[arg-type]
+            clock_mhz=clock / 1e6 if clock else None,
+            **known,
+        )
+    return found
+
+
+#: Columns of ``TARGET_INFO_GPU`` in newer exports: the clock is in Hz, the bandwidth in bytes per second.
+_GPU_COLUMNS = {
+    "smCount": "sms",
+    "totalMemory": "memory_bytes",
+    "memoryBandwidth": "memory_bytes_per_s",
+    "clockRate": "clock_hz",
+    "l2CacheSize": "l2_bytes",
+    "maxWarpsPerSm": "warps_per_sm",
+    "maxRegistersPerSm": "registers_per_sm",
+    "maxShmemPerSm": "shared_bytes_per_sm",
+    "maxShmemPerBlockOptin": "shared_bytes_per_block",
+}
+
+
+def _cuda_indices(tables: NsysTables) -> dict[int, int]:
+    """Return GPU's id → its index among CUDA's devices, which newer exports keep in a table of its own."""
+    if not {"gpuId", "cudaId"} <= set(tables.columns("TARGET_INFO_CUDA_DEVICE")):
+        return {}
+    frame = tables.read_table("TARGET_INFO_CUDA_DEVICE", {"gpuId": "gpu", "cudaId": "cuda"})
+    return {int(gpu): int(cuda) for gpu, cuda in zip(frame["gpu"].tolist(), frame["cuda"].tolist(), strict=True)}
 
 
 def _split(global_ids: pd.Series[Any]) -> tuple[Integers, Integers]:

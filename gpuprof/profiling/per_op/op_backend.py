@@ -20,8 +20,9 @@ from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.child.measurement import shared_group, slices_of
 from gpuprof.profiling.cpu.ort_trace import NodeEvent, read_trace
 from gpuprof.profiling.gpu.gpu_rows import kernel_rows
-from gpuprof.profiling.gpu.kineto_trace import ESTIMATED, read_kineto
+from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.per_op.op_model import OpSource
+from gpuprof.profiling.timeline.launch_occupancy import ESTIMATED, with_occupancy
 from gpuprof.profiling.timeline.timeline import RUN_RANGE
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA
 from gpuprof.runtime.session import gpu_provider, session_settings
@@ -183,7 +184,8 @@ class GpuOpBackend:
         sums = timeline.kernels.groupby("repeat")["duration_ns"].sum().sort_index()
         times = tuple(int(value) for value in sums.tolist())
         last = timeline.kernels[timeline.kernels["repeat"] == timeline.kernels["repeat"].max()].assign(repeat=0)
-        rows = kernel_rows(self._request(run_id, source), last.reset_index(drop=True))
+        filled, _ = with_occupancy(last.reset_index(drop=True), self.device)
+        rows = kernel_rows(self._request(run_id, source), filled)
         named = tuple(replace(row, op_name=f"{source.model}:{source.op.name}") for row in rows)
         return Observation(times[_SKIPPED_REPEATS:] or times, named)
 

@@ -22,7 +22,7 @@ from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_l
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
-from gpuprof.profiling.collector import Collected, Collector, say_variants
+from gpuprof.profiling.collector import Collected, Collector, refuse_impossible_gaps, say_variants
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
@@ -152,7 +152,7 @@ class Campaign:
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
         try:
-            collected = self.collector.collect(request)
+            collected = refuse_impossible_gaps(self.collector.collect(request))
             solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
             collected = say_variants(collected, (cell.job, *cell.beside), self.device)

@@ -15,11 +15,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
-from gpuprof.errors import InputError
-from gpuprof.profiling.timeline.timeline import D2H, H2D, LAUNCH, column
+from gpuprof.profiling.timeline.launch_occupancy import launch_occupancies
+from gpuprof.profiling.timeline.timeline import D2H, H2D, column
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+#: A gap may come out so far below nothing, in parts of the latency: clocks differ a little from run to run.
+_NOISE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,22 @@ class GpuRequirement:
     ----------
     max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
         The metrics of Creq. The first can pass 100 where kernels overlap: their sum is what eq. 5.3 says. Averages
-        are over the whole execution, gaps between kernels included, as in the thesis.
+        are over the whole execution, gaps between kernels included, as in the thesis; None where the gaps are not
+        known.
     l2_pct, dram_pct : float or None
         Use of L2's and DRAM's bandwidth, weighted by the kernels' times.
     kernel_count : float
-    busy_ms : float
+    busy_ms : float or None
         Time in which a kernel ran.
-    dispatch_ms : float
-        Time between the first kernel's start and the last one's end in which none ran.
+    copy_ms : float
+        Time in which a copy ran and no kernel.
+    dispatch_ms : float or None
+        Time in which the device waited for launches: what the latency of a run without a profiler has beyond kernels
+        and copies. Without that latency the time between the first kernel's start and the last one's end in which
+        none ran, which a profiler stretches.
     h2d_bytes, d2h_bytes : float or None
+    notes : tuple of str
+        Which figure was refused, and why.
     """
 
     max_occupancy_pct: float | None
@@ -49,14 +60,16 @@ class GpuRequirement:
     l2_pct: float | None
     dram_pct: float | None
     kernel_count: float
-    busy_ms: float
-    dispatch_ms: float
+    busy_ms: float | None
+    copy_ms: float
+    dispatch_ms: float | None
     h2d_bytes: float | None
     d2h_bytes: float | None
+    notes: tuple[str, ...] = ()
 
 
 def compute_requirement(
-    kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Device | None
+    kernels: pd.DataFrame, copies: pd.DataFrame | None, device: Device | None, latency_ms: float | None = None
 ) -> GpuRequirement | None:
     """Return what one run of the model needs; None where no kernel has a time.
 
@@ -66,18 +79,24 @@ def compute_requirement(
     Parameters
     ----------
     kernels : DataFrame
-        Kernels of the measured runs, with ``repeat``; those without ``start_ns`` are left out.
+        Kernels of the measured runs, with ``repeat``; those without ``start_ns`` are left out. Where none has one
+        they were only counted: then what needs no order in time is given.
     copies : DataFrame or None
         As `Timeline.copies`; None: copies were not recorded.
     device : Device or None
         For SM utilisation.
+    latency_ms : float, optional
+        Of one run without a profiler.
     """
     timed = kernels[column(kernels, "start_ns").notna() & column(kernels, "duration_ns").notna()]
     if not len(timed):
-        return None
+        return _counted_requirement(kernels)
     timed = timed.assign(sm_util_pct=_sm_utilization(timed, device))
-    runs = [_of_run(part) for _, part in timed.groupby("repeat", sort=True)]
+    runs = [_of_run(part, _copies_of(copies, turn), latency_ms) for turn, part in timed.groupby("repeat", sort=True)]
     copied = {name: _copied_bytes(copies, name, len(runs)) for name in (H2D, D2H)}
+    busy_ms, copy_ms = (median(run[name] or 0.0 for run in runs) for name in ("busy_ms", "copy_ms"))
+    in_trace_ms = median(run["dispatch_ms"] or 0.0 for run in runs)
+    dispatch_ms, notes = (in_trace_ms, ()) if latency_ms is None else _gap_ms(latency_ms, busy_ms, copy_ms)
     return GpuRequirement(
         max_occupancy_pct=_median(run["max_occupancy_pct"] for run in runs),
         wavg_occupancy_pct=_median(run["wavg_occupancy_pct"] for run in runs),
@@ -85,10 +104,46 @@ def compute_requirement(
         l2_pct=_median(run["l2_pct"] for run in runs),
         dram_pct=_median(run["dram_pct"] for run in runs),
         kernel_count=len(timed) / len(runs),
-        busy_ms=median(run["busy_ms"] or 0.0 for run in runs),
-        dispatch_ms=median(run["dispatch_ms"] or 0.0 for run in runs),
+        busy_ms=busy_ms,
+        copy_ms=copy_ms,
+        dispatch_ms=dispatch_ms,
         h2d_bytes=copied[H2D],
         d2h_bytes=copied[D2H],
+        notes=notes,
+    )
+
+
+def _gap_ms(latency_ms: float, busy_ms: float, copy_ms: float) -> tuple[float | None, tuple[str, ...]]:
+    """Return the part of a latency in which the device waits, None with a note where that cannot be."""
+    gap_ms = latency_ms - busy_ms - copy_ms
+    if gap_ms >= 0.0:
+        return gap_ms, ()
+    if gap_ms >= -_NOISE * latency_ms:
+        return 0.0, ()
+    return None, (
+        f"no gap between launches: kernels and copies took {busy_ms + copy_ms:.4g} ms under the profiler, "
+        f"and a batch without it {latency_ms:.4g} ms",
+    )
+
+
+def _counted_requirement(kernels: pd.DataFrame) -> GpuRequirement | None:
+    """Return what kernels that were counted one by one say of a run: ncu lets none overlap, so gaps are not known."""
+    if not len(kernels) or column(kernels, "duration_ns").isna().any():
+        return None
+    occupancy = _complete_column(kernels, "achieved_occupancy_pct")
+    runs = max(1, kernels["repeat"].nunique()) if "repeat" in kernels else 1
+    return GpuRequirement(
+        max_occupancy_pct=None if occupancy is None else float(occupancy.max()),
+        wavg_occupancy_pct=None,
+        wavg_sm_util_pct=None,
+        l2_pct=_weighted_mean(kernels, "l2_throughput_pct"),
+        dram_pct=_weighted_mean(kernels, "dram_throughput_pct"),
+        kernel_count=len(kernels) / runs,
+        busy_ms=None,
+        copy_ms=0.0,
+        dispatch_ms=None,
+        h2d_bytes=None,
+        d2h_bytes=None,
     )
 
 
@@ -118,15 +173,22 @@ def overlapping(starts: Integers, ends: Integers, values: Floats) -> tuple[Integ
     return np.diff(borders), np.where(counts > 0, np.cumsum(change)[:-1], 0.0), counts
 
 
-def _of_run(part: pd.DataFrame) -> dict[str, float | None]:
-    starts = part["start_ns"].to_numpy(dtype=np.int64)
-    ends = starts + np.maximum(part["duration_ns"].to_numpy(dtype=np.int64), 0)
+def _copies_of(copies: pd.DataFrame | None, turn: Any) -> pd.DataFrame | None:
+    if copies is None or not {"start_ns", "duration_ns", "repeat"} <= set(copies.columns):
+        return None
+    return pd.DataFrame(copies[copies["repeat"] == turn])
+
+
+def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float | None) -> dict[str, float | None]:
+    starts, ends = _spans(part)
     occupancy = _complete_column(part, "achieved_occupancy_pct")
     utilization = _complete_column(part, "sm_util_pct")
     lengths, sums, counts = overlapping(starts, ends, np.zeros(len(part)) if occupancy is None else occupancy)
     busy = float(lengths[counts > 0].sum())
+    whole = max(float(lengths.sum()) if latency_ms is None else latency_ms * 1e6, busy)
     found: dict[str, float | None] = {
         "busy_ms": busy / 1e6,
+        "copy_ms": max(0.0, _covered_ns(starts, ends, copies) - busy) / 1e6,
         "dispatch_ms": float(lengths[counts == 0].sum()) / 1e6,
         "l2_pct": _weighted_mean(part, "l2_throughput_pct"),
         "dram_pct": _weighted_mean(part, "dram_throughput_pct"),
@@ -136,36 +198,33 @@ def _of_run(part: pd.DataFrame) -> dict[str, float | None]:
     }
     if occupancy is not None and busy:
         found["max_occupancy_pct"] = float(sums[counts > 0].max())
-        found["wavg_occupancy_pct"] = float((lengths * sums).sum() / lengths.sum())
+        found["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
     if utilization is not None and busy:
         lengths, sums, _ = overlapping(starts, ends, utilization)
-        found["wavg_sm_util_pct"] = float((lengths * np.minimum(sums, 100.0)).sum() / lengths.sum())
+        found["wavg_sm_util_pct"] = float((lengths * np.minimum(sums, 100.0)).sum() / whole)
     return found
 
 
+def _spans(part: pd.DataFrame) -> tuple[Integers, Integers]:
+    starts = part["start_ns"].to_numpy(dtype=np.int64)
+    return starts, starts + np.maximum(part["duration_ns"].to_numpy(dtype=np.int64), 0)
+
+
+def _covered_ns(starts: Integers, ends: Integers, copies: pd.DataFrame | None) -> float:
+    """Return the time in which a kernel or a copy ran."""
+    if copies is not None and len(copies):
+        more = _spans(copies)
+        starts, ends = np.concatenate([starts, more[0]]), np.concatenate([ends, more[1]])
+    lengths, _, counts = overlapping(starts, ends, np.zeros(len(starts)))
+    return float(lengths[counts > 0].sum())
+
+
 def _sm_utilization(kernels: pd.DataFrame, device: Device | None) -> Floats:
-    from gpuprof.domain.occupancy import occupancies
-
-    unknown = np.full(len(kernels), np.nan)
-    needed = (*LAUNCH, "registers_per_thread")
-    if device is None or device.sm is None or any(column(kernels, name).isna().any() for name in needed):
-        return unknown
-    size = {name: kernels[name].to_numpy(dtype=np.int64) for name in needed}
-    shared = [column(kernels, f"{kind}_shared_bytes").fillna(0).to_numpy(dtype=np.int64) for kind in _SHARED]
-    try:
-        return occupancies(
-            device,
-            blocks=size["grid_x"] * size["grid_y"] * size["grid_z"],
-            threads_per_block=size["block_x"] * size["block_y"] * size["block_z"],
-            registers_per_thread=size["registers_per_thread"],
-            static_shared_bytes=shared[0],
-            dynamic_shared_bytes=shared[1],
-        ).sm_utilization_pct
-    except InputError:  # a compute capability whose rules are not known
-        return unknown
-
-
-_SHARED = ("static", "dynamic")
+    found, known = launch_occupancies(kernels, device)
+    values = np.full(len(kernels), np.nan)
+    if found is not None:
+        values[known] = found.sm_utilization_pct
+    return values
 
 
 def _complete_column(part: pd.DataFrame, name: str) -> Floats | None:

@@ -6,14 +6,18 @@ timeline asks for a column by `column`, which gives nulls for one that is not th
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from gpuprof.domain.gpu_description import GpuDescription
+
 #: Name of the range that gpuprof puts around each run of a model that it measures.
 RUN_RANGE = "gpuprof-run"
+_STEP = re.compile(r"ProfilerStep#\d+")
 #: Columns of `Timeline.kernels` that decide a launch; counters are joined on them.
 LAUNCH = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 H2D, D2H = "h2d", "d2h"
@@ -33,17 +37,17 @@ class Timeline:
         ``name``, ``start_ns``, ``duration_ns``, and what the tool has of ``process_id``, ``device_index``,
         ``stream_id``, ``correlation_id``, ``grid_x`` … ``block_z``, ``registers_per_thread``,
         ``static_shared_bytes``, ``dynamic_shared_bytes``, ``graph_node``, ``launch_start_ns``, ``thread_id``,
-        ``range`` (innermost range around the launch, or None), ``repeat`` (`OUTSIDE` outside of all runs) and
-        ``achieved_occupancy_pct`` (where ``estimated`` is said in ``notes``); in order of start.
+        ``range`` (innermost range around the launch, or None) and ``repeat`` (`OUTSIDE` outside of all runs); in order
+        of start.
     copies : DataFrame
         ``start_ns``, ``duration_ns``, ``bytes``, ``direction`` (``"h2d"``, ``"d2h"``, or another word), ``memory`` (of
-        the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``.
+        the host: ``"pinned"``, ``"pageable"``, or None: not said), ``repeat``, and where it is said ``device_index``.
     ranges : DataFrame
         ``name``, ``start_ns``, ``end_ns``, ``process_id``, ``thread_id``.
     tool, version : str
         What recorded it.
-    gpus : mapping of int to str
-        Device index → the driver's name of the GPU.
+    gpus : mapping of int to GpuDescription
+        Device index → what the report says of the GPU.
     notes : tuple of str
         What a reader must know.
     """
@@ -53,7 +57,7 @@ class Timeline:
     ranges: pd.DataFrame
     tool: str
     version: str
-    gpus: dict[int, str] = field(default_factory=dict)
+    gpus: dict[int, GpuDescription] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     @property
@@ -70,6 +74,38 @@ class Timeline:
         kernels = self.kernels[self.kernels["repeat"] != OUTSIDE].reset_index(drop=True)
         copies = self.copies[self.copies["repeat"] != OUTSIDE].reset_index(drop=True)
         return replace(self, kernels=kernels, copies=copies)
+
+    def by_gpu(self) -> dict[int, Timeline]:
+        """Return the part of each GPU that kernels ran on, by its index; of one alone the whole, index or not."""
+        index = pd.to_numeric(column(self.kernels, "device_index"), errors="coerce").fillna(0).astype(np.int64)
+        used = sorted(index.unique().tolist()) or [0]
+        if len(used) == 1:
+            return {int(used[0]): self}
+        copied = pd.to_numeric(column(self.copies, "device_index"), errors="coerce").fillna(-1).astype(np.int64)
+        return {
+            int(gpu): replace(
+                self,
+                kernels=self.kernels[(index == gpu).to_numpy()].reset_index(drop=True),
+                copies=self.copies[(copied == gpu).to_numpy()].reset_index(drop=True),
+                gpus={gpu: self.gpus[gpu]} if gpu in self.gpus else {},
+                notes=(*self.notes, f"GPU {gpu} of {len(used)} in the report"),
+            )
+            for gpu in used
+        }
+
+
+def find_runs(ranges: pd.DataFrame) -> tuple[pd.DataFrame, bool]:
+    """Return the ranges that are runs of the model, in order, and whether only their own thread's launches are in them.
+
+    Those are gpuprof's own, else the steps that torch.profiler's schedule marks: a step is one for all threads of its
+    process, as that which runs the backward pass.
+    """
+    own = ranges[ranges["name"] == RUN_RANGE]
+    if len(own):
+        return own.sort_values("start_ns").reset_index(drop=True), True
+    is_step = np.array([_STEP.fullmatch(str(name)) is not None for name in ranges["name"]], dtype=bool)
+    steps = ranges[is_step]
+    return steps.sort_values("start_ns").reset_index(drop=True), False
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series[Any]:

@@ -67,20 +67,25 @@ def test_provenance_says_what_was_read_and_what_did_not_match(tmp_path: Path, ns
     assert "no latency" in run["notes"]
 
 
-def test_counters_alone_have_no_order_in_time_and_so_no_creq(tmp_path: Path, ncu: Path) -> None:
+def test_counters_alone_give_what_needs_no_order_in_time(tmp_path: Path, ncu: Path) -> None:
     database = _ingested(tmp_path, ncu)
     (model,) = database.read("models").to_pylist()
-    assert model["max_occupancy_pct"] is None and model["kernel_count"] is None and model["h2d_bytes"] is None
+    assert model["max_occupancy_pct"] == 60.0 and model["kernel_count"] == 4
+    assert model["wavg_occupancy_pct"] is None and model["dispatch_ms"] is None and model["h2d_bytes"] is None
     assert len(database.read("kernels").to_pylist()) == 4
 
 
-def test_a_torch_trace_is_ingested_with_its_estimate_named(tmp_path: Path) -> None:
+def test_a_torch_trace_is_ingested_with_our_own_occupancy(tmp_path: Path) -> None:
     path = kineto_files.write(tmp_path / "t.json", kineto_files.trace())
-    database = _ingested(tmp_path, path)
+    database = KernelDb.create(tmp_path / "db")
+    ingest(database, ReplayCollector([path]), replayed_job("net", 4, Share(), [path]), device("a100-80"))
     (model,) = database.read("models").to_pylist()
-    assert model["max_occupancy_pct"] == 25.0 and model["kernel_count"] == 2
-    assert "estimate" in database.read("runs").to_pylist()[0]["notes"]
-    assert {row["op_name"] for row in database.read("kernels").to_pylist()} == {"aten::conv2d", None}
+    # 216 blocks of 128 threads on 108 SMs of 64 warps: eight warps an SM, though 64 registers allow 32.
+    assert model["max_occupancy_pct"] == 12.5 and model["kernel_count"] == 2
+    assert "occupancy is estimated from the launches" in database.read("runs").to_pylist()[0]["notes"]
+    rows = database.read("kernels").to_pylist()
+    assert {row["op_name"] for row in rows} == {"aten::conv2d", None}
+    assert {(row["runtime"], row["theoretical_occupancy_pct"]) for row in rows} == {("pytorch", 50.0)}
 
 
 def test_kernels_are_tied_to_the_nodes_whose_ranges_launched_them(tmp_path: Path) -> None:
@@ -122,15 +127,15 @@ def test_a_report_without_marked_runs_counts_as_one(tmp_path: Path) -> None:
     export = Export()
     export.kernel("a", 0, 10, 20, 1)
     export.kernel("b", 1, 20, 30, 2)
-    recorded = read_reports([export.write(tmp_path / "r.sqlite")])
+    (recorded,) = read_reports([export.write(tmp_path / "r.sqlite")])
     assert recorded.kernels["repeat"].tolist() == [0, 0]
     assert "no gpuprof-run range" in recorded.notes[0]
 
 
 def test_the_device_is_the_one_that_the_reports_name(tmp_path: Path, nsys: Path, ncu: Path) -> None:
-    assert device_of_recording(read_reports([nsys])).name == "v100"
+    assert device_of_recording(*read_reports([nsys])).name == "v100"
     with pytest.raises(InputError, match=r"name no GPU.*--device"):
-        device_of_recording(read_reports([ncu]))
+        device_of_recording(*read_reports([ncu]))
 
 
 def test_two_timelines_cannot_be_joined(tmp_path: Path, nsys: Path) -> None:

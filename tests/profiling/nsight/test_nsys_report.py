@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from gpuprof.domain.gpu_description import GpuDescription
 from gpuprof.errors import InputError
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from tests.profiling.nsys_files import KERNEL, MEMCPY, RUNTIME, Export, two_runs
@@ -19,7 +20,7 @@ def test_old_and_new_exports_give_the_same_kernels(tmp_path: Path, new: bool) ->
     assert kernels["repeat"].tolist() == [-1, 0, 0, 0, 1, 1, 1]
     assert kernels["grid_x"].tolist() == [80, 80, 81, 82, 80, 81, 82]
     assert kernels["duration_ns"].tolist() == [20, *[60] * 6]
-    assert timeline.gpus == {0: "Tesla V100-SXM2-16GB"}
+    assert timeline.gpus == {0: GpuDescription("Tesla V100-SXM2-16GB")}
     assert timeline.version == ("2024.6.1.90 (schema 3.16.0)" if new else "2022.4.2.1 (schema 3.0.0)")
 
 

@@ -74,8 +74,39 @@ def test_what_is_not_known_of_every_kernel_is_null() -> None:
     assert compute_requirement(some.drop(columns="registers_per_thread"), None, V100).wavg_sm_util_pct is None  # type: ignore[union-attr]
 
 
-def test_kernels_without_a_time_say_nothing() -> None:
-    assert compute_requirement(kernels((0, 10, 1.0, 1)).drop(columns="start_ns"), None, V100) is None
+def test_kernels_without_any_time_say_nothing() -> None:
+    one = kernels((0, 10, 1.0, 1)).drop(columns="start_ns")
+    assert compute_requirement(one.drop(columns="duration_ns"), None, V100) is None
+    counted = compute_requirement(one, None, V100)  # as ncu leaves it: a duration, and no place in time
+    assert counted is not None and counted.max_occupancy_pct == 1.0 and counted.busy_ms is None
+
+
+def test_the_gap_is_what_a_batch_takes_beyond_kernels_and_copies_without_a_profiler() -> None:
+    ms = 1_000_000
+    frame = kernels((0, 2 * ms, 40.0, 1), (10 * ms, 12 * ms, 20.0, 1))  # the profiler stretches what lies between
+    copies = pd.DataFrame(
+        {
+            "start_ns": [0, 11 * ms],
+            "duration_ns": [3 * ms, ms],
+            "bytes": [1, 1],
+            "direction": ["h2d", "d2h"],
+            "repeat": 0,
+        }
+    )  # the second runs while a kernel does, of the first a millisecond lies beyond one
+    found = compute_requirement(frame, copies, None, latency_ms=8.0)
+    assert found is not None and (found.busy_ms, found.copy_ms, found.dispatch_ms) == (4.0, 1.0, 3.0)
+    assert found.wavg_occupancy_pct == pytest.approx((2 * 40.0 + 2 * 20.0) / 8.0)  # over the batch, not over the trace
+    in_trace = compute_requirement(frame, copies, None)
+    assert in_trace is not None and in_trace.dispatch_ms == 8.0
+
+
+def test_a_gap_below_nothing_is_noise_or_refused() -> None:
+    frame = kernels((0, 4_000_000, 40.0, 1))
+    near = compute_requirement(frame, None, None, latency_ms=3.9)
+    assert near is not None and near.dispatch_ms == 0.0 and not near.notes
+    far = compute_requirement(frame, None, None, latency_ms=2.0)
+    assert far is not None and far.dispatch_ms is None
+    assert far.notes[0].startswith("no gap between launches: kernels and copies took 4 ms under the profiler")
 
 
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10), st.integers(0, 100)), min_size=1, max_size=10)

@@ -1,0 +1,121 @@
+"""A GPU as a driver or a report describes it, and the device that it is: the catalogue's, or scaled from a like one."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from gpuprof.domain.catalogue import device_of_driver, devices
+from gpuprof.domain.device import Device, SmLimits
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDescription:
+    """What is said of a board; None: not said.
+
+    Attributes
+    ----------
+    name : str
+        The driver's, ``"NVIDIA H100 80GB HBM3"``.
+    compute_capability : str or None
+        ``"9.0"``.
+    sms : int or None
+    clock_mhz : float or None
+        Highest clock of the SMs.
+    memory_bytes, l2_bytes : int or None
+    memory_bytes_per_s : float or None
+    warps_per_sm, registers_per_sm, shared_bytes_per_sm, shared_bytes_per_block : int or None
+        Limits of an SM; of a block the most that it can be allowed.
+    """
+
+    name: str
+    compute_capability: str | None = None
+    sms: int | None = None
+    clock_mhz: float | None = None
+    memory_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
+    l2_bytes: int | None = None
+    warps_per_sm: int | None = None
+    registers_per_sm: int | None = None
+    shared_bytes_per_sm: int | None = None
+    shared_bytes_per_block: int | None = None
+
+
+def describe_device(said: GpuDescription, by: str = "the report") -> Device | None:
+    """Return the device that a board is: the catalogue's by its name, else one scaled from a board of its capability.
+
+    Parameters
+    ----------
+    said : GpuDescription
+    by : str
+        Who says so, for ``Device.sources``.
+
+    Returns
+    -------
+    Device or None
+        None where the catalogue does not have it and its compute capability or SMs are not said, or not known.
+    """
+    known = device_of_driver(said.name)
+    if known is not None:
+        return known
+    like = [gpu for gpu in devices().values() if gpu.compute_capability == said.compute_capability]
+    if not like or said.compute_capability is None or not said.sms:
+        return None
+    sms = said.sms
+    base = min(like, key=lambda gpu: (abs(gpu.compute_units - sms), gpu.name))
+    clock = said.clock_mhz or base.clock_mhz
+    ratio = sms * clock / (base.compute_units * base.clock_mhz)
+    bandwidth = said.memory_bytes_per_s or base.dram_bytes_per_s
+    return replace(
+        base,
+        name=device_slug(said.name),
+        compute_units=sms,
+        clock_mhz=clock,
+        flops_per_s=MappingProxyType({dtype: rate * ratio for dtype, rate in base.flops_per_s.items()}),
+        dram_bytes=said.memory_bytes or base.dram_bytes,
+        dram_bytes_per_s=bandwidth,
+        l2_bytes=said.l2_bytes or base.l2_bytes,
+        sm=None if base.sm is None else _limits(said, base.sm),
+        max_power_w=None,
+        price_per_hour=None,
+        mig_slices=0,
+        mig_profiles=(),
+        sources=MappingProxyType(_sources(said, base, by)),
+    )
+
+
+def device_slug(driver_name: str) -> str:
+    """Return a device's name made of the driver's: ``"NVIDIA L40S"`` gives ``"l40s"``."""
+    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"nvidia|tesla", "", driver_name.lower())).strip("-") or "gpu"
+
+
+def _limits(said: GpuDescription, base: SmLimits) -> SmLimits:
+    block = said.shared_bytes_per_block or base.max_shared_memory_per_block_bytes
+    return replace(
+        base,
+        warps=said.warps_per_sm or base.warps,
+        threads=32 * (said.warps_per_sm or base.warps),
+        registers=said.registers_per_sm or base.registers,
+        shared_memory_bytes=said.shared_bytes_per_sm or base.shared_memory_bytes,
+        max_shared_memory_per_block_bytes=max(block, base.max_shared_memory_per_block_bytes),
+    )
+
+
+def _sources(said: GpuDescription, base: Device, by: str) -> dict[str, str]:
+    told = {
+        "clock": said.clock_mhz,
+        "memory": said.memory_bytes,
+        "bandwidth": said.memory_bytes_per_s,
+        "L2": said.l2_bytes,
+    }
+    missing = [name for name, value in told.items() if not value]
+    assumed = f"; {', '.join(missing)} as of {base.name}" if missing else ""
+    return {
+        "name": said.name,
+        "compute": f"in proportion to {base.name}, by SMs and clock that {by} reports{assumed}",
+        "memory": f"as {by} reports it{assumed}",
+        "limits": base.sources["limits"],
+        "power": "unknown",
+        "price": "none: this board is not in the catalogue",
+    }

@@ -1,0 +1,91 @@
+"""Occupancy of recorded kernels from their launches: for timelines, which time kernels and count nothing.
+
+torch.profiler has an estimate of its own, which is 0 for a block with more shared memory than the 48 KiB that need no
+permission: kernels of most libraries' matrix products. It is not used.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.occupancy import MAX_THREADS_PER_BLOCK, Occupancies, occupancies
+from gpuprof.errors import InputError
+from gpuprof.profiling.timeline.timeline import LAUNCH, column
+
+#: Says in a run's notes and settings where occupancies come from.
+ESTIMATED = "occupancy is estimated from the launches, capped by the grid, not counted"
+_NEEDED = (*LAUNCH, "registers_per_thread")
+_MOST_REGISTERS = 256
+
+
+def launch_occupancies(kernels: pd.DataFrame, device: Device | None) -> tuple[Occupancies | None, NDArray[np.bool_]]:
+    """Return what the launches of kernels occupy, and of which rows of ``kernels`` that is known.
+
+    Parameters
+    ----------
+    kernels : DataFrame
+        As `gpuprof.profiling.timeline.timeline.Timeline.kernels`.
+    device : Device or None
+
+    Returns
+    -------
+    Occupancies or None
+        Of the known rows, in their order; None where there is none, or the device's rules are not known.
+    ndarray of bool, shape (n,)
+    """
+    nothing = np.zeros(len(kernels), dtype=bool)
+    if device is None or device.sm is None or not len(kernels):
+        return None, nothing
+    size = {name: pd.to_numeric(column(kernels, name), errors="coerce") for name in _NEEDED}
+    known = np.logical_and.reduce([values.notna().to_numpy() for values in size.values()])
+    known &= np.logical_and.reduce([(size[name] >= 1).to_numpy() for name in LAUNCH])
+    threads = size["block_x"] * size["block_y"] * size["block_z"]
+    known &= (threads <= MAX_THREADS_PER_BLOCK).to_numpy() & (size["registers_per_thread"] < _MOST_REGISTERS).to_numpy()
+    if not known.any():
+        return None, nothing
+    chosen = {
+        name: values.to_numpy(dtype=np.float64, na_value=0.0)[known].astype(np.int64) for name, values in size.items()
+    }
+    shared = [
+        pd.to_numeric(column(kernels, f"{kind}_shared_bytes"), errors="coerce")
+        .fillna(0)
+        .to_numpy(dtype=np.int64)[known]
+        for kind in ("static", "dynamic")
+    ]
+    try:
+        found = occupancies(
+            device,
+            blocks=chosen["grid_x"] * chosen["grid_y"] * chosen["grid_z"],
+            threads_per_block=chosen["block_x"] * chosen["block_y"] * chosen["block_z"],
+            registers_per_thread=chosen["registers_per_thread"],
+            static_shared_bytes=shared[0],
+            dynamic_shared_bytes=shared[1],
+        )
+    except InputError:  # a compute capability whose rules are not known
+        return None, nothing
+    return found, known
+
+
+def with_occupancy(kernels: pd.DataFrame, device: Device | None) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    """Return the kernels with the occupancy that their launches allow where none was counted, and a note of it."""
+    found, known = launch_occupancies(kernels, device)
+    if found is None:
+        return kernels, ()
+    counted = pd.to_numeric(column(kernels, "achieved_occupancy_pct"), errors="coerce")
+    estimates = np.full(len(kernels), np.nan)
+    estimates[known] = found.average_occupancy_pct
+    theoretical = np.full(len(kernels), np.nan)
+    theoretical[known] = found.occupancy_pct
+    lacking = int((counted.isna().to_numpy() & ~np.isnan(estimates)).sum())
+    more = pd.to_numeric(column(kernels, "theoretical_occupancy_pct"), errors="coerce")
+    filled = kernels.assign(
+        achieved_occupancy_pct=counted.to_numpy(dtype=np.float64, na_value=np.nan).copy(),
+        theoretical_occupancy_pct=np.where(more.notna(), more.to_numpy(dtype=np.float64, na_value=np.nan), theoretical),
+    )
+    filled.loc[counted.isna().to_numpy(), "achieved_occupancy_pct"] = estimates[counted.isna().to_numpy()]
+    if not lacking:
+        return filled, ()
+    return filled, (ESTIMATED if lacking == len(kernels) else f"{ESTIMATED}: of {lacking} of {len(kernels)} kernels",)
