@@ -60,6 +60,7 @@ class Limits:
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64
     hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0
     drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0
+    connections_per_peer: Annotated[int, typer.Option(help="HTTP connections that one address may have.", min=1)] = 2048
 
     def __post_init__(self) -> None:
         if self.buffer_mb < self.max_body_mb:
@@ -184,6 +185,7 @@ def serve(
         max_body_bytes=limits.max_body_mb << 20,
         hang_s=limits.hang_s,
         drain_s=limits.drain_s,
+        connections_per_peer=limits.connections_per_peer,
         shadow=following.shadow,
         security=guarding.security(listening.host),
         tracer=None if telling.otlp is None else otlp_tracer(telling.otlp, telling.otlp_sample),

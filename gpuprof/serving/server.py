@@ -27,7 +27,7 @@ from gpuprof.serving.protocol.http_api import HttpApi
 from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.security import OPEN, Security
+from gpuprof.serving.transport.security import OPEN, Security, is_loopback
 from gpuprof.serving.watch.logs import LOGGER
 from gpuprof.serving.watch.tracing import SpanTracer
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
+_HANDSHAKE_S = 10.0
 
 #: Makes what keeps the machines; given the arena and `ServerSettings`.
 EngineMaker = Callable[[Arena, "ServerSettings"], Engine]
@@ -68,6 +69,8 @@ class ServerSettings:
         A connection that stands still in the middle of a request or an answer for so long is closed.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
+    connections_per_peer : int
+        Connections of HTTP that one address may have.
     shadow : bool
         Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     adapt : AdaptSettings or None
@@ -88,6 +91,7 @@ class ServerSettings:
     drain_s: float = 30.0
     stall_s: float = 30.0
     idle_s: float = 300.0
+    connections_per_peer: int = 2048
     shadow: bool = False
     adapt: AdaptSettings | None = None
     tracer: SpanTracer | None = None
@@ -118,7 +122,14 @@ class Server:
         self._engine = (make_engine or _local_engine)(self._arena, settings)
         self._engine.on_moved = lambda: self._decide(self._follow_machines())
         self._workforce = Workforce(self.router, self._engine, settings.routing, settings.hang_s, settings.drain_s)
-        self._api = HttpApi(self.router, settings.max_body_bytes, settings.security.admits)
+        guarded = bool(settings.security.token) or not is_loopback(settings.host)
+        self._api = HttpApi(
+            self.router,
+            settings.max_body_bytes,
+            settings.security.admits,
+            None if guarded else {settings.host.lower(), "localhost.localdomain"},
+            settings.connections_per_peer,
+        )
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
         self._deciders: list[asyncio.Task[None]] = []
@@ -157,7 +168,7 @@ class Server:
             watch.cancel()
             self._stop_deciding()
             listener.close()
-            for connection in list(self._api.connections):
+            for connection in self._api.connections:
                 connection.close()
             if self._grpc is not None:
                 await self._grpc.close()
@@ -176,6 +187,7 @@ class Server:
                 settings.host,
                 settings.port,
                 ssl=settings.security.context,
+                ssl_handshake_timeout=None if settings.security.context is None else _HANDSHAKE_S,
                 backlog=1024,
                 start_serving=False,
             )
@@ -272,12 +284,14 @@ class Server:
             for worker in self._workforce.workers:
                 worker.watch(now)
             self._engine.watch(now)
-            for connection in list(self._api.connections):
+            for connection in self._api.connections:
                 still_s = now - connection.touched
                 if connection.is_idle:
                     if still_s > self._settings.idle_s:
                         connection.close()
-                elif not connection.busy and still_s > self._settings.stall_s:
+                elif connection.is_overdue(now, self._settings.stall_s) or (
+                    not connection.busy and still_s > self._settings.stall_s
+                ):
                     connection.abort()
             if self._grpc is not None:
                 await self._grpc.watch(now)

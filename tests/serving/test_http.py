@@ -288,6 +288,42 @@ def test_a_batch_in_one_request_is_answered_row_by_row(null_server: RunningServe
     assert status == 400 and "batches of 1 to 4" in answer["error"]
 
 
+def test_an_offer_to_upgrade_does_not_disturb_a_chunked_body(null_server: RunningServer) -> None:
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in (BODY[:9], BODY[9:])) + b"0\r\n\r\n"
+    upgrade = ("Transfer-Encoding: chunked", "Upgrade: websocket", "Connection: Upgrade")
+    with null_server.connect() as connection:
+        connection.sendall(post(chunks, *upgrade))
+        assert read_answer(connection)[0] == 200
+
+
+@pytest.mark.parametrize("hosts", [[], ["x", "x"], ["x", "y"]])
+def test_a_request_has_one_host(null_server: RunningServer, hosts: list[str]) -> None:
+    lines = "".join(f"Host: {host}\r\n" for host in hosts)
+    with null_server.connect() as connection:
+        connection.sendall(f"GET /v2/health/live HTTP/1.1\r\n{lines}\r\n".encode())
+        assert read_answer(connection)[0] == 400
+
+
+def test_a_name_of_another_server_is_not_answered(null_server: RunningServer) -> None:
+    assert null_server.get("/v2", Host="evil.example.org")[0] == 421
+    assert null_server.get("/v2", Host="localhost:1")[0] == 200
+
+
+def test_a_large_chunked_body_is_answered_and_leaves_nothing_behind(null_server: RunningServer) -> None:
+    values = np.arange(150_000, dtype=np.float32)
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 150_000], "parameters": {"binary_data_size": 600_000}}
+    head = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
+    body = head + values.tobytes()
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(p), p) for p in (body[:300_000], body[300_000:])) + b"0\r\n\r\n"
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    with null_server.connect() as connection:
+        connection.sendall(post(chunks, "Transfer-Encoding: chunked", length, path="/v2/models/large/infer"))
+        status, answer = read_answer(connection)
+    assert status == 200 and answer.endswith(values.tobytes())
+    metrics = null_server.get("/metrics")[1].decode()
+    assert "gpuprof_buffer_bytes 0.0" in metrics
+
+
 def test_router_and_idle_workers_are_small(null_server: RunningServer) -> None:
     import psutil
 

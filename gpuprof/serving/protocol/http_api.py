@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from http import HTTPStatus
 from urllib.parse import unquote
 
 from gpuprof.serving.protocol import descriptions
-from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, HttpConnection
+from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, ConnectionSet
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
-from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead
+from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
 from gpuprof.serving.router.public_name import version_order
@@ -37,15 +37,26 @@ class HttpApi:
     admits : callable
         Whether the value of an Authorization header lets a request in; whether the server lives and is ready is told
         to everybody.
+    own_hosts : collection of str or None
+        The names by which the server may be asked for, beside addresses and names without a dot; None: any. A page that
+        a browser shows can reach a server of its machine by a name of its own (DNS rebinding).
+    connections_per_peer : int
+        That one address may have.
     """
 
     def __init__(
-        self, router: Router, max_body_bytes: int, admits: Callable[[bytes], bool] = lambda authorization: True
+        self,
+        router: Router,
+        max_body_bytes: int,
+        admits: Callable[[bytes], bool] = lambda authorization: True,
+        own_hosts: Collection[str] | None = None,
+        connections_per_peer: int = 2048,
     ) -> None:
         self.router = router
         self.arena = router.arena
         self.scratch = bytearray(SCRATCH_BYTES)
-        self.connections: set[HttpConnection] = set()
+        self.connections = ConnectionSet(connections_per_peer)
+        self._own_hosts = own_hosts
         self._max_body_bytes = max_body_bytes
         self._admits = admits
         self._routes: dict[tuple[bytes, bytes], Route] = {}
@@ -61,8 +72,11 @@ class HttpApi:
         Raises
         ------
         RefusedError
-            401 without the token, 404 for an address that there is not, 405 for a method that it does not have.
+            401 without the token, 404 for an address that there is not, 405 for a method that it does not have, 421
+            for another server's name.
         """
+        if self._own_hosts is not None and not is_own_host(head.headers.get(b"host", b""), self._own_hosts):
+            raise RefusedError(HTTPStatus.MISDIRECTED_REQUEST, "the header Host names another server")
         if not self._admits(head.headers.get(b"authorization", b"")) and not head.target.startswith(_FOR_EVERYBODY):
             raise RefusedError(HTTPStatus.UNAUTHORIZED, "the request does not have the token of this server")
         key = (head.method, head.target)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -26,14 +27,18 @@ _MAX_PENDING_BYTES = 1 << 18
 _LINGER_S = 2.0
 _ABOUT_TO_ASK_S = 1.0
 _MAX_LINGERING_BYTES = 1 << 24
+_MAX_UNSENT_BYTES = 1 << 16
+_TOO_MANY = write_head(429, CONTENT_JSON, 0, keep_alive=False, extra=b"Retry-After: 1\r\n")
+#: Who sends or reads more slowly than that, all in all, stands still.
+_LEAST_BYTES_PER_S = 1 << 17
 
 
-class Site(Protocol):
+class ConnectionOwner(Protocol):
     """What connections share."""
 
     arena: Arena
     scratch: bytearray
-    connections: set[HttpConnection]
+    connections: ConnectionSet
 
     @property
     def draining(self) -> bool:
@@ -51,22 +56,61 @@ class Site(Protocol):
         ...
 
 
+class ConnectionSet:
+    """The connections that are open, of which one address may have only so many.
+
+    Parameters
+    ----------
+    per_peer : int
+    """
+
+    def __init__(self, per_peer: int) -> None:
+        self._per_peer = per_peer
+        self._connections: set[HttpConnection] = set()
+        self._counts: Counter[str] = Counter()
+        self.turned_away = 0
+
+    def __iter__(self) -> Iterator[HttpConnection]:
+        return iter(list(self._connections))
+
+    def add(self, connection: HttpConnection) -> bool:
+        """Take in a connection; False when its address has too many."""
+        if self._counts[connection.peer] >= self._per_peer:
+            self.turned_away += 1
+            return False
+        self._counts[connection.peer] += 1
+        self._connections.add(connection)
+        return True
+
+    def discard(self, connection: HttpConnection) -> None:
+        """Forget a connection."""
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._counts[connection.peer] -= 1
+            if not self._counts[connection.peer]:
+                del self._counts[connection.peer]
+
+
 class HttpConnection(asyncio.BufferedProtocol):
     """Reads requests one after another and writes their answers.
 
     Parameters
     ----------
-    site : Site
+    site : ConnectionOwner
     """
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: ConnectionOwner) -> None:
         self._site = site
+        self.peer = ""
         self._transport: asyncio.Transport | None = None
         self._pending = bytearray()
         self._incoming: Incoming | None = None
         self._unsent: list[Slot] = []
         self._paused = False
+        self._choked = False
         self._lingering = False
+        self._began: float | None = None
+        self._unsent_bytes = 0
         self._discarded = 0
         self._keep_alive = True
         self.busy = False
@@ -79,7 +123,10 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Keep the transport; its buffer counts from the first byte, to know when memory is free again."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=0)
-        self._site.connections.add(self)
+        self.peer = str((transport.get_extra_info("peername") or ("",))[0])
+        if not self._site.connections.add(self):
+            self._transport.write(_TOO_MANY)
+            self._transport.close()
 
     def get_buffer(self, hint: int) -> memoryview:
         """Return where the next bytes go: into the arena when a large body is being received."""
@@ -91,6 +138,8 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         """Take in what arrived."""
         self.touched = time.monotonic()
+        if self._began is None:
+            self._began = self.touched
         incoming = self._incoming
         if self._lingering:
             self._discarded += count
@@ -100,9 +149,11 @@ class HttpConnection(asyncio.BufferedProtocol):
             incoming.received += count
             if incoming.received == incoming.length:
                 self._dispatch(incoming)
-        elif self._pending or self.busy:
+            elif incoming.is_full:
+                self._grow(incoming)
+        elif self._pending or self.busy or self._choked:
             self._pending += memoryview(self._site.scratch)[:count]
-            if not self.busy:
+            if not self.busy and not self._choked:
                 self._consume_pending()
             elif len(self._pending) > _MAX_PENDING_BYTES and self._transport is not None and not self._paused:
                 self._paused = True
@@ -121,6 +172,9 @@ class HttpConnection(asyncio.BufferedProtocol):
         """Everything is written: the memory of the answer is free."""
         self.touched = time.monotonic()
         self._release()
+        if self._choked:
+            self._choked = False
+            self._consume_pending()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Give everything back."""
@@ -163,9 +217,12 @@ class HttpConnection(asyncio.BufferedProtocol):
             transport.writelines([head + body, *tail])
         else:
             transport.write(head + body)
-        if not transport.get_write_buffer_size():
+        self._unsent_bytes = transport.get_write_buffer_size()
+        if not self._unsent_bytes:
             self._release()
+        self._choked = self._unsent_bytes > _MAX_UNSENT_BYTES
         self.touched = time.monotonic()
+        self._began = self.touched if self._pending or self._unsent_bytes else None
         self.busy = False
         self._incoming = None
         if not keep_alive:
@@ -201,7 +258,20 @@ class HttpConnection(asyncio.BufferedProtocol):
     @property
     def is_idle(self) -> bool:
         """Whether nothing has been asked that is not answered."""
-        return not self.busy and self._incoming is None and not self._pending and not self._unsent
+        return not (self.busy or self._incoming or self._pending or self._unsent or self._choked)
+
+    def is_overdue(self, now: float, stall_s: float) -> bool:
+        """Whether a request, from its first byte, or the reading of an answer has taken too long altogether.
+
+        Parameters
+        ----------
+        now, stall_s : float
+            Monotonic seconds; how long it may take beyond what its bytes take slowly.
+        """
+        if self.busy or self._began is None or self.is_idle:
+            return False
+        length = self._unsent_bytes if self._incoming is None else self._incoming.length
+        return now - self._began > stall_s + length / _LEAST_BYTES_PER_S
 
     def owes_nothing(self, now: float) -> bool:
         """Whether closing takes nothing from the client; one that has just come is about to ask."""
@@ -210,7 +280,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     # --- reading
 
     def _consume_pending(self) -> None:
-        if self.busy or self._lingering or self._transport is None:
+        if self.busy or self._choked or self._lingering or self._transport is None:
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
@@ -222,7 +292,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _consume(self, buffer: bytearray, end: int) -> int:
         """Take requests out of ``buffer`` until one has to be waited for; return how far that is."""
         position = 0
-        while position < end and not self.busy and not self._lingering:
+        while position < end and not (self.busy or self._choked or self._lingering):
             if self._incoming is not None:
                 position = self._take_body(self._incoming, buffer, position, end)
                 continue
@@ -247,7 +317,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._keep_alive = head.keep_alive and not head.chunked
         incoming = self._incoming = Incoming.begin(head, self.touched)
         try:
-            incoming.prepare(self._site.route(head), text)
+            incoming.prepare(self._site.route(head))
         except RefusedError as refusal:
             # A body that is not much too large is read, so that the connection can go on.
             if head.chunked or incoming.length > MAX_DISCARDED_BYTES or b"expect" in head.headers:
@@ -268,6 +338,12 @@ class HttpConnection(asyncio.BufferedProtocol):
         if whole:
             self._dispatch(incoming)
         return used
+
+    def _grow(self, incoming: Incoming) -> None:
+        try:
+            incoming.grow(self._site.arena)
+        except RefusedError as refusal:
+            self._reject(refusal)
 
     def _dispatch(self, incoming: Incoming) -> None:
         self.busy = True

@@ -13,12 +13,16 @@ from gpuprof.serving.protocol.http_message import ChunkedBody, HttpHead, chunk_p
 from gpuprof.serving.router.infer_request import RequestBody
 from gpuprof.serving.transport.arena import ALIGNMENT, Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.inference import RefusedError, bad_request
+from gpuprof.serving.transport.inference import RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
 MAX_DISCARDED_BYTES = 1 << 20
 #: Up to here receiving a large body for nothing costs both sides less than a new connection.
 MAX_REFUSED_BYTES = 1 << 24
+#: A body has memory for so many times what has come of it; for twice that much from `_LARGE_BYTES` on.
+_FIRST_GROWTH = 4
+_FIRST_BYTES = 1 << 15
+_LARGE_BYTES = 1 << 20
 _JSON_LENGTH = b"inference-header-content-length"
 
 
@@ -100,7 +104,7 @@ class Incoming:
     refusal : RefusedError or None
         The body is received for nothing: this is the answer.
     view : memoryview or None
-        Where in the arena the body goes; None: into ``data``, or nowhere.
+        Where in the arena the body goes, as far as there is memory for it; None: into ``data``, or nowhere.
     received, length : int
         Bytes of the body.
     """
@@ -118,6 +122,7 @@ class Incoming:
     _start: int = 0
     _chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
     _data: bytearray = field(default_factory=bytearray)
+    _charged: int = 0
 
     @classmethod
     def begin(cls, head: HttpHead, arrived: float) -> Incoming:
@@ -129,8 +134,8 @@ class Incoming:
         """Whether nothing is missing; of a chunked body `take` says so."""
         return self._chunks is None and self.received == self.length
 
-    def prepare(self, route: Route, text: bytes) -> None:
-        """Prepare for the body that ``route`` takes; ``text`` is the head as it came.
+    def prepare(self, route: Route) -> None:
+        """Prepare for the body that ``route`` takes.
 
         Raises
         ------
@@ -142,7 +147,7 @@ class Incoming:
             raise RefusedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "compressed bodies are not supported")
         if self.head.chunked:
             body = ChunkedBody(route.max_body)
-            self._chunks = (chunk_parser(text, body), body)
+            self._chunks = (chunk_parser(body), body)
             return
         if self.length > route.max_body:
             raise too_large(route.max_body)
@@ -158,17 +163,43 @@ class Incoming:
             When it is no body, or larger than the route or the memory takes.
         """
         if self._chunks is not None:
-            return end, self._take_chunks(self._chunks, bytes(memoryview(buffer)[position:end]))
+            return end, self._take_chunks(self._chunks, bytes(memoryview(buffer)[position:end]), arena)
         count = min(end - position, self.length - self.received)
         piece = memoryview(buffer)[position : position + count]
         if self._undecided:
             self._decide(piece, arena)
+        while self.view is not None and self.received + count > len(self.view):
+            self.grow(arena)
         if self.view is not None:
             self.view[self.received : self.received + count] = piece
         elif self.refusal is None:
             self._data += piece
         self.received += count
         return position + count, self.received == self.length
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `grow` must be called before more can be received in ``view``."""
+        return self.view is not None and self.received == len(self.view) < self.length
+
+    def grow(self, arena: Arena) -> None:
+        """Take memory for more of a body: as it comes, not as it was announced.
+
+        Raises
+        ------
+        RefusedError
+            When there is none, and the rest is too long to be received for nothing.
+        """
+        assert self._slot is not None and self.view is not None
+        had = len(self.view)
+        size = min(self.length, (_FIRST_GROWTH if had < _LARGE_BYTES else 2) * had)
+        slot = arena.grow(self._slot, size + ALIGNMENT)
+        if slot is None:
+            self.release(arena)
+            self._refuse(out_of_memory())
+            return
+        self._start += slot.offset - self._slot.offset
+        self._slot, self.view = slot, arena.view(self._start, size)
 
     def body(self) -> ReceivedBody:
         """Return what was received; from now on the memory is the receiver's to give back."""
@@ -184,6 +215,14 @@ class Incoming:
         if self._slot is not None:
             arena.give_back(self._slot)
         self._slot = self.view = None
+        arena.discharge(self._charged)
+        self._charged = 0
+
+    def _refuse(self, refusal: RefusedError) -> None:
+        """Receive the rest for nothing, or refuse at once where that would take long."""
+        if self.length > MAX_REFUSED_BYTES:
+            raise refusal
+        self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
 
     def _decide(self, beginning: memoryview, arena: Arena) -> None:
         """Find a place for a large body of which this is the beginning, or none, if it is to be refused anyhow."""
@@ -191,23 +230,24 @@ class Incoming:
         try:
             if self.route.foresee is not None and self._json_bytes <= len(beginning):
                 self.route.foresee(beginning[: self._json_bytes])
-            self._reserve(arena)
+            self._reserve(min(self.length, _FIRST_GROWTH * max(len(beginning), _FIRST_BYTES)), arena)
         except RefusedError as refusal:
-            if self.length > MAX_REFUSED_BYTES:
-                raise
-            self.refusal = refusal.with_traceback(None)  # which leads back here: a cycle for each request
+            self._refuse(refusal)
 
-    def _reserve(self, arena: Arena) -> None:
-        """Take memory for a large body, placed so that the first tensor in it is aligned."""
-        slot = arena.take(self.length + ALIGNMENT)
+    def _reserve(self, size: int, arena: Arena) -> None:
+        """Take memory for the first ``size`` bytes of a body, placed so that the first tensor in it is aligned."""
+        slot = arena.take(size + ALIGNMENT)
         if slot is None:
-            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "the server has no memory left for this request", 1.0)
+            raise out_of_memory()
         self._slot = slot
         self._start = slot.offset + -self._json_bytes % ALIGNMENT
-        self.view = arena.view(self._start, self.length)
+        self.view = arena.view(self._start, size)
 
-    def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes) -> bool:
+    def _take_chunks(self, chunks: tuple[httptools.HttpRequestParser, ChunkedBody], data: bytes, arena: Arena) -> bool:
         parser, body = chunks
+        if not arena.charge(len(data)):
+            raise out_of_memory()
+        self._charged += len(data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -215,13 +255,25 @@ class Incoming:
             raise (cause if isinstance(cause, RefusedError) else bad_request(f"not HTTP: {error}")) from None
         if not body.is_whole:
             return False
-        self._data = body.data
-        self.length = len(body.data)
+        self._keep_chunks(body.data, arena)
+        return True
+
+    def _keep_chunks(self, data: bytearray, arena: Arena) -> None:
+        """Take a body that is whole, and put it where one of a known length would be."""
+        self.length = len(data)
         try:
             self._json_bytes = _json_length(self.head, self.length)
+            if self.route.in_arena and self.length > INLINE_BYTES:
+                self.release(arena)
+                self._reserve(self.length, arena)
         except RefusedError as refusal:
-            self.refusal = refusal
-        return True
+            self.refusal = refusal.with_traceback(None)
+        if self.view is not None:
+            self.view[:] = data
+        else:
+            self._data = data
+        arena.discharge(self._charged)
+        self._charged = 0
 
 
 def _json_length(head: HttpHead, length: int) -> int:

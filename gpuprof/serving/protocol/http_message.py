@@ -1,7 +1,9 @@
-"""Heads of HTTP requests, read by httptools, and of answers."""
+"""Heads of HTTP requests, read by httptools, and of answers. Source: RFC 9112."""
 
 from __future__ import annotations
 
+import ipaddress
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -11,6 +13,7 @@ from gpuprof.serving.transport.inference import RefusedError, bad_request
 
 CONTENT_JSON = b"application/json"
 CONTENT_BINARY = b"application/octet-stream"
+_CHUNKED_HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
@@ -26,6 +29,8 @@ class HttpHead:
     length : int or None
         Content-Length; None when none was given.
     chunked, keep_alive : bool
+    hosts : int
+        How often the header Host was given.
     """
 
     method: bytes = b""
@@ -34,6 +39,7 @@ class HttpHead:
     length: int | None = None
     chunked: bool = False
     keep_alive: bool = True
+    hosts: int = 0
 
     def on_url(self, url: bytes) -> None:
         """Called by the parser, perhaps several times."""
@@ -41,7 +47,10 @@ class HttpHead:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""
-        self.headers[name.lower()] = value
+        name = name.lower()
+        self.headers[name] = value
+        if name == b"host":
+            self.hosts += 1
 
 
 @dataclass(slots=True)
@@ -81,8 +90,32 @@ def read_head(text: bytes) -> HttpHead:
         raise bad_request(f"not HTTP: {error}") from None
     head.method = parser.get_method()
     head.keep_alive = parser.should_keep_alive()
+    _read_host(head, parser.get_http_version())
     _read_framing(head)
     return head
+
+
+def _read_host(head: HttpHead, version: str) -> None:
+    """Find out who is meant: the one header Host, or the target where it has the absolute form (section 3.2.2)."""
+    if head.hosts > 1 or (not head.hosts and version == "1.1"):
+        raise bad_request("a request must have one header Host")
+    for scheme in (b"http://", b"https://"):
+        if head.target[: len(scheme)].lower() == scheme:
+            authority, slash, rest = head.target[len(scheme) :].partition(b"/")
+            head.headers[b"host"], head.target = authority, slash + rest if slash else b"/"
+
+
+def is_own_host(host: bytes, names: Collection[str]) -> bool:
+    """Return whether a header Host is one of ``names``, an address, or a name without a dot, which no page can have."""
+    text = host.decode("latin-1").lower()
+    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
+    if name in names or "." not in name.rstrip("."):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _read_framing(head: HttpHead) -> None:
@@ -98,10 +131,14 @@ def _read_framing(head: HttpHead) -> None:
         head.chunked = True
 
 
-def chunk_parser(text: bytes, body: ChunkedBody) -> httptools.HttpRequestParser:
-    """Return a parser that has read the head ``text`` and hands the chunks that follow to ``body``."""
+def chunk_parser(body: ChunkedBody) -> httptools.HttpRequestParser:
+    """Return a parser that hands the chunks that follow a head to ``body``.
+
+    It has read a head of ours: what else stood in that of the client, an offer to speak another protocol, say, is none
+    of its business.
+    """
     parser = httptools.HttpRequestParser(body)
-    parser.feed_data(text)
+    parser.feed_data(_CHUNKED_HEAD)
     return parser
 
 

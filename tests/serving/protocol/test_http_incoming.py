@@ -26,7 +26,7 @@ def incoming(length: int, foresee: Callable[[Buffer], None] | None = None) -> In
         b"Inference-Header-Content-Length: %d\r\nContent-Length: %d\r\n\r\n"
     ) % (len(JSON), length)
     begun = Incoming.begin(read_head(text), 0.0)
-    begun.prepare(Route(lambda client, head, body: None, 1 << 30, in_arena=True, foresee=foresee), text)
+    begun.prepare(Route(lambda client, head, body: None, 1 << 30, in_arena=True, foresee=foresee))
     return begun
 
 

@@ -1,0 +1,185 @@
+"""One connection on a transport that a test holds in its hand: what it may cost, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from gpuprof.serving.protocol.http_api import HttpApi
+from gpuprof.serving.protocol.http_connection import HttpConnection
+from gpuprof.serving.protocol.http_message import is_own_host, read_head
+from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.arena import Arena
+
+LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+class HeldTransport(asyncio.Transport):
+    """Sends nothing until it is told to."""
+
+    def __init__(self, peer: str = "10.0.0.1") -> None:
+        super().__init__()
+        self.written = b""
+        self.sent = 0
+        self.paused = self.closed = False
+        self._peer = peer
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return (self._peer, 1234) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written) - self.sent
+
+    def write(self, data: Any) -> None:
+        self.written += bytes(data)
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.written += b"".join(map(bytes, list_of_data))
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def send(self, connection: HttpConnection) -> None:
+        self.sent = len(self.written)
+        connection.resume_writing()
+
+
+@pytest.fixture
+def api() -> HttpApi:
+    return HttpApi(Router(Arena(1 << 22)), 1 << 26, connections_per_peer=3)
+
+
+def connect(api: HttpApi, peer: str = "10.0.0.1") -> tuple[HttpConnection, HeldTransport]:
+    connection, transport = HttpConnection(api), HeldTransport(peer)
+    connection.connection_made(transport)
+    return connection, transport
+
+
+def feed(connection: HttpConnection, data: bytes) -> None:
+    while data:
+        buffer = connection.get_buffer(-1)
+        count = min(len(buffer), len(data))
+        buffer[:count] = data[:count]
+        connection.buffer_updated(count)
+        data = data[count:]
+
+
+@pytest.mark.parametrize("beginning", [b"G", LIVE[:-2], LIVE + LIVE[:9]])
+def test_a_head_that_never_ends_is_overdue_however_often_a_byte_comes(api: HttpApi, beginning: bytes) -> None:
+    connection, transport = connect(api)
+    now = time.monotonic()
+    feed(connection, beginning)
+    transport.send(connection)
+    assert not connection.is_overdue(now + 20.0, 30.0)
+    feed(connection, b"a")
+    assert connection.touched >= now and connection.is_overdue(now + 40.0, 30.0)
+
+
+def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> None:
+    connection, transport = connect(api)
+    feed(connection, LIVE)
+    transport.send(connection)
+    assert connection.is_idle and not connection.is_overdue(time.monotonic() + 1e6, 30.0)
+
+
+def test_who_asks_again_and_again_and_reads_nothing_is_not_heard(api: HttpApi) -> None:
+    async def main() -> None:
+        connection, transport = connect(api)
+        for _ in range(10_000):
+            if transport.paused:
+                break
+            feed(connection, LIVE)
+        assert transport.paused and len(transport.written) < 1 << 17
+        answered = transport.written.count(b"200 OK")
+        assert connection.is_overdue(time.monotonic() + 100.0, 30.0)
+        transport.send(connection)
+        assert transport.written.count(b"200 OK") > answered
+
+    asyncio.run(main())
+
+
+def test_one_address_has_only_so_many_connections(api: HttpApi) -> None:
+    kept = [connect(api) for _ in range(3)]
+    _, turned_away = connect(api)
+    assert turned_away.written.startswith(b"HTTP/1.1 429 ")
+    _, other = connect(api, "10.0.0.2")
+    assert not other.written
+    kept[0][0].connection_lost(None)
+    _, next_one = connect(api)
+    assert not next_one.written and api.connections.turned_away == 1
+
+
+def test_memory_is_taken_as_a_body_comes_and_not_as_it_is_announced() -> None:
+    async def main() -> None:
+        from gpuprof.rules.routing import routing_rule
+        from gpuprof.serving.router.served_model import ServedModel
+
+        arena = Arena(1 << 22)
+        router = Router(arena)
+        router.publish([ServedModel("m", 100.0, routing_rule("fastest"), arena)])
+        api = HttpApi(router, 1 << 26)
+        head = b"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n\r\n"
+        connections = [connect(api)[0] for _ in range(20)]
+        for connection in connections:
+            feed(connection, head + bytes(1000))
+        assert arena.used <= 20 * (1 << 18)
+        feed(connections[0], bytes(1_500_000))
+        assert arena.used >= 1_500_000
+        for connection in connections:
+            connection.connection_lost(None)
+        assert arena.used == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"/v2", b"/v2", b"x"),
+        (b"http://y:80/v2?a=http://z/", b"/v2?a=http://z/", b"y:80"),
+        (b"HTTP://y", b"/", b"y"),
+    ],
+)
+def test_a_target_in_absolute_form_says_host_and_path(target: bytes, path: bytes, host: bytes) -> None:
+    head = read_head(b"GET " + target + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert (head.target, head.headers[b"host"]) == (path, host)
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [
+        (b"localhost:8000", True),
+        (b"127.0.0.1:8000", True),
+        (b"[::1]:8000", True),
+        (b"gpu.example.org", True),
+        (b"evil.example.org:8000", False),
+        (b"evil.", True),
+        (b"a.b.", False),
+    ],
+)
+def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
+    assert is_own_host(host, {"gpu.example.org"}) == own
