@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
+from bench.virtual_server import Outage, serve
 from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import Replica
 from gpuprof.simulator.cluster import SimulationOptions
 from gpuprof.simulator.engine import simulate
 from gpuprof.simulator.failures import Failure
-from tests.served_in_virtual_time import Outage, serve
 from tests.simulator.maps import deployed, replica
 
 #: Replicas, arrivals in ms and outages → sorted latencies in ms, and how many requests got no answer.
@@ -20,11 +20,11 @@ System = Callable[[Sequence[Replica], Sequence[float], Sequence[Outage]], tuple[
 
 
 @pytest.fixture(params=["served", "simulated"])
-def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> System:
+def system(request: pytest.FixtureRequest) -> System:
     def served(
         replicas: Sequence[Replica], arrivals: Sequence[float], outages: Sequence[Outage]
     ) -> tuple[list[float], int]:
-        seen = serve(replicas, arrivals, outages, monkeypatch)
+        seen = serve(replicas, arrivals, outages)
         return sorted(seen.latencies_ms.values()), seen.failed
 
     def simulated(

@@ -1,8 +1,8 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
 The router and the simulator obey the same rules: those that take nothing but numbers and sequences of numbers
-(`finish_ms`, `nth_smallest`, `next_living`, `is_hopeless`, `is_given_up`, `goes_alone`) are what the simulator
-compiles, and so are written with loops.
+(`finish_ms`, `decay_count`, `forecast_joining`, `nth_smallest`, `next_living`, `is_refused`, `adapt_reserve`,
+`is_given_up`, `goes_alone`) are what the simulator compiles, and so are written with loops.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ class ReplicaLoad:
         Expected time of a batch of 1, 2, … requests; its length is the largest batch.
     max_wait_ms : float
         How long a batch waits to be filled.
+    idle : int
+        Processes that run no batch; one whose batch takes longer than expected is busy, though its ``busy_ms`` is 0.
+    joining : int
+        Requests that the next batch is expected to hold in the end, by `forecast_joining`; 0 while a process is idle.
     """
 
     waiting: int
@@ -38,19 +42,28 @@ class ReplicaLoad:
     busy_ms: tuple[float, ...]
     latency_ms: Sequence[float]
     max_wait_ms: float = 0.0
+    idle: int = 0
+    joining: int = 0
 
 
 def expected_finish_ms(load: ReplicaLoad) -> float:
     """Return the time until a request that joins the queue now is expected to be answered.
 
     Full batches ahead of it are spread over the processes; its own batch starts when a process is free and it is
-    full or has waited long enough. Infinite when no process lives.
+    full or has waited long enough. Where every process runs a batch, others join its own until that starts: its time
+    is that of the batch as it is expected to be then. By the time of what waits now the request would be let in, and be
+    late with all that come after it. Infinite when no process lives.
     """
-    return finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, load.latency_ms, load.max_wait_ms)
+    return finish_ms(load.waiting, load.oldest_wait_ms, load.busy_ms, load.joining, load.latency_ms, load.max_wait_ms)
 
 
 def finish_ms(
-    waiting: int, oldest_wait_ms: float, busy_ms: Sequence[float], latency_ms: Sequence[float], max_wait_ms: float
+    waiting: int,
+    oldest_wait_ms: float,
+    busy_ms: Sequence[float],
+    joining: int,
+    latency_ms: Sequence[float],
+    max_wait_ms: float,
 ) -> float:
     """Return `expected_finish_ms` of a replica whose `ReplicaLoad` has these values."""
     processes = len(busy_ms)
@@ -65,10 +78,41 @@ def finish_ms(
         total += busy
     if ahead > 0:
         start = max(start, (total + ahead * latency_ms[batch - 1]) / processes)
-    if beside + 1 < batch:
-        waited = oldest_wait_ms if beside > 0 and ahead == 0 else 0.0
-        start = max(start, max_wait_ms - waited)
-    return start + latency_ms[beside]
+    waited = oldest_wait_ms if beside > 0 and ahead == 0 else 0.0
+    size = min(batch, max(joining, beside + 1))
+    if size < batch:
+        return max(start, max_wait_ms - waited) + latency_ms[size - 1]
+    return start + latency_ms[batch - 1]
+
+
+#: Arrivals are counted over about so many full batches.
+_COUNTED_BATCHES = 10.0
+
+
+def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
+    """Return what is left of a count of arrivals at a replica after ``elapsed_ms``: older ones weigh less."""
+    return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
+
+
+def forecast_joining(count: float, batch_ms: float, full_batch_ms: float, processes: int, batch: int) -> int:
+    """Return how many requests the next batch is expected to hold when one of ``batch_ms`` has just begun.
+
+    These are the arrivals until a process is free, and as many more as chance easily brings (one standard deviation of
+    a Poisson count).
+
+    Parameters
+    ----------
+    count : float
+        Arrivals at the replica, refused ones too, as `decay_count` leaves them.
+    batch_ms, full_batch_ms : float
+        Expected times of the batch that begins and of a full one.
+    processes, batch : int
+        Of the replica; the largest batch.
+    """
+    if full_batch_ms <= 0.0:
+        return 0
+    arrivals = count * batch_ms / (_COUNTED_BATCHES * full_batch_ms * processes)
+    return min(batch, int(arrivals + math.sqrt(arrivals) + 0.5))
 
 
 def nth_smallest(values: Sequence[float], turn: int) -> int:
@@ -148,18 +192,27 @@ def routing_rule(name: str) -> RoutingRule:
     return RULES[name]()
 
 
-#: The part of a deadline that early refusal keeps in hand at least: expected times are means, and half of all times are
-#: longer. The server keeps more where it sees that it must (`gpuprof.serving.router.reserve`).
-RESERVE = 0.1
+#: The part of a deadline that early refusal keeps in hand at first: expected times are means, and half of all times are
+#: longer. It is adapted to how far expectations were off (`adapt_reserve`), between these bounds.
+RESERVE, LEAST_RESERVE, LARGEST_RESERVE = 0.1, 0.01, 0.3
+_RESERVE_STEP = 0.02
+#: Only what was expected to take so much of its deadline says something of those that just meet theirs.
+_NEAR_LIMIT = 0.5
+#: A reserve above its usual one comes back to it, by half in each half-life; what is usual is its mean over so long.
+_RESERVE_HALF_LIFE_MS, _USUAL_RESERVE_MS = 2_000.0, 60_000.0
 
 
-def is_hopeless(finish_ms: float, waited_ms: float, deadline_ms: float, reserve: float = RESERVE) -> bool:
-    """Return whether a request that would be answered in ``finish_ms`` misses its deadline and is to be refused.
+def is_refused(waiting: int, idle: int, finish_ms: float, waited_ms: float, deadline_ms: float, reserve: float) -> bool:
+    """Return whether a request is refused at once by the replica that was chosen for it: it would miss its deadline.
 
-    Under overload every request that is let in comes close to the limit; without the reserve half would be late.
+    Under overload every request that is let in comes close to the limit; without the reserve half would be late. One
+    that finds a process idle and nobody waiting is let in, whatever is expected of it: it takes no time from others,
+    and where expectations are wrong it is how that is found out.
 
     Parameters
     ----------
+    waiting, idle : int
+        Requests in the replica's queue; processes of it that run no batch.
     finish_ms : float
         From now on, by `expected_finish_ms`.
     waited_ms : float
@@ -169,7 +222,53 @@ def is_hopeless(finish_ms: float, waited_ms: float, deadline_ms: float, reserve:
     reserve : float
         Part of the deadline.
     """
-    return waited_ms + finish_ms > (1.0 - reserve) * deadline_ms
+    return (waiting > 0 or idle == 0) and waited_ms + finish_ms > (1.0 - reserve) * deadline_ms
+
+
+def adapt_reserve(
+    reserve: float, expected_ms: float, took_ms: float, deadline_ms: float, late_part: float, together: int
+) -> float:
+    """Return the part of a deadline to keep in hand after a request was answered.
+
+    Each answer moves it by a step, up where the request would have been late at the limit, down where not; the steps
+    are as large as the percentile of the SLO and what is left of it, so that it rests where just that part is in time.
+    The requests of a batch are late together: all of them are one step.
+
+    Parameters
+    ----------
+    reserve : float
+        Kept in hand until now.
+    expected_ms, took_ms : float
+        From the request's arrival to its answer: as it was expected when it was let in, and as it came.
+    deadline_ms : float
+        Its SLO, or what it asked for.
+    late_part : float
+        Of the requests that may be late: 0.01 for an SLO at the 99th percentile.
+    together : int
+        Requests of its batch.
+    """
+    if expected_ms < _NEAR_LIMIT * deadline_ms:
+        return reserve
+    late = 1.0 if took_ms * (1.0 - reserve) > expected_ms else 0.0
+    return min(LARGEST_RESERVE, max(LEAST_RESERVE, reserve + _RESERVE_STEP * (late - late_part) / together))
+
+
+def relax_reserve(reserve: float, usual: float, elapsed_ms: float) -> float:
+    """Return the part of a deadline to keep in hand so long after it was ``reserve``; see `usual_reserve`.
+
+    What an overload or a pause has raised refuses the requests that could correct it; so it is given up again.
+    """
+    if reserve <= usual:
+        return reserve
+    return usual + (reserve - usual) * math.exp(-math.log(2.0) * elapsed_ms / _RESERVE_HALF_LIFE_MS)
+
+
+def usual_reserve(usual: float, reserve: float, elapsed_ms: float) -> float:
+    """Return the running mean of the reserve after it was ``reserve`` for so long, for which it was ``usual`` before.
+
+    An overload of some seconds hardly moves it; where expectations are off all the time, it is what is needed.
+    """
+    return reserve + (usual - reserve) * math.exp(-elapsed_ms / _USUAL_RESERVE_MS)
 
 
 #: How often a request is sent before it is given up: one that kills every worker must not kill them for ever.

@@ -94,7 +94,8 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     waiting = state.waiting[replica]
     waited = (now - state.joined[state.queue_head[replica]]) * _MS if waiting > 0 else 0.0
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    return _finish_ms(waiting, waited, state.busy_ms[:count], latency, cluster.max_wait_ms[replica])
+    joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
+    return _finish_ms(waiting, waited, state.busy_ms[:count], joining, latency, cluster.max_wait_ms[replica])
 
 
 @jit
@@ -105,7 +106,8 @@ def _floor_of(cluster: ClusterArrays, state: State, replica: int) -> float:
         state.busy_ms[i] = 0.0
     wait_ms = cluster.max_wait_ms[replica]
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
-    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], latency, wait_ms)
+    joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
+    return _finish_ms(state.waiting[replica], wait_ms, state.busy_ms[:count], joining, latency, wait_ms)
 
 
 @jit

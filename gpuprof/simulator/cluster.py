@@ -154,6 +154,7 @@ def build_cluster(
     processes = np.array([replica.processes for replica in replicas], np.int64)
     return ClusterArrays(
         slo=_ns([deployment.models[model].slo_ms for model in models]),
+        late_part=np.array([1.0 - deployment.models[model].percentile / 100.0 for model in models]),
         request_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[0] for model in models]),
         answer_leg=_ns([options.legs_ms.get(model, (0.0, 0.0))[1] for model in models]),
         choice_start=np.concatenate([[0], np.cumsum(np.bincount(of_model, minlength=len(models)))]).astype(np.int64),

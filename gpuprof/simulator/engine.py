@@ -179,6 +179,7 @@ class _Run:
             next=np.concatenate([state.next, chain(had, have)]),
             arrived=np.concatenate([state.arrived, more]),
             joined=np.concatenate([state.joined, more]),
+            expected_ms=np.concatenate([state.expected_ms, more.astype(np.float64)]),
             losses=np.concatenate([state.losses, more.astype(np.int8)]),
         )
         self.state.free[0] = had

@@ -7,7 +7,15 @@ Which replica takes a request and when a batch starts is decided by the very fun
 from __future__ import annotations
 
 from gpuprof.rules.batching import batch_size_now
-from gpuprof.rules.routing import goes_alone, is_hopeless
+from gpuprof.rules.routing import (
+    adapt_reserve,
+    decay_count,
+    forecast_joining,
+    goes_alone,
+    is_refused,
+    relax_reserve,
+    usual_reserve,
+)
 from gpuprof.simulator.choice import choose, rank_again
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (
@@ -27,7 +35,9 @@ from gpuprof.simulator.host import disturb
 from gpuprof.simulator.slowdown import factor_now
 from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
-_batch_size_now, _is_hopeless, _goes_alone = jit(batch_size_now), jit(is_hopeless), jit(goes_alone)
+_batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
+_adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
+_decay_count, _forecast_joining = jit(decay_count), jit(forecast_joining)
 
 #: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free,
 #: the table of slowdowns lacks one.
@@ -134,11 +144,14 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    if cluster.refuse_hopeless and state.waiting[replica] > 0:
+    _note_arrival(cluster, state, replica, now)
+    if cluster.refuse_hopeless:
         waited = (now - state.arrived[place]) * _MS
-        if _is_hopeless(finish, waited, cluster.slo[model] * _MS):
+        idle, reserve = state.free_processes[replica], _reserve_now(state, model, now)
+        if _is_refused(state.waiting[replica], idle, finish, waited, cluster.slo[model] * _MS, reserve):
             give_up(state, tally, model, place, REFUSED)
             return -1
+        state.expected_ms[place] = waited + finish
     state.next[place] = -1
     if state.waiting[replica] == 0:
         state.queue_head[replica] = place
@@ -147,6 +160,47 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
     state.queue_tail[replica] = place
     state.waiting[replica] += 1
     return replica
+
+
+@jit
+def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int) -> None:
+    """Count a request that was sent to a replica, let in or not."""
+    full_ms = cluster.latency_ms[replica, cluster.batch[replica] - 1]
+    elapsed_ms = (now - state.counted_at[replica]) * _MS
+    state.arrival_count[replica] = 1.0 + _decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
+    state.counted_at[replica] = now
+
+
+@jit
+def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
+    """Forecast the next batch of a replica as one of ``mean_ms`` begins."""
+    batch = cluster.batch[replica]
+    full_ms = cluster.latency_ms[replica, batch - 1]
+    processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
+    count = _decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, full_ms)
+    state.joining[replica] = _forecast_joining(count, mean_ms, full_ms, processes, batch)
+
+
+@jit
+def _reserve_now(state: State, model: int, now: int) -> float:
+    """Return the part of the SLO that is kept in hand."""
+    elapsed_ms = (now - state.reserve_at[model]) * _MS
+    reserve: float = _relax_reserve(state.reserve[model], state.usual_reserve[model], elapsed_ms)
+    return reserve
+
+
+@jit
+def _learn_reserve(cluster: ClusterArrays, state: State, process: int, place: int, now: int) -> None:
+    """Adapt the part of the SLO that is kept in hand to an answer."""
+    model = cluster.replica_model[cluster.process_replica[process]]
+    slo_ms, took_ms = cluster.slo[model] * _MS, (now - state.arrived[place]) * _MS
+    before = _reserve_now(state, model, now)
+    expected_ms, together = state.expected_ms[place], state.batch_size[process]
+    after = _adapt_reserve(before, expected_ms, took_ms, slo_ms, cluster.late_part[model], together)
+    if after != before:
+        elapsed_ms = (now - state.reserve_at[model]) * _MS
+        state.usual_reserve[model] = _usual_reserve(state.usual_reserve[model], before, elapsed_ms)
+        state.reserve[model], state.reserve_at[model] = after, now
 
 
 @jit
@@ -189,10 +243,11 @@ def _start(cluster: ClusterArrays, state: State, replica: int, size: int, slowdo
         process += 1
     size = _take(state, replica, process, size)
     mean = cluster.latency_ms[replica, size - 1] * 1e6
+    _forecast(cluster, state, replica, cluster.latency_ms[replica, size - 1], now)
     factor = slowdown * _spread(cluster, state, replica, now > state.freed_at[process])
     done = now + int(mean * factor + 0.5)
     state.idle_before[process] = state.idle_since[replica]
-    state.started_at[process], state.done_at[process] = now, done
+    state.started_at[process], state.done_at[process], state.batch_size[process] = now, done, size
     state.expected_at[process] = now + int(mean + 0.5)
     if state.free_processes[replica] == cluster.first_process[replica + 1] - cluster.first_process[replica]:
         state.slowdown.running[state.slowdown.partition[replica]] += state.slowdown.weight[replica]
@@ -283,6 +338,8 @@ def _complete(cluster: ClusterArrays, state: State, tally: Tally, process: int, 
         if state.arrived[place] >= begin:
             tally.replica_by_end[replica] += now <= end
             record(cluster, state, tally, process, place, now)
+        if cluster.refuse_hopeless and state.losses[place] == 0:
+            _learn_reserve(cluster, state, process, place, now)
         _leave(state, place)
         state.host[0] += cluster.host_event[0] > 0
         place = following

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.rules.routing import RESERVE
 from gpuprof.simulator.heap import Calendar
 from gpuprof.simulator.histogram import COARSE_BITS, FINE_BITS, bins
 from gpuprof.simulator.ranking import Ranking, new_ranking
@@ -28,14 +29,16 @@ WINDOWS = 60
 class ClusterArrays(NamedTuple):
     """What is simulated; nothing of it changes between two changes of the cluster.
 
-    ``choice`` (of shape (R,)) holds the replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``;
-    ``first_process`` (R + 1,) likewise the processes of a replica. ``router_ns``: time of the router for a
-    request; ``round_robin``: each replica in turn instead of the fastest; ``refuse_hopeless``: see `SimulationOptions`.
-    ``host_event`` (1,): what router and clients take of a CPU twice for a request, 0 where they disturb nobody;
-    ``core_process`` holds the processes of core c from ``core_start[c]`` to ``core_start[c + 1]``.
+    ``late_part`` (M,) is the part of a model's requests that may miss its ``slo``. ``choice`` (of shape (R,)) holds the
+    replicas of model m from ``choice_start[m]`` to ``choice_start[m + 1]``; ``first_process`` (R + 1,) likewise the
+    processes of a replica. ``router_ns``: time of the router for a request; ``round_robin``: each replica in turn
+    instead of the fastest; ``refuse_hopeless``: see `SimulationOptions`. ``host_event`` (1,): what router and clients
+    take of a CPU twice for a request, 0 where they disturb nobody; ``core_process`` holds the processes of core c from
+    ``core_start[c]`` to ``core_start[c + 1]``.
     """
 
     slo: Ints
+    late_part: Floats
     request_leg: Ints
     answer_leg: Ints
     choice_start: Ints
@@ -70,9 +73,12 @@ class State(NamedTuple):
     ``choice``, and ``living`` (M,) how many of a model's replicas do. ``idle_since`` (R,): since when some process has
     been free, and in ``idle_before`` (P,) what it was when the batch of a process started. ``done_at`` (P,): when that
     batch ends, -1 while the process is free (since ``freed_at``); ``expected_at`` what the router believes of it;
-    ``flight`` the first request of the batch.
-    ``host`` (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core
-    on which they were last.
+    ``flight`` the first request of the batch, and ``batch_size`` how many are in it.
+    ``arrival_count`` (R,) are the arrivals at a replica as `gpuprof.rules.routing.decay_count` leaves them at
+    ``counted_at``, ``joining`` (R,) what its next batch is expected to hold; ``expected_ms`` (N,) when a request was
+    expected to be answered, ``reserve`` (M,) the part of an SLO that is kept in hand since ``reserve_at``. ``host``
+    (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core on which
+    they were last.
     ``factors`` (R, F) are service times over their mean, ``rested`` those of batches that find their process at rest.
     """
 
@@ -80,6 +86,7 @@ class State(NamedTuple):
     next: NDArray[np.int32]
     arrived: Ints
     joined: Ints
+    expected_ms: Floats
     free: Ints
     pending_head: Ints
     pending_tail: Ints
@@ -87,6 +94,12 @@ class State(NamedTuple):
     queue_tail: Ints
     waiting: Ints
     armed: Ints
+    arrival_count: Floats
+    counted_at: Ints
+    joining: Ints
+    reserve: Floats
+    usual_reserve: Floats
+    reserve_at: Ints
     losses: NDArray[np.int8]
     lonely: Ints
     behind: Ints
@@ -104,6 +117,7 @@ class State(NamedTuple):
     idle_before: Ints
     freed_at: Ints
     flight: Ints
+    batch_size: Ints
     turn: Ints
     places_capped: Ints
     router_until: Ints
@@ -158,6 +172,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         next=chain(0, places),
         arrived=np.zeros(places, np.int64),
         joined=np.zeros(places, np.int64),
+        expected_ms=np.zeros(places),
         free=np.zeros(1, np.int64),
         pending_head=np.full(models, -1),
         pending_tail=np.full(models, -1),
@@ -165,6 +180,12 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         queue_tail=np.full(replicas, -1),
         waiting=np.zeros(replicas, np.int64),
         armed=np.zeros(replicas, np.int64),
+        arrival_count=np.zeros(replicas),
+        counted_at=np.zeros(replicas, np.int64),
+        joining=np.zeros(replicas, np.int64),
+        reserve=np.full(models, RESERVE),
+        usual_reserve=np.full(models, RESERVE),
+        reserve_at=np.zeros(models, np.int64),
         losses=np.zeros(places, np.int8),
         lonely=np.zeros(replicas, np.int64),
         behind=np.full(replicas, -1),
@@ -182,6 +203,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         idle_before=np.zeros(processes, np.int64),
         freed_at=np.full(processes, -1),
         flight=np.full(processes, -1),
+        batch_size=np.zeros(processes, np.int64),
         turn=np.zeros(models, np.int64),
         places_capped=np.zeros(1, np.int64),
         router_until=np.zeros(1, np.int64),

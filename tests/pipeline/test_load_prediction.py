@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.virtual_server import serve
 from gpuprof.cli.main import main
 from gpuprof.domain.deployment import DeploymentMap, Replica, parse_map, write_map
 from gpuprof.domain.planned_with import PlannedWith, RecordedHostWork
 from gpuprof.pipeline.load_prediction import predict_load
 from gpuprof.serving.load.load import LoadSettings, RequestStream, send_times
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
-from tests.served_in_virtual_time import serve
 from tests.serving.running import map_of, running
 from tests.serving.running import replica as replica_in_json
 from tests.simulator.maps import deployed, replica
@@ -73,7 +73,7 @@ def test_the_model_s_own_time_is_that_of_its_batches_without_their_handover() ->
 
 @pytest.mark.parametrize("rates", [(40.0, 0), (110.0, 0), (160.0, 200), (390.0, 3000)])
 def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
-    monkeypatch: pytest.MonkeyPatch, rates: tuple[float, int]
+    rates: tuple[float, int],
 ) -> None:
     rate_rps, at_least = rates
     steady = [one.model_copy(update={"predicted": replica("m", [1.0]).predicted}) for one in PAIR]
@@ -81,18 +81,16 @@ def test_as_many_are_refused_as_the_router_refuses_of_the_same_requests(
     asked = streams(m=rate_rps)
     (times_s,) = send_times(asked, settings)
     got = predicted(deployed([steady], slo_ms=SLO_MS), asked, settings)
-    refused, goodput_rps, p99_ms = served(steady, times_s.tolist(), settings.duration_s, monkeypatch)
+    refused, goodput_rps, p99_ms = served(steady, times_s.tolist(), settings.duration_s)
     assert refused >= at_least
     assert got.refused == pytest.approx(refused, rel=0.02, abs=2)
     assert got.goodput_rps == pytest.approx(goodput_rps, rel=0.02)
     assert got.p99_ms == pytest.approx(p99_ms, rel=0.05)
 
 
-def served(
-    replicas: Sequence[Replica], times_s: list[float], duration_s: float, patch: pytest.MonkeyPatch
-) -> tuple[int, float, float]:
+def served(replicas: Sequence[Replica], times_s: list[float], duration_s: float) -> tuple[int, float, float]:
     """Play the requests through the router in virtual time: how many it refuses, its goodput and its p99."""
-    seen = serve(replicas, [1000.0 * time for time in times_s], [], patch, slo_ms=SLO_MS)
+    seen = serve(replicas, [1000.0 * time for time in times_s], slo_ms=SLO_MS)
     latencies = np.array(list(seen.latencies_ms.values()))
     return seen.failed, float((latencies <= SLO_MS).sum()) / duration_s, float(np.quantile(latencies, 0.99))
 

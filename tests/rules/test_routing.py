@@ -5,13 +5,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.errors import InputError
-from gpuprof.rules.routing import FastestFirst, ReplicaLoad, RoundRobin, expected_finish_ms, is_hopeless, routing_rule
+from gpuprof.rules.routing import (
+    FastestFirst,
+    ReplicaLoad,
+    RoundRobin,
+    decay_count,
+    expected_finish_ms,
+    forecast_joining,
+    is_refused,
+    routing_rule,
+)
 
 
 def load(
     waiting: int = 0, busy: tuple[float, ...] = (0.0,), latency: tuple[float, ...] = (10.0,), **more: float
 ) -> ReplicaLoad:
-    return ReplicaLoad(waiting, more.get("oldest", 0.0), busy, latency, more.get("max_wait", 0.0))
+    joining = int(more.get("joining", 0))
+    return ReplicaLoad(waiting, more.get("oldest", 0.0), busy, latency, more.get("max_wait", 0.0), joining=joining)
 
 
 def test_an_idle_replica_answers_after_the_time_of_one_request() -> None:
@@ -32,6 +42,34 @@ def test_a_batch_that_can_still_fill_waits_as_long_as_it_may() -> None:
     three = (10.0, 12.0, 14.0)
     assert expected_finish_ms(load(waiting=1, latency=three, max_wait=5.0, oldest=2.0)) == 3.0 + 12.0
     assert expected_finish_ms(load(waiting=1, latency=(10.0, 12.0), max_wait=5.0)) == 12.0  # it fills the batch
+
+
+def test_behind_a_running_batch_the_time_is_that_of_the_batch_as_others_will_have_filled_it() -> None:
+    times = (10.0, 12.0, 14.0, 16.0)
+    assert expected_finish_ms(load(busy=(7.0,), latency=times)) == 7.0 + 10.0
+    assert expected_finish_ms(load(busy=(7.0,), latency=times, joining=3)) == 7.0 + 14.0
+    assert expected_finish_ms(load(busy=(7.0,), latency=times, joining=9)) == 7.0 + 16.0
+    assert expected_finish_ms(load(waiting=3, busy=(7.0,), latency=times, joining=2)) == 7.0 + 16.0
+    # What fills does not wait; what is not yet full, as long as it may.
+    assert expected_finish_ms(load(busy=(7.0,), latency=times, joining=4, max_wait=9.0)) == 7.0 + 16.0
+    assert expected_finish_ms(load(busy=(7.0,), latency=times, joining=3, max_wait=9.0)) == 9.0 + 14.0
+
+
+def test_as_many_are_expected_to_join_as_come_while_a_batch_runs() -> None:
+    count = 0.0
+    for _ in range(20_000):  # one every 2 ms, for far more than ten full batches of 40 ms
+        count = 1.0 + decay_count(count, 2.0, 40.0)
+    assert forecast_joining(count, 32.0, 40.0, 1, 64) == (16 + 4)
+    assert forecast_joining(count, 32.0, 40.0, 2, 64) == round(8 + 8**0.5)
+    assert forecast_joining(count, 32.0, 40.0, 1, 8) == 8
+    assert forecast_joining(decay_count(count, 10_000.0, 40.0), 32.0, 40.0, 1, 64) == 0
+
+
+def test_who_finds_a_process_idle_and_nobody_waiting_is_let_in_whatever_is_expected() -> None:
+    assert not is_refused(0, 1, finish_ms=500.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
+    assert is_refused(0, 0, finish_ms=91.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
+    assert is_refused(1, 1, finish_ms=91.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
+    assert not is_refused(1, 0, finish_ms=89.0, waited_ms=0.0, deadline_ms=100.0, reserve=0.1)
 
 
 def test_a_replica_without_a_living_process_never_answers() -> None:
@@ -70,11 +108,6 @@ def test_more_requests_ahead_never_make_the_answer_earlier_by_more_than_their_ba
     now = expected_finish_ms(load(waiting, (0.0,) * processes, latency))
     later = expected_finish_ms(load(waiting + batch, (0.0,) * processes, latency))
     assert later >= now
-
-
-def test_only_what_would_be_late_is_hopeless() -> None:
-    assert is_hopeless(finish_ms=30.0, waited_ms=5.0, deadline_ms=38.0)
-    assert not is_hopeless(finish_ms=30.0, waited_ms=4.0, deadline_ms=38.0)
 
 
 def test_an_unknown_rule_is_named_with_the_nearest() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpuprof.domain.deployment import Replica
 from gpuprof.rules.batching import batch_size_now
-from gpuprof.rules.routing import ReplicaLoad, RoutingRule
+from gpuprof.rules.routing import ReplicaLoad, RoutingRule, decay_count, forecast_joining
 
 
 @dataclass
@@ -20,12 +20,27 @@ class Server:
     queue: deque[tuple[int, int]] = field(default_factory=deque)
     free_at: list[int] = field(default_factory=list)
     idle: list[bool] = field(default_factory=list)
+    count: float = 0.0
+    counted_at: int = 0
+    joining: int = 0
 
     def load(self, now: int) -> ReplicaLoad:
         oldest = (now - self.queue[0][0]) * 1e-6 if self.queue else 0.0
         busy = tuple(max(0, t - now) * 1e-6 for t in self.free_at)
         assert self.replica.batch_latency_ms is not None
-        return ReplicaLoad(len(self.queue), oldest, busy, self.replica.batch_latency_ms, self.replica.max_wait_ms)
+        idle, times = sum(self.idle), self.replica.batch_latency_ms
+        joining = 0 if idle else self.joining
+        return ReplicaLoad(len(self.queue), oldest, busy, times, self.replica.max_wait_ms, idle, joining)
+
+    def count_arrivals(self, now: int) -> float:
+        assert self.replica.batch_latency_ms is not None
+        return decay_count(self.count, (now - self.counted_at) * 1e-6, self.replica.batch_latency_ms[-1])
+
+    def begin(self, size: int, now: int) -> None:
+        times = self.replica.batch_latency_ms
+        assert times is not None
+        count = self.count_arrivals(now)
+        self.joining = forecast_joining(count, times[size - 1], times[-1], len(self.idle), len(times))
 
 
 def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule) -> list[int]:
@@ -50,6 +65,7 @@ def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule
                 heapq.heappush(events, (server.queue[0][0] + limit, 4, s))
                 return
             process = server.idle.index(True)
+            server.begin(size, now)
             done = now + int(replica.batch_latency_ms[size - 1] * 1e6 + 0.5)
             for _ in range(size):
                 answered[server.queue.popleft()[1]] = done
@@ -64,6 +80,7 @@ def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule
             start(s, now)
         elif kind == 2:
             s = rule.choose([server.load(now) for server in servers])
+            servers[s].count, servers[s].counted_at = 1.0 + servers[s].count_arrivals(now), now
             servers[s].queue.append((now, ident))
             start(s, now)
         else:

@@ -44,6 +44,9 @@ class Play:
             state.waiting[i] = random.integers(0, 3 * one.batch + 1)
             state.queue_head[i] = i
             state.joined[i] = self.now - int(random.integers(0, 4)) * MS // 2
+        elif kind < 8:
+            state.free_processes[i] = random.integers(0, one.processes + 1)
+            state.joining[i] = random.integers(0, one.batch + 1)
         else:
             process = first + int(random.integers(0, one.processes))
             state.expected_at[process] = self.now + int(random.integers(-2, 9)) * MS // 2 + int(random.integers(0, 2))
@@ -59,7 +62,9 @@ class Play:
         ends = self.state.expected_at[first : first + one.processes].tolist()
         assert one.batch_latency_ms is not None
         busy = tuple(max(0, end - self.now) * 1e-6 for end in ends)
-        return ReplicaLoad(waiting, waited, busy, one.batch_latency_ms, one.max_wait_ms)
+        idle = int(self.state.free_processes[i])
+        joining = 0 if idle else int(self.state.joining[i])
+        return ReplicaLoad(waiting, waited, busy, one.batch_latency_ms, one.max_wait_ms, idle, joining)
 
     def compare(self) -> None:
         loads = self.loads()

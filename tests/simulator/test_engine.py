@@ -136,8 +136,9 @@ def test_a_hopeless_request_is_refused_when_asked() -> None:
 
 
 def test_a_miss_has_a_cause() -> None:
+    let_in = SimulationOptions(1.0, refuse_hopeless=False)
     assert outcome([replica("m", [5.0])], 0.0, slo_ms=4.0).missed["service"] == 1
-    assert outcome([replica("m", [5.0])], 0.0, 0.0, slo_ms=6.0).missed["queue"] == 1
+    assert outcome([replica("m", [5.0])], 0.0, 0.0, slo_ms=6.0, options=let_in).missed["queue"] == 1
     assert (
         outcome([replica("m", [2.0, 2.0], max_wait_ms=4.5)], 0.0, slo_ms=6.0).missed["batching"] == 0
     )  # wait_limit_ms

@@ -1,14 +1,29 @@
-"""How long batches take: what the map predicted, corrected by what is seen."""
+"""How long batches take: what the map predicted, corrected by what is seen lately.
+
+Two corrections are kept: a factor for batches of all sizes, since what slows one down slows the others, too, and for
+each size by how much it is off that. One observation changes them by a bounded amount, however long a batch took: a
+worker that was stopped for a second says nothing of the next batch. Where nothing is observed any more they fade, so
+that what is refused for a wrong estimate is let in again; and a request that finds a worker idle is always let in
+(`gpuprof.rules.routing.is_refused`), which measures anew.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-_WEIGHT = 0.05  # of one batch in the running mean
+_WEIGHT = 0.05  # of one batch in the running means
+#: A batch counts as at most so many times, and at least such a part of, what was expected of it.
+_CLIP = 2.0
+#: A correction that nothing was observed of for so long begins to fade, by half in each half-life.
+_SILENCE_S, _HALF_LIFE_S = 1.0, 1.5
+#: Faded corrections are looked up so often.
+_REFRESH_S = 0.2
+_SMALLEST, _LARGEST = 0.05, 20.0
 
 
 class LatencyTable:
-    """Running mean of the time of a batch of 1, 2, … rows.
+    """Expected time of a batch of 1, 2, … rows.
 
     Parameters
     ----------
@@ -16,22 +31,63 @@ class LatencyTable:
         Largest batch.
     predicted_ms : sequence of float or None
         By number of rows; None: unknown until seen.
-
-    Attributes
-    ----------
-    ms : list of float, length ``batch``
-        0 where nothing is known.
+    now : float
+        Seconds on any clock that goes on.
     """
 
-    def __init__(self, batch: int, predicted_ms: Sequence[float] | None = None) -> None:
-        self.ms = list(predicted_ms or ())[:batch]
-        self.ms += [self.ms[-1] if self.ms else 0.0] * (batch - len(self.ms))
+    def __init__(self, batch: int, predicted_ms: Sequence[float] | None = None, now: float = 0.0) -> None:
+        base = list(predicted_ms or ())[:batch]
+        self._base = base + [base[-1] if base else 0.0] * (batch - len(base))
+        self._is_predicted = bool(base) and base[0] > 0.0
+        self._all = _Correction(now)
+        self._own = [_Correction(now) for _ in range(batch)]
+        self._times = list(self._base)
+        self._fresh_until = math.inf  # nothing is corrected yet
 
-    def observe(self, rows: int, ms: float) -> None:
+    def times_ms(self, now: float) -> Sequence[float]:
+        """Return the times by rows, as many as the largest batch has; 0 where nothing is known."""
+        if now >= self._fresh_until:
+            self._refresh(now)
+        return self._times
+
+    def observe(self, rows: int, ms: float, now: float) -> None:
         """Take in that a batch of ``rows`` took ``ms``; unknown sizes are filled in proportion."""
-        known = self.ms[rows - 1]
-        self.ms[rows - 1] = known + _WEIGHT * (ms - known) if known else ms
-        if not known:
-            for size in range(1, len(self.ms) + 1):
-                if not self.ms[size - 1]:
-                    self.ms[size - 1] = ms * max(1.0, size / rows)
+        if not self._base[rows - 1]:
+            for size in range(1, len(self._base) + 1):
+                self._base[size - 1] = self._base[size - 1] or ms * max(1.0, size / rows)
+        base, expected = self._base[rows - 1], self.times_ms(now)[rows - 1]
+        if base <= 0.0:
+            return
+        if expected > 0.0:
+            ms = min(max(ms, expected / _CLIP), expected * _CLIP)
+        self._all.observe(ms / base, now)
+        self._own[rows - 1].observe(ms / base / self._all.at(now), now)
+        if not self._is_predicted:  # there is nothing to return to but what was seen
+            self._base = [(1.0 + _WEIGHT * (self._all.at(now) - 1.0)) * time for time in self._base]
+        self._refresh(now)
+
+    def _refresh(self, now: float) -> None:
+        factor = self._all.at(now)
+        self._times = [time * factor * own.at(now) for time, own in zip(self._base, self._own, strict=True)]
+        self._fresh_until = now + _REFRESH_S
+
+
+class _Correction:
+    """A running mean of a ratio that fades to 1 where nothing is observed."""
+
+    __slots__ = ("_ratio", "_seen")
+
+    def __init__(self, now: float) -> None:
+        self._ratio = 1.0
+        self._seen = now
+
+    def at(self, now: float) -> float:
+        silent_s = now - self._seen - _SILENCE_S
+        if silent_s <= 0.0 or self._ratio == 1.0:
+            return self._ratio
+        return 1.0 + (self._ratio - 1.0) * math.exp2(-silent_s / _HALF_LIFE_S)
+
+    def observe(self, ratio: float, now: float) -> None:
+        before = self.at(now)
+        self._ratio = min(_LARGEST, max(_SMALLEST, before + _WEIGHT * (ratio - before)))
+        self._seen = now

@@ -118,9 +118,18 @@ class MemberReplica:
         """Requests of all models that wait for a worker."""
         return self._whole.queued
 
-    def load(self, now: float, priority: int) -> ReplicaLoad:
+    @property
+    def is_occupied(self) -> bool:
+        """Whether a request that comes now has to wait, for others or for a worker."""
+        return self._whole.is_occupied
+
+    def load(self, now: float, priority: int, deadline_ms: float) -> ReplicaLoad:
         """Return what there is to do for all models together before such a request, for the routing rule."""
-        return self._whole.load(now, priority)
+        return self._whole.load(now, priority, deadline_ms)
+
+    def note_arrival(self, now: float) -> None:
+        """Count a request that the routing rule sent here, let in or not."""
+        self._whole.note_arrival(now)
 
     def submit(self, inference: Inference) -> None:
         """Queue a request."""

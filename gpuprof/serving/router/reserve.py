@@ -1,41 +1,34 @@
-"""How much of a deadline early refusal keeps in hand, learned from how far expectations were wrong."""
+"""The part of a deadline that is kept in hand, learned by the rules that the simulator obeys, too."""
 
 from __future__ import annotations
 
-from gpuprof.rules.routing import RESERVE
-
-#: However wrong expectations are, so much of a deadline is used.
-_LARGEST = 0.3
-_STEP = 0.01
-#: Only what was expected to take so much of its deadline says something of those that just meet theirs.
-_NEAR_LIMIT = 0.5
+from gpuprof.rules.routing import RESERVE, adapt_reserve, relax_reserve, usual_reserve
 
 
 class Reserve:
-    """Tracks the part of a deadline that has to be kept in hand so that few of those that are let in are late.
-
-    Each answer moves it by a step, up where the request would have been late at the limit, down where not; the steps
-    are as large as the percentile of the SLO and what is left of it, so that it rests where just that part is in time.
+    """Holds a model's reserve between answers; see `gpuprof.rules.routing.adapt_reserve`.
 
     Parameters
     ----------
     percentile : float
         Of the latencies, that the SLO is for.
-
-    Attributes
-    ----------
-    part : float
-        From `RESERVE` on.
+    now : float
+        Seconds on any clock that goes on.
     """
 
-    def __init__(self, percentile: float) -> None:
+    def __init__(self, percentile: float, now: float = 0.0) -> None:
         self._late_part = 1.0 - percentile / 100.0
-        self.part = RESERVE
+        self._part = self._usual = RESERVE
+        self._changed = now
 
-    def observe(self, expected_ms: float, took_ms: float, deadline_ms: float) -> None:
-        """Take in when a request was answered that was let in expecting its answer after ``expected_ms``."""
-        if expected_ms < _NEAR_LIMIT * deadline_ms:
-            return
-        would_be_late = took_ms * (1.0 - self.part) > expected_ms
-        moved = self.part + _STEP * ((1.0 if would_be_late else 0.0) - self._late_part)
-        self.part = min(_LARGEST, max(RESERVE, moved))
+    def at(self, now: float) -> float:
+        """Return the part of a deadline to keep in hand; ``now`` is in seconds."""
+        return relax_reserve(self._part, self._usual, 1000.0 * (now - self._changed))
+
+    def observe(self, expected_ms: float, took_ms: float, deadline_ms: float, now: float, together: int = 1) -> None:
+        """Take in when a request of a batch of ``together`` was answered, and when that was expected."""
+        before = self.at(now)
+        after = adapt_reserve(before, expected_ms, took_ms, deadline_ms, self._late_part, together)
+        if after != before:
+            self._usual = usual_reserve(self._usual, before, 1000.0 * (now - self._changed))
+            self._part, self._changed = after, now

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from http import HTTPStatus
 
-from gpuprof.rules.routing import RoutingRule, expected_finish_ms, is_hopeless
+from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.public_name import PublicName
@@ -58,7 +58,7 @@ class ServedModel:
         self._counts = ModelStatistics()
         self._leaving: list[AnyReplica] = []
         self._rule = rule
-        self._reserve = Reserve(percentile)
+        self._reserve = Reserve(percentile, time.monotonic())
         self._arena = arena
         self._loop = asyncio.get_running_loop()
         self._unassigned: list[Inference] = []
@@ -138,13 +138,15 @@ class ServedModel:
             503, when it could not be answered in time.
         """
         alive = [replica for replica in self.replicas if replica.is_alive]
-        if self.tracer is not None or not alive or not all(replica.queued for replica in alive):
+        if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
             return
         now, asked = time.monotonic(), urgency()
         deadline_ms = self.slo_ms if asked.timeout_ms is None else asked.timeout_ms
-        loads = [replica.load(now, asked.priority) for replica in alive]
-        soonest_ms = min(map(expected_finish_ms, loads))
-        if is_hopeless(soonest_ms, 0.0, deadline_ms, self._reserve.part) and all(load.waiting for load in loads):
+        loads = [replica.load(now, asked.priority, deadline_ms) for replica in alive]
+        times_ms = [expected_finish_ms(load) for load in loads]
+        soonest_ms = min(times_ms)
+        if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
+            alive[times_ms.index(soonest_ms)].note_arrival(now)
             self._counts.arrived += 1
             self._counts.refused += 1
             raise overload_refusal(self.name, soonest_ms, deadline_ms)
@@ -154,17 +156,20 @@ class ServedModel:
         alive = self._able(inference.rows)
         if not alive:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
-        loads = [replica.load(now, inference.priority) for replica in alive]
+        loads = [replica.load(now, inference.priority, inference.deadline_ms) for replica in alive]
         chosen = self._rule.choose(loads)
+        alive[chosen].note_arrival(now)
         finish_ms = expected_finish_ms(loads[chosen])
         waited_ms = 1000.0 * (now - inference.arrived)
         inference.expected_ms = waited_ms + finish_ms
-        hopeless = is_hopeless(finish_ms, waited_ms, inference.deadline_ms, self._reserve.part)
-        if hopeless and loads[chosen].waiting:
+        if self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now):
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         if alive[chosen].queued > _MAX_WAITING:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         alive[chosen].submit(inference)
+
+    def _refuses(self, load: ReplicaLoad, finish_ms: float, waited_ms: float, deadline_ms: float, now: float) -> bool:
+        return is_refused(load.waiting, load.idle, finish_ms, waited_ms, deadline_ms, self._reserve.at(now))
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Place accepted requests whose replica has no worker left; they wait when nobody has one.
@@ -176,7 +181,8 @@ class ServedModel:
         for inference in inferences:
             alive = self._able(inference.rows)
             if alive:
-                chosen = alive[self._rule.choose([replica.load(now, inference.priority) for replica in alive])]
+                loads = [replica.load(now, inference.priority, inference.deadline_ms) for replica in alive]
+                chosen = alive[self._rule.choose(loads)]
                 chosen.take_over(inference, taken.get(chosen, 0))
                 taken[chosen] = taken.get(chosen, 0) + 1
             else:
@@ -197,8 +203,9 @@ class ServedModel:
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
         if inference.attempts == 1:
-            took_ms = 1000.0 * (time.monotonic() - inference.arrived)
-            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms)
+            now = time.monotonic()
+            took_ms = 1000.0 * (now - inference.arrived)
+            self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
         if self.tracer is not None:
             self.tracer.answered(self.name, inference)
         slot, inference.output_slot = inference.output_slot, None

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
-from gpuprof.rules.routing import ReplicaLoad, goes_alone, is_given_up
+from gpuprof.rules.routing import ReplicaLoad, decay_count, forecast_joining, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
@@ -94,10 +94,13 @@ class ServedReplica:
         self.plan = plan
         self.workers = workers
         self.statistics = statistics
-        self.latency = LatencyTable(plan.batch, plan.latency_ms)
+        self.latency = LatencyTable(plan.batch, plan.latency_ms, time.monotonic())
         self._owner = owner
         self._queue: deque[Inference] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._arrival_count = 0.0
+        self._counted_at = 0.0
+        self._joining = 0
         self._loop = asyncio.get_running_loop()
         self.waiting_rows = 0
         for worker in workers:
@@ -128,15 +131,31 @@ class ServedReplica:
         """Requests that wait for a worker."""
         return len(self._queue)
 
-    def load(self, now: float, priority: int) -> ReplicaLoad:
-        """Return what there is to do before a request of this priority, for the routing rule."""
+    @property
+    def is_occupied(self) -> bool:
+        """Whether a request that comes now has to wait, for others or for a worker."""
+        return bool(self._queue) or not any(worker.is_idle for worker in self.workers)
+
+    def load(self, now: float, priority: int, deadline_ms: float) -> ReplicaLoad:
+        """Return what there is to do before a request of this priority and deadline, for the routing rule."""
         queue = self._queue
         oldest = 1000.0 * (now - queue[0].arrived) if queue else 0.0
         busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
         ahead = self.waiting_rows
         if queue and queue[-1].priority > priority:
             ahead = sum(inference.rows for inference in queue if inference.priority <= priority)
-        return ReplicaLoad(ahead, oldest, busy, self.latency.ms, self.plan.max_wait_ms)
+        idle = sum(worker.is_idle for worker in self.workers)
+        times_ms = self.latency.times_ms(now)
+        wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, times_ms)
+        return ReplicaLoad(ahead, oldest, busy, times_ms, wait_ms, idle, 0 if idle else self._joining)
+
+    def note_arrival(self, now: float) -> None:
+        """Count a request that the routing rule sent here, let in or not."""
+        self._arrival_count = 1.0 + self._count_arrivals(now)
+        self._counted_at = now
+
+    def _count_arrivals(self, now: float) -> float:
+        return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
 
     def submit(self, inference: Inference) -> None:
         """Queue a request; priorities first, and among equals the oldest."""
@@ -207,7 +226,7 @@ class ServedReplica:
             if oldest.alone:
                 self._send(worker, self._take(oldest.rows), now)
                 continue
-            limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.ms)
+            limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.times_ms(now))
             waited_ms = 1000.0 * (now - oldest.arrived)
             rows = batch_size_now(self.waiting_rows, self.plan.batch, waited_ms, limit_ms)
             if not rows:
@@ -253,7 +272,11 @@ class ServedReplica:
             inference.attempts += 1
             inference.sent = now
             inference.replica = self.plan.name
-        worker.send(inferences, rows, self.latency.ms[min(rows, self.plan.batch) - 1], now)
+        times_ms = self.latency.times_ms(now)
+        expected_ms, full_ms = times_ms[min(rows, self.plan.batch) - 1], times_ms[-1]
+        count = self._count_arrivals(now)
+        self._joining = forecast_joining(count, expected_ms, full_ms, len(self.workers), self.plan.batch)
+        worker.send(inferences, rows, expected_ms, now)
 
     def _wake_in(self, seconds: float) -> None:
         if self._timer is not None:
@@ -265,7 +288,7 @@ class ServedReplica:
         self._pump()
 
     def _batch_done(self, batch: SentBatch, answer: BatchAnswer) -> None:
-        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms)
+        self.latency.observe(min(batch.rows, self.plan.batch), batch.took_ms, time.monotonic())
         self.count_batch(batch.inferences, answer)
         self._pump()  # before the answers are written: the worker must not wait for them
         now_ms = int(time.time() * 1000)

@@ -92,7 +92,7 @@ class SimulatedLink:
         del self._timers[batch.number], self.sent[batch.number]
         assert self.spec is not None
         outputs = [_outputs(self.spec, inference) for inference in batch.inferences]
-        self._events.done(batch, BatchAnswer(0, infer_ns, 0, outputs))
+        self._events.done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
 
 
 def simulated_spec(order: WorkerOrder) -> ModelSpec:

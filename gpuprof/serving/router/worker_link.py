@@ -33,12 +33,13 @@ class SentBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """What came back of a batch: nanoseconds by stage, and the outputs of each request."""
+    """What came back of a batch: nanoseconds by stage, the outputs of each request, and how many requests it had."""
 
     gather_ns: int
     infer_ns: int
     scatter_ns: int
     outputs: list[list[OutputTensor]]
+    requests: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ class WorkerLink:
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)
             self._learn(batch, outputs)
-            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs))
+            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
         elif frame.kind == Kind.FAILED:
             number, message = frame.head
             self._events.failed(self.sent.pop(number), message)

@@ -153,6 +153,7 @@ def test_where_answers_come_later_than_expected_fewer_are_let_in(late_ms: float)
 
 class _Answer:
     outputs: tuple[list[Any]] = ([],)
+    requests = 1
 
 
 def _done(*_: Any) -> None:
