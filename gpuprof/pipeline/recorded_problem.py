@@ -114,5 +114,6 @@ def map_evidence(
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,
         host=recorded_work(settings),
+        counts={devices.device: devices.count for devices in settings.fleet},
         tried=tried,
     )

@@ -12,18 +12,21 @@ from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica, share_of
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.failure import FailedRun
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+from gpuprof.placement.prediction_check import check_predictions
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 
 __all__ = ["Evidence", "Violation", "check", "check_layout"]
 
 _TOLERANCE = 1e-6
+_LEAST_SHARE_PCT = 1.0  # of a GPU, as MPS takes it; of one core of a CPU
 _MOST_CLIENTS = 48  # of one MPS daemon, CUDA up to 13.0
 _MOST_BATCH = 4096  # every size up to a replica's batch is looked at; nobody serves larger ones
 
@@ -33,13 +36,17 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
     structure = (*_names(deployment), *_devices(deployment, evidence))
     if structure:
         return structure  # nothing below can be said of devices and models that do not exist
-    return (
-        *(violation for _, where, gpu in _gpus(deployment) for violation in _gpu(where, gpu, evidence)),
+    layout = tuple(violation for _, where, gpu in _gpus(deployment) for violation in _gpu(where, gpu, evidence))
+    if any(violation.rule == "geometry" for violation in layout):
+        return layout  # nor of instances that cannot be
+    broken = (
+        *layout,
         *_failures(deployment, evidence),
         *_rates(deployment, evidence),
         *_slos(deployment, evidence),
         *_figures(deployment),
     )
+    return broken or tuple(check_predictions(deployment, evidence))  # where they fail, so does what rests on them
 
 
 def check_layout(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...]:
@@ -81,7 +88,7 @@ def _devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violatio
             yield Violation("geometry", where, f"unknown device {gpu.device!r}")
     used = Counter(gpu.device for _, _, gpu in _gpus(deployment))
     for name, count in used.items():
-        there = (evidence.counts or {}).get(name)
+        there = evidence.counts.get(name, 0) if evidence.counts else None
         if there is not None and count > there:
             yield Violation("fleet", name, f"{count} devices are used and the fleet has {there}")
 
@@ -134,6 +141,8 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
     clients = sum(replica.processes for replica in partition.replicas)
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
+    for replica in partition.replicas:
+        yield from _share_and_limit(where, partition, replica, device, evidence)
     room = _room(partition, device)
     held = sum(_held(partition, replica, device, evidence) for replica in partition.replicas)
     if held > room:
@@ -148,20 +157,40 @@ def _room(partition: Partition, device: Device) -> int:
 
 def _held(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
     """Return the larger of what the map allows the replica and what the estimator says that it needs."""
-    allowed = replica.memory_limit_bytes or 0
+    return max(replica.memory_limit_bytes or 0, _needed_bytes(partition, replica, device, evidence))
+
+
+def _needed_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
+    """Return what all processes of a replica need, 0 where nothing is known of it."""
     if evidence.estimator is None:
-        return allowed
+        return 0
     try:
-        needed = _ask(evidence.estimator, device, _workload(partition, replica, replica.batch), ()).memory_bytes
+        workload = replica_workload(partition, replica, replica.batch)
+        needed = ask_estimator(evidence.estimator, device, workload).memory_bytes
     except InputError:
-        return allowed
-    return max(allowed, 0 if needed is None else math.floor(needed.value) * replica.processes)
+        return 0
+    return 0 if needed is None else math.floor(needed.value) * replica.processes
+
+
+def _share_and_limit(
+    where: str, partition: Partition, replica: Replica, device: Device, evidence: Evidence
+) -> Iterator[Violation]:
+    """Find a share that nobody can be held to, and a limit of memory below what the replica needs."""
+    least = _LEAST_SHARE_PCT if device.kind == "gpu" else _LEAST_SHARE_PCT / device.compute_units
+    if replica.sm_share_pct < least * (1.0 - _TOLERANCE):
+        yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}%, and the least is {least:g}%")
+    needed = _needed_bytes(partition, replica, device, evidence)
+    limit = replica.memory_limit_bytes
+    if limit is not None and (limit <= 0 or limit < needed * (1.0 - _TOLERANCE) - 1.0):
+        yield Violation(
+            "memory", where, f"{replica.model} may hold {limit / 2**30:.3g} GiB and needs {needed / 2**30:.3g} GiB"
+        )
 
 
 def _failures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     """Find replicas that ask for no less, and have no more, than something that is known to have failed."""
     for node, gpu, partition, replica in deployment.places():
-        runs, device = _workload(partition, replica, replica.batch), evidence.devices[gpu.device]
+        runs, device = replica_workload(partition, replica, replica.batch), evidence.devices[gpu.device]
         if (device.name, runs) in evidence.tried.measured:
             continue
         for failed in evidence.tried.failed:
@@ -202,6 +231,20 @@ def _rates(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]
     named: defaultdict[str, float] = defaultdict(float)
     for unplaced in deployment.unplaced:
         named[unplaced.model] += unplaced.rate_rps
+    for name, left in named.items():
+        if name not in deployment.models:
+            yield Violation("rate", name, "is left unplaced and is not among the map's models")
+        elif planned[name] + left > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
+            asked = deployment.models[name].rate_rps
+            yield Violation(
+                "rate", name, f"{planned[name]:g} requests/s are served, {left:g} left, {asked:g} asked for"
+            )
+    for name, rate_rps in planned.items():
+        if name not in named and rate_rps > deployment.models[name].rate_rps * (1.0 + _TOLERANCE):
+            asked = deployment.models[name].rate_rps
+            yield Violation(
+                "rate", name, f"replicas are planned for {rate_rps:g} requests/s and {asked:g} are asked for"
+            )
     for demand in _demands(deployment, evidence):
         served = planned[demand.model] + (0.0 if evidence.demands is not None else named[demand.model])
         if served < demand.rate_rps * (1.0 - _TOLERANCE):
@@ -268,11 +311,11 @@ def _within_budget(
     latency, throughput = replica.predicted.latency_ms, replica.predicted.throughput_rps
     if evidence.estimator is not None:
         try:
-            estimate = _ask(
+            estimate = ask_estimator(
                 evidence.estimator,
                 device,
-                _workload(partition, replica, replica.batch),
-                _beside(partition, replica),
+                replica_workload(partition, replica, replica.batch),
+                neighbour_workloads(partition, replica),
             )
         except InputError as error:
             yield Violation("slo", where, str(error))
@@ -315,10 +358,10 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
             return f"batch_latency_ms of {replica.model} must hold {replica.batch} times above 0"
         said = replica.predicted
         return _queue(replica, times, said.latency_cv, (said.pause_factor, said.pause_cv), evidence)
-    beside = _beside(partition, replica)
+    beside = neighbour_workloads(partition, replica)
     try:
         estimates = [
-            _ask(evidence.estimator, device, _workload(partition, replica, n), beside)
+            ask_estimator(evidence.estimator, device, replica_workload(partition, replica, n), beside)
             for n in range(1, replica.batch + 1)
         ]
     except InputError as error:
@@ -328,11 +371,6 @@ def _server(partition: Partition, replica: Replica, device: Device, evidence: Ev
     return _queue(
         replica, times, estimates[-1].latency_cv, (estimates[-1].pause_factor, estimates[-1].pause_cv), evidence
     )
-
-
-def _beside(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
-    """Return what shares the partition with the replica."""
-    return tuple(_workload(partition, other, other.batch) for other in partition.replicas if other is not replica)
 
 
 def _queue(
@@ -347,18 +385,6 @@ def _queue(
         pause_factor=pause[0],
         pause_cv=pause[1],
         overhead_ms=evidence.overhead_ms,
-    )
-
-
-def _workload(partition: Partition, replica: Replica, batch: int) -> Workload:
-    return Workload(replica.model, batch, share_of(partition, replica), replica.processes)
-
-
-def _ask(estimator: Estimator, device: Device, workload: Workload, beside: Sequence[Workload]) -> Estimate:
-    if device.fraction(workload.share) <= 0.0:
-        raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
-    return estimator.estimate(
-        workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
     )
 
 

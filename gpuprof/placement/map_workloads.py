@@ -1,0 +1,39 @@
+"""What runs on the devices of a deployment map, in the words of an estimator, and what the estimator says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprof.domain.deployment import Partition, Replica, share_of
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.errors import InputError
+
+
+def replica_workload(partition: Partition, replica: Replica, batch: int) -> Workload:
+    """Return what a replica runs with batches of ``batch``."""
+    return Workload(replica.model, batch, share_of(partition, replica), replica.processes)
+
+
+def neighbour_workloads(partition: Partition, replica: Replica) -> tuple[Workload, ...]:
+    """Return what shares the partition with the replica."""
+    return tuple(
+        replica_workload(partition, other, other.batch) for other in partition.replicas if other is not replica
+    )
+
+
+def ask_estimator(
+    estimator: Estimator, device: Device, workload: Workload, beside: Sequence[Workload] = ()
+) -> Estimate:
+    """Return the estimate of a workload of a map, which may ask for anything.
+
+    Raises
+    ------
+    InputError
+        Where nothing can be said of it.
+    """
+    if device.fraction(workload.share) <= 0.0:
+        raise InputError(f"a share of {workload.share.sm_pct:g}% is nothing of a device")
+    return estimator.estimate(
+        workload.model, device, workload.batch, workload.share, sorted(beside), workload.processes
+    )

@@ -1,0 +1,188 @@
+"""Checks what a map says of itself: the router and the simulator live by its predictions, and must not be misled.
+
+Against an estimator each figure that follows from it is computed anew; without one the figures must follow from one
+another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica, ReplicaPrediction, share_of
+from gpuprof.domain.estimate import Estimate
+from gpuprof.errors import InputError
+from gpuprof.placement.evidence import Evidence, Violation
+from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+
+#: What a figure may be off by: rounding, and no more.
+_RELATIVE = 1e-3
+_ABSOLUTE = 1e-6
+#: Loading the next batch while one runs (iGniter, equation 2) at most doubles what the time of a batch says.
+_OVERLAP = 2.0
+
+_Place = tuple[Node, Gpu, Partition, Replica]
+
+
+def check_predictions(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    """Yield every prediction of the map that is not what follows from the estimator, or from its other figures."""
+    for place in deployment.places():
+        node, gpu, _, replica = place
+        where = f"{node.name} gpu {gpu.index}"
+        for message in (
+            *_consistency(replica, evidence),
+            *_replica_bounds(deployment, replica),
+            *_against_estimator(place, evidence),
+        ):
+            yield Violation("figures", where, f"{replica.model}: {message}")
+    yield from _model_figures(deployment)
+    yield from _map_figures(deployment, evidence)
+
+
+def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
+    """Yield where a replica's figures do not follow from one another."""
+    said = replica.predicted
+    if not said.latency_ms > 0.0:
+        yield "no time is predicted for a batch"
+        return
+    full_rps = 1000.0 * replica.batch * replica.processes / said.latency_ms
+    if not full_rps * (1.0 - _RELATIVE) <= said.throughput_rps <= _OVERLAP * full_rps:
+        yield f"a throughput of {said.throughput_rps:.4g}/s does not follow from {said.latency_ms:.4g} ms a batch"
+    if said.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
+        yield f"a goodput of {said.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
+    times = replica.batch_latency_ms
+    if times is not None:
+        if len(times) != replica.batch or min(times) <= 0.0:
+            yield f"batch_latency_ms must hold {replica.batch} times above 0"
+        elif evidence.confidence is None and not _is_near(times[-1], said.latency_ms + evidence.host.handover_ms):
+            yield f"batch_latency_ms ends at {times[-1]:.4g} ms and a batch takes {said.latency_ms:.4g} ms"
+    percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
+    if percentiles != sorted(percentiles):
+        yield "its percentiles fall"
+    yield from _intervals(said)
+
+
+def _intervals(said: ReplicaPrediction) -> Iterator[str]:
+    for name in ("latency_ms", "p99_ms", "throughput_rps", "goodput_rps"):
+        interval, value = getattr(said, f"{name}_interval"), getattr(said, name)
+        if interval is None:
+            continue
+        low, high = interval
+        if not (math.isfinite(low) and math.isfinite(high) and 0.0 <= low <= high):
+            yield f"{name}_interval is none: {low:g} to {high:g}"
+        elif value is not None and not low * (1.0 - _RELATIVE) <= value <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
+            yield f"{name} of {value:.4g} is outside of its interval"
+
+
+def _replica_bounds(deployment: DeploymentMap, replica: Replica) -> Iterator[str]:
+    slos = [deployment.models[name].slo_ms for name in replica.rates() if name in deployment.models]
+    if slos and replica.max_wait_ms > min(slos):
+        yield f"requests wait {replica.max_wait_ms:.4g} ms for their batch, of {min(slos):g} ms that they may take"
+    for one in replica.merged:
+        if one.goodput_rps > one.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
+            yield f"a goodput of {one.goodput_rps:.4g}/s of {one.model} is more than its rate"
+
+
+def _against_estimator(place: _Place, evidence: Evidence) -> Iterator[str]:
+    """Yield where a replica's figures are not the estimator's."""
+    _, gpu, partition, replica = place
+    if evidence.estimator is None:
+        return
+    device, beside = evidence.devices[gpu.device], neighbour_workloads(partition, replica)
+
+    def ask(batch: int) -> Estimate | None:
+        workload = replica_workload(partition, replica, batch)
+        try:
+            return ask_estimator(evidence.estimator, device, workload, beside) if evidence.estimator else None
+        except InputError:
+            return None  # told of where the times are needed
+
+    known = ask(replica.batch)
+    if known is None:
+        return
+    said = replica.predicted
+    for name, value, true in (
+        ("latency_ms", said.latency_ms, known.latency_ms.value),
+        ("throughput_rps", said.throughput_rps, known.throughput_rps.value),
+        ("latency_cv", said.latency_cv, known.latency_cv),
+        ("pause_factor", said.pause_factor, known.pause_factor),
+        ("pause_cv", said.pause_cv, known.pause_cv),
+    ):
+        if value is not None and true is not None and not _is_near(value, true):
+            yield f"{name} is {value:.4g} in the map and {true:.4g} by the estimator"
+    if said.source and said.source != known.latency_ms.source:
+        yield f"its time is called {said.source!r} and is {known.latency_ms.source!r}"
+    if replica.batch_latency_ms is None or evidence.confidence is not None:
+        return
+    for size, value in enumerate(replica.batch_latency_ms[: replica.batch], 1):
+        smaller = ask(size)
+        if smaller is not None and not _is_near(value, smaller.latency_ms.value + evidence.host.handover_ms):
+            true = smaller.latency_ms.value
+            yield f"batch_latency_ms of {size} is {value:.4g} ms in the map and {true:.4g} ms by the estimator"
+            return
+
+
+def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
+    for name, model in deployment.models.items():
+        said = model.predicted
+        if said is None:
+            continue
+        served = math.fsum(replica.goodputs().get(name, 0.0) for *_, replica in deployment.places())
+        if not _is_near(said.goodput_rps, served):
+            yield Violation(
+                "figures", name, f"goodput {said.goodput_rps:.4g}/s is said and its replicas' is {served:.4g}/s"
+            )
+        percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
+        if percentiles != sorted(percentiles):
+            yield Violation("figures", name, "its percentiles fall")
+
+
+def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
+    said = deployment.predicted
+    replicas = [replica for *_, replica in deployment.places()]
+    goodput, rate = (
+        math.fsum(values) for values in ((r.predicted.goodput_rps for r in replicas), (r.rate_rps for r in replicas))
+    )
+    if not _is_near(said.goodput_rps, goodput):
+        yield _wrong(f"goodput {said.goodput_rps:.4g}/s is said and the replicas' is {goodput:.4g}/s")
+    for name, value in (("internal_slack", said.internal_slack), ("outside shares", said.external_fragmentation)):
+        if value is not None and value > 1.0 + _RELATIVE:
+            yield _wrong(f"{name} is {value:g}, more than all")
+    if said.moves is not None and said.moves > len(replicas):
+        yield _wrong(f"{said.moves} replicas are said to move, and there are {len(replicas)}")
+    yield from _bounds(deployment, rate)
+    if said.external_fragmentation is not None and not deployment.merges:
+        left = _unused_part(deployment, evidence)
+        if abs(said.external_fragmentation - left) > _RELATIVE:
+            yield _wrong(f"{said.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
+
+
+def _bounds(deployment: DeploymentMap, rate_rps: float) -> Iterator[Violation]:
+    """Yield the bounds that the map itself exceeds: none of them can be one."""
+    said = deployment.predicted
+    most, least = said.upper_bound_goodput_rps, said.lower_bound_cost_per_hour
+    if most is not None and rate_rps > most * (1.0 + _RELATIVE) + _ABSOLUTE:
+        yield _wrong(f"no map is said to serve more than {most:.4g} requests/s, and this one serves {rate_rps:.4g}")
+    cost = None if deployment.unplaced else said.cost_per_hour
+    if least is not None and cost is not None and least > cost * (1.0 + _RELATIVE) + _ABSOLUTE:
+        yield _wrong(f"no map is said to cost less than {least:.4g} $/h, and this one costs {cost:.4g}")
+
+
+def _unused_part(deployment: DeploymentMap, evidence: Evidence) -> float:
+    """Return what of the devices used belongs to no share."""
+    units, every = 0.0, 0.0
+    for node in deployment.nodes:
+        for gpu in node.gpus:
+            held = [(part, one) for part in gpu.partitions for one in part.replicas]
+            device = evidence.devices[gpu.device]
+            every += device.compute_units if held else 0
+            units += sum(device.fraction(share_of(part, one)) * device.compute_units for part, one in held)
+    return max(0.0, 1.0 - units / every) if every else 0.0
+
+
+def _wrong(message: str) -> Violation:
+    return Violation("figures", "predicted", message)
+
+
+def _is_near(value: float, true: float) -> bool:
+    return abs(value - true) <= _RELATIVE * abs(true) + _ABSOLUTE

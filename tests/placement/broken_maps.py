@@ -1,0 +1,231 @@
+"""A hundred ways to break a sound deployment map: each takes the decoded JSON of one and changes it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+#: ``"shared"``: two replicas by percentage on one device; ``"mig"``: one in each of two instances.
+Layout = Literal["shared", "mig"]
+Edit = Callable[[dict[str, Any]], object]
+
+
+@dataclass(frozen=True)
+class Breakage:
+    """One way to break a map.
+
+    Attributes
+    ----------
+    name : str
+    edit : callable
+    layout : str
+    needs_estimator : bool
+        Whether the map contradicts nothing but the estimator.
+    """
+
+    name: str
+    edit: Edit
+    layout: Layout = "shared"
+    needs_estimator: bool = False
+
+
+def first_gpu(content: dict[str, Any]) -> Any:
+    """Return the first device."""
+    return content["nodes"][0]["gpus"][0]
+
+
+def parts(content: dict[str, Any]) -> Any:
+    """Return the partitions of the first device."""
+    return first_gpu(content)["partitions"]
+
+
+def replica(content: dict[str, Any]) -> Any:
+    """Return the first replica."""
+    return parts(content)[0]["replicas"][0]
+
+
+def _in_replica(**values: object) -> Edit:
+    return lambda content: replica(content).update(values)
+
+
+def _in_prediction(**values: object) -> Edit:
+    return lambda content: replica(content)["predicted"].update(values)
+
+
+def _scaled_prediction(name: str, factor: float) -> Edit:
+    def edit(content: dict[str, Any]) -> None:
+        said = replica(content)["predicted"]
+        said[name] = said[name] * factor
+
+    return edit
+
+
+def _scaled_times(factor: float, *, which: slice = slice(None), also_latency: bool = False) -> Edit:
+    def edit(content: dict[str, Any]) -> None:
+        one = replica(content)
+        times = one["batch_latency_ms"]
+        times[which] = [factor * ms for ms in times[which]]
+        if also_latency:  # consistent with itself: only an estimator can tell
+            said = one["predicted"]
+            said["latency_ms"] *= factor
+            said["throughput_rps"] /= factor
+            said["latency_ms_interval"] = said["throughput_rps_interval"] = None
+
+    return edit
+
+
+def _in_map(**values: object) -> Edit:
+    return lambda content: content["predicted"].update(values)
+
+
+def _in_model(**values: object) -> Edit:
+    return lambda content: content["models"]["a"].update(values)
+
+
+def _in_mig(**values: object) -> Edit:
+    return lambda content: parts(content)[0]["mig"].update(values)
+
+
+def _rename_model(content: dict[str, Any]) -> None:
+    content["models"]["stranger"] = content["models"].pop("a")
+
+
+def _swap_rates(content: dict[str, Any]) -> None:
+    first, second = (part for part in parts(content)[0]["replicas"])
+    first["model"], second["model"] = second["model"], first["model"]
+    first["rate_rps"], second["rate_rps"] = 35.0, 5.0
+
+
+STRUCTURE = (
+    Breakage("two nodes of a name", lambda c: c["nodes"].append(c["nodes"][0])),
+    Breakage("two devices of an index", lambda c: c["nodes"][0]["gpus"].append(first_gpu(c))),
+    Breakage("a device that nobody knows", lambda c: first_gpu(c).update(device="h900")),
+    Breakage("a device of another name", lambda c: first_gpu(c).update(device="")),
+    Breakage("no node at all", lambda c: c.update(nodes=[])),
+    Breakage("no device at all", lambda c: c["nodes"][0].update(gpus=[])),
+    Breakage("no partition", lambda c: first_gpu(c).update(partitions=[])),
+    Breakage("no replica", lambda c: parts(c)[0].update(replicas=[])),
+    Breakage("the whole device twice", lambda c: parts(c).append(parts(c)[0])),
+    Breakage("a replica of a stranger", _in_replica(model="stranger")),
+    Breakage("a replica of a model without a name", _in_replica(model="")),
+    Breakage("a model under another name", _rename_model),
+    Breakage("a model without replicas", lambda c: c["models"].update(c=c["models"]["a"])),
+    Breakage("no models", lambda c: c.update(models={})),
+    Breakage("a merge that is no model's", _in_replica(merged=[{"model": "a", "rate_rps": 20.0, "goodput_rps": 20.0}])),
+    Breakage("a merge of a model's name", lambda c: c.update(merges={"a": {"path": "x", "members": {}}})),
+    Breakage("a negative index", lambda c: first_gpu(c).update(index=-1)),
+    Breakage("another schema", lambda c: c.update(schema="gpuprof.deployment/99")),
+    Breakage("a field that nobody knows", _in_replica(cores=4)),
+    Breakage("nodes that are no list", lambda c: c.update(nodes={})),
+)
+GEOMETRY = (
+    Breakage("a profile that the device lacks", _in_mig(profile="9g.90gb"), "mig"),
+    Breakage("a start that is none", _in_mig(start=2), "mig"),
+    Breakage("a start beyond the device", _in_mig(start=40), "mig"),
+    Breakage("overlapping instances", lambda c: parts(c)[0]["mig"].update(parts(c)[1]["mig"]), "mig"),
+    Breakage("an instance over another", _in_mig(profile="7g.80gb"), "mig"),
+    Breakage("more instances than the driver allows", lambda c: parts(c).append(parts(c)[0]), "mig"),
+    Breakage("cut and whole", lambda c: parts(c)[0].update(mig=None), "mig"),
+    Breakage(
+        "an instance of a device without MIG", lambda c: parts(c)[0].update(mig={"profile": "1g.10gb", "start": 0})
+    ),
+    Breakage("a device without MIG", lambda c: first_gpu(c).update(device="plain"), "mig"),
+    Breakage("an instance without a name", _in_mig(profile=""), "mig"),
+)
+SHARES = (
+    Breakage("shares above all", _in_replica(sm_share_pct=60.0)),
+    Breakage("a share above 100", _in_replica(sm_share_pct=101.0)),
+    Breakage("a share of nothing", _in_replica(sm_share_pct=0.0)),
+    Breakage("a negative share", _in_replica(sm_share_pct=-5.0)),
+    Breakage("a share of a billionth of a percent", _in_replica(sm_share_pct=1e-9)),
+    Breakage("the smallest share there is", _in_replica(sm_share_pct=5e-324)),
+    Breakage("half a percent", _in_replica(sm_share_pct=0.5)),
+    Breakage("more processes than MPS takes", _in_replica(processes=49)),
+    Breakage("no process", _in_replica(processes=0)),
+    Breakage("one replica twice", lambda c: parts(c)[0]["replicas"].append(replica(c))),
+    Breakage("a replica twice in an instance", lambda c: parts(c)[0]["replicas"].append(replica(c)), "mig"),
+    Breakage("a smaller share", _in_replica(sm_share_pct=40.0)),
+    Breakage("two processes for one", _in_replica(processes=2)),
+)
+MEMORY = (
+    Breakage("a limit of a MiB", _in_replica(memory_limit_bytes=2**20), needs_estimator=True),
+    Breakage("a limit of nothing", _in_replica(memory_limit_bytes=0)),
+    Breakage("a negative limit", _in_replica(memory_limit_bytes=-1)),
+    Breakage("a limit of half", _in_replica(memory_limit_bytes=2**29), needs_estimator=True),
+    Breakage("a limit beyond the device", _in_replica(memory_limit_bytes=2**40)),
+    Breakage("a limit beyond the instance", _in_replica(memory_limit_bytes=41 * 2**30), "mig"),
+    Breakage("a limit of a byte too few", _in_replica(memory_limit_bytes=2**30 - 2**16), needs_estimator=True),
+)
+RATES = (
+    Breakage("a lost replica", lambda c: parts(c)[0]["replicas"].pop()),
+    Breakage("a lost instance", lambda c: parts(c).pop(), "mig"),
+    Breakage("less than is asked for", _in_replica(rate_rps=15.0)),
+    Breakage("nothing at all", _in_replica(rate_rps=0.0)),
+    Breakage("more than is asked for", _in_replica(rate_rps=25.0)),
+    Breakage("more than it can", _in_replica(rate_rps=1e4)),
+    Breakage("a negative rate", _in_replica(rate_rps=-1.0)),
+    Breakage("an infinite rate", _in_replica(rate_rps=float("inf"))),
+    Breakage("a rate that is no number", _in_replica(rate_rps=float("nan"))),
+    Breakage("a demand raised afterwards", _in_model(rate_rps=30.0)),
+    Breakage("a demand lowered afterwards", _in_model(rate_rps=10.0)),
+    Breakage("a demand of nothing", _in_model(rate_rps=0.0)),
+    Breakage("unplaced and placed", lambda c: c.update(unplaced=[{"model": "a", "rate_rps": 5.0, "reason": "?"}])),
+    Breakage("a stranger unplaced", lambda c: c.update(unplaced=[{"model": "x", "rate_rps": 5.0, "reason": "?"}])),
+    Breakage("rates at the wrong models", _swap_rates),
+)
+OBJECTIVES = (
+    Breakage("an SLO below the time of a batch", _in_model(slo_ms=5.0)),
+    Breakage("an SLO of nothing", _in_model(slo_ms=0.0)),
+    Breakage("an infinite SLO", _in_model(slo_ms=float("inf"))),
+    Breakage("a percentile of 100", _in_model(percentile=100.0)),
+    Breakage("a percentile of nothing", _in_model(percentile=0.0)),
+    Breakage("a wait beyond the SLO", _in_replica(max_wait_ms=150.0)),
+    Breakage("an endless wait", _in_replica(max_wait_ms=1e300)),
+    Breakage("a negative wait", _in_replica(max_wait_ms=-1.0)),
+    Breakage("no requests in a batch", _in_replica(batch=0)),
+    Breakage("a batch beyond all measure", _in_replica(batch=10**7, batch_latency_ms=None)),
+    Breakage("a larger batch", _in_replica(batch=8)),
+    Breakage("a smaller batch", _in_replica(batch=2)),
+)
+PREDICTIONS = (
+    Breakage("batches in half the time", _scaled_times(0.5)),
+    Breakage("batches in a hundredth more", _scaled_times(1.01)),
+    Breakage("the last batch quicker", _scaled_times(0.9, which=slice(-1, None))),
+    Breakage("the first batch quicker", _scaled_times(0.5, which=slice(0, 1)), needs_estimator=True),
+    Breakage("all times halved alike", _scaled_times(0.5, also_latency=True), needs_estimator=True),
+    Breakage("all times a tenth less", _scaled_times(0.9, also_latency=True), needs_estimator=True),
+    Breakage("times of nothing", _scaled_times(0.0)),
+    Breakage("a time too few", lambda c: replica(c)["batch_latency_ms"].pop()),
+    Breakage("a time too many", lambda c: replica(c)["batch_latency_ms"].append(99.0)),
+    Breakage("negative times", _scaled_times(-1.0)),
+    Breakage("a batch in no time", _in_prediction(latency_ms=0.0)),
+    Breakage("half the time of a batch", _scaled_prediction("latency_ms", 0.5)),
+    Breakage("twice the time of a batch", _scaled_prediction("latency_ms", 2.0)),
+    Breakage("three times the throughput", _scaled_prediction("throughput_rps", 3.0)),
+    Breakage("half the throughput", _scaled_prediction("throughput_rps", 0.5)),
+    Breakage("more goodput than rate", _scaled_prediction("goodput_rps", 1.5)),
+    Breakage("less goodput than served", _scaled_prediction("goodput_rps", 0.5)),
+    Breakage("a p50 above the p99", _in_prediction(p50_ms=1e4)),
+    Breakage("a p99 below the p50", _in_prediction(p99_ms=1e-3)),
+    Breakage("no variation", _in_prediction(latency_cv=0.7), needs_estimator=True),
+    Breakage("slow after a pause", _in_prediction(pause_factor=3.0), needs_estimator=True),
+    Breakage("quicker after a pause", _in_prediction(pause_factor=0.5)),
+    Breakage("a source that is not its own", _in_prediction(source="roofline"), needs_estimator=True),
+    Breakage("an interval elsewhere", _in_prediction(latency_ms_interval=[900.0, 901.0])),
+    Breakage("an interval upside down", _in_prediction(latency_ms_interval=[20.0, 5.0])),
+    Breakage("an interval of the goodput elsewhere", _in_prediction(goodput_rps_interval=[0.0, 1.0])),
+    Breakage("a model's goodput", lambda c: c["models"]["a"]["predicted"].update(goodput_rps=40.0)),
+    Breakage("a model's percentiles", lambda c: c["models"]["a"]["predicted"].update(p50_ms=1e5)),
+    Breakage("the map's goodput", _in_map(goodput_rps=1e6)),
+    Breakage("fewer devices than used", _in_map(gpus=0)),
+    Breakage("more devices than used", _in_map(gpus=7)),
+    Breakage("a bound above the devices", _in_map(lower_bound_gpus=2)),
+    Breakage("a bound above the cost", _in_map(lower_bound_cost_per_hour=1e3)),
+    Breakage("a bound below what is served", _in_map(upper_bound_goodput_rps=1.0)),
+    Breakage("more moves than replicas", _in_map(moves=9)),
+    Breakage("less left over than there is", _in_map(external_fragmentation=0.9)),
+    Breakage("more slack than all", _in_map(internal_slack=1.5)),
+    Breakage("a negative cost", _in_map(cost_per_hour=-1.0)),
+)
+BREAKAGES = (*STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)

@@ -1,0 +1,95 @@
+"""Whatever is wrong with a map is found, with a database and without, and nothing is found in a sound one."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solved
+from gpuprof.placement.deploy import to_map
+from gpuprof.placement.feasibility import check
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.problem import Options
+from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
+
+GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
+
+
+def placed(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
+    return PlacedReplica(model, 4, 1, Share(pct, mig), 20.0, memory_bytes=2**30)
+
+
+MAPS: dict[Layout, DeploymentMap] = {
+    "shared": to_map(
+        GIVEN, Placement("by hand", (PlacedGpu("plain", (PlacedPartition((placed("a", 50.0), placed("b", 50.0))),)),))
+    ),
+    "mig": to_map(
+        GIVEN,
+        Placement(
+            "by hand",
+            (
+                PlacedGpu(
+                    "sliced",
+                    (
+                        PlacedPartition((placed("a", 100.0, "3g.40gb"),), "3g.40gb", 0),
+                        PlacedPartition((placed("b", 100.0, "3g.40gb"),), "3g.40gb", 4),
+                    ),
+                ),
+            ),
+        ),
+    ),
+}
+
+
+def is_refused(breakage: Breakage, *, with_estimator: bool) -> bool:
+    content = json.loads(MAPS[breakage.layout].to_json())
+    breakage.edit(content)
+    against = evidence(GIVEN) if with_estimator else replace(evidence(GIVEN), estimator=None)
+    try:
+        return bool(check(parse_map(content, "broken"), against))
+    except InputError:
+        return True
+
+
+def test_there_are_a_hundred_ways_and_none_twice() -> None:
+    assert len(BREAKAGES) >= 100
+    assert Counter(one.name for one in BREAKAGES).most_common(1)[0][1] == 1
+
+
+@pytest.mark.parametrize("layout", ["shared", "mig"])
+def test_the_maps_are_sound_before_they_are_broken(layout: Layout) -> None:
+    assert check(MAPS[layout], evidence(GIVEN)) == ()
+    assert check(MAPS[layout], replace(evidence(GIVEN), estimator=None)) == ()
+
+
+@pytest.mark.parametrize("breakage", BREAKAGES, ids=lambda one: one.name)
+def test_a_broken_map_is_refused_with_a_database(breakage: Breakage) -> None:
+    assert is_refused(breakage, with_estimator=True)
+
+
+@pytest.mark.parametrize("breakage", [one for one in BREAKAGES if not one.needs_estimator], ids=lambda one: one.name)
+def test_a_broken_map_is_refused_without_a_database(breakage: Breakage) -> None:
+    assert is_refused(breakage, with_estimator=False)
+
+
+@pytest.mark.parametrize("settings", [{"latency_budget": 2.0}, {"confidence": 1.5}, {"overhead_ms": -1.0}])
+def test_settings_that_no_plan_can_have_are_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(InputError, match="must be"):
+        replace(evidence(GIVEN), **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", ["ffd", "gslice", "optimal"])
+@pytest.mark.parametrize("options", [Options(), Options(latency_budget=0.5), Options(confidence=0.9)])
+def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
+    asked = [demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 300.0, 200.0)]
+    for fleet in ([(plain_device(), None)], [(plain_device(), 1)]):
+        given = problem(asked, fleet, options=options)
+        _, deployment = solved(make_policy(policy), given)
+        assert check(deployment, replace(evidence(given), estimator=None)) == ()
