@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import say, say_note
-from gpuprof.errors import InputError
-
-if TYPE_CHECKING:
-    from gpuprof.serving.change.adapt import AdaptSettings
-    from gpuprof.serving.plan.planner import MapSource
-    from gpuprof.serving.transport.security import Security
 
 DEFAULT_PORT = 8000
+#: Options whose names lack the unit that settings have in theirs.
+_NAMES = {"adapt_period": "adapt_period_s"}
 
 
 @dataclass(frozen=True)
-class Listening:
+class ListenOptions:
     """Where the server is reached, and by which rule it routes."""
 
     host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1"
@@ -33,7 +28,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Workers:
+class WorkerOptions:
     """Which part of the map is served, and by what."""
 
     node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None
@@ -53,7 +48,7 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitOptions:
     """How much memory and time requests and workers may take."""
 
     buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024
@@ -62,15 +57,9 @@ class Limits:
     drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0
     connections_per_peer: Annotated[int, typer.Option(help="HTTP connections that one address may have.", min=1)] = 2048
 
-    def __post_init__(self) -> None:
-        if self.buffer_mb < self.max_body_mb:
-            raise InputError(
-                f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
-            )
-
 
 @dataclass(frozen=True)
-class Following:
+class AdaptOptions:
     """How the server follows its load."""
 
     shadow: Annotated[
@@ -85,27 +74,9 @@ class Following:
     ] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None
 
-    def settings(self, source: MapSource, map_file: Path, workers: Workers) -> AdaptSettings | None:
-        """Return when and how the map is planned anew; None: never.
-
-        Raises
-        ------
-        InputError
-            When it could not be.
-        """
-        from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
-        from gpuprof.serving.change.adapt import AdaptSettings
-
-        if not self.adapt:
-            return None
-        check_adaptable(source.deployment, self.db, workers.node, say_note)
-        replan = MapReplanner(map_file.absolute().parent, self.db, workers.simulate, source.deployment)
-        output = self.adapt_output or map_file.with_suffix(".adapted.json")
-        return AdaptSettings(replan, output, period_s=self.adapt_period)
-
 
 @dataclass(frozen=True)
-class Guarding:
+class SecurityOptions:
     """What clients must know and are shown."""
 
     token_file: Annotated[
@@ -117,23 +88,9 @@ class Guarding:
         bool, typer.Option("--insecure", help="Let other machines in without a token or without TLS.")
     ] = False
 
-    def security(self, host: str) -> Security:
-        """Return it, for a server that listens on ``host``.
-
-        Raises
-        ------
-        InputError
-            When a file is not what it should be, or other machines could come in without.
-        """
-        from gpuprof.serving.transport.security import check_exposure, server_security
-
-        security = server_security(self.token_file, self.tls_cert, self.tls_key)
-        check_exposure(host, security, self.insecure)
-        return security
-
 
 @dataclass(frozen=True)
-class Telling:
+class TelemetryOptions:
     """What the server tells of itself."""
 
     otlp: Annotated[
@@ -145,51 +102,23 @@ class Telling:
 
 @with_groups
 def serve(
-    listening: Listening,
-    workers: Workers,
-    limits: Limits,
-    following: Following,
-    guarding: Guarding,
-    telling: Telling,
+    listening: ListenOptions,
+    workers: WorkerOptions,
+    limits: LimitOptions,
+    following: AdaptOptions,
+    guarding: SecurityOptions,
+    telling: TelemetryOptions,
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map, as gpuprof place writes it.")] = Path(
         "map.json"
     ),
 ) -> None:
     """Serve the models of MAP over HTTP (Open Inference Protocol v2) until Ctrl-C, then answer what is left."""
-    from gpuprof.rules.routing import routing_rule
-    from gpuprof.serving.engines.choice import RAY, chosen_engine
-    from gpuprof.serving.plan.planner import MapSource, Planner
-    from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
-    from gpuprof.serving.server import ServerSettings, run_server
-    from gpuprof.serving.watch.logs import configure
-    from gpuprof.serving.watch.tracing import otlp_tracer
+    from gpuprof.pipeline.serve import run_map_server
+    from gpuprof.pipeline.serve_settings import ServeSettings
 
-    routing_rule(listening.routing)
-    configure(telling.log)
-    make_engine = chosen_engine(workers.engine, workers.ray_address, guarding.insecure)
-    source = MapSource.read(map_file)
-    planner = Planner(
-        f"serve-{os.getpid()}",
-        workers.node,
-        workers.simulate,
-        SHADOW_PCT if following.shadow else 0.0,
-        cluster=workers.engine == RAY,
-        apply_mig=workers.apply_mig,
-    )
-    settings = ServerSettings(
-        host=listening.host,
-        port=listening.port,
-        grpc_port=listening.grpc_port,
-        routing=listening.routing,
-        buffer_bytes=limits.buffer_mb << 20,
-        max_body_bytes=limits.max_body_mb << 20,
-        hang_s=limits.hang_s,
-        drain_s=limits.drain_s,
-        connections_per_peer=limits.connections_per_peer,
-        shadow=following.shadow,
-        security=guarding.security(listening.host),
-        tracer=None if telling.otlp is None else otlp_tracer(telling.otlp, telling.otlp_sample),
-        adapt=following.settings(source, map_file, workers),
+    groups = (listening, workers, limits, following, guarding, telling)
+    settings = ServeSettings(
+        **{_NAMES.get(name, name): value for group in groups for name, value in vars(group).items()}
     )
     started = time.monotonic()
 
@@ -197,5 +126,5 @@ def serve(
         took_s = time.monotonic() - started
         typer.echo(f"serving {models} model(s) with {workers} worker(s) on {url} (ready in {took_s:.1f} s)")
 
-    run_server(source, planner, settings, ready, make_engine)
+    run_map_server(map_file, settings, ready, say_note)
     say("drained")

@@ -1,0 +1,261 @@
+"""``serve``: run a deployment map on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError
+from gpuprof.pipeline.apply import ApplyResult, apply
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.result import NoteCallback, ignore_note
+from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.serving.change.adapt import AdaptSettings
+from gpuprof.serving.plan.planner import MapSource
+from gpuprof.serving.server import Ready
+
+#: Beyond the time for the last answers, a server gets so long to end its workers.
+_END_S = 20.0
+_MAX_MESSAGE_BYTES = 1 << 20
+_ERRORS: dict[str, type[GpuprofError]] = {
+    kind.__name__: kind for kind in (InputError, InfeasibleError, UnstableError, UnavailableError)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MapServer:
+    """A server that runs in processes of its own.
+
+    Attributes
+    ----------
+    url : str
+        Where it answers HTTP, ``http://127.0.0.1:8000``.
+    grpc_url : str or None
+        Where it answers gRPC, if it does.
+    port : int
+        Its HTTP port.
+    map : DeploymentMap
+        What it served at first.
+    models, workers : int
+        How many it has.
+    pid : int
+        Of its first process.
+    """
+
+    url: str
+    grpc_url: str | None
+    port: int
+    map: DeploymentMap
+    models: int
+    workers: int
+    pid: int
+
+    def apply(self, map_file: PathArgument) -> ApplyResult:
+        """Move the server to the map in a file; no request is lost.
+
+        Raises
+        ------
+        GpuprofError
+            As `gpuprof.pipeline.apply.apply`.
+        """
+        return apply(map_file, port=self.port)
+
+
+def run_map_server(
+    map_file: PathArgument, settings: ServeSettings, ready: Ready, note: NoteCallback = ignore_note
+) -> None:
+    """Serve a map in this process, which must be its main thread, until SIGINT or SIGTERM; then answer what is left.
+
+    Parameters
+    ----------
+    map_file : path
+    settings : ServeSettings
+    ready : callable
+        Told once where the server listens, and how many models and workers it has.
+    note : callable, optional
+        Told each remark as soon as it is known.
+
+    Raises
+    ------
+    GpuprofError
+        When the map cannot be served so, the port is taken, or a worker cannot start.
+    """
+    from gpuprof.rules.routing import routing_rule
+    from gpuprof.serving.engines.choice import RAY, chosen_engine
+    from gpuprof.serving.plan.planner import Planner
+    from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
+    from gpuprof.serving.server import ServerSettings, run_server
+    from gpuprof.serving.transport.security import check_exposure, server_security
+    from gpuprof.serving.watch.logs import configure
+    from gpuprof.serving.watch.tracing import otlp_tracer
+
+    path = Path(map_file)
+    routing_rule(settings.routing)
+    configure(settings.log)
+    make_engine = chosen_engine(settings.engine, settings.ray_address, settings.insecure)
+    source = MapSource.read(path)
+    planner = Planner(
+        f"serve-{os.getpid()}",
+        settings.node,
+        settings.simulate,
+        SHADOW_PCT if settings.shadow else 0.0,
+        cluster=settings.engine == RAY,
+        apply_mig=settings.apply_mig,
+    )
+    security = server_security(
+        optional_path(settings.token_file), optional_path(settings.tls_cert), optional_path(settings.tls_key)
+    )
+    check_exposure(settings.host, security, settings.insecure)
+    server_settings = ServerSettings(
+        host=settings.host,
+        port=settings.port,
+        grpc_port=settings.grpc_port,
+        routing=settings.routing,
+        buffer_bytes=settings.buffer_mb << 20,
+        max_body_bytes=settings.max_body_mb << 20,
+        hang_s=settings.hang_s,
+        drain_s=settings.drain_s,
+        connections_per_peer=settings.connections_per_peer,
+        shadow=settings.shadow,
+        security=security,
+        tracer=None if settings.otlp is None else otlp_tracer(settings.otlp, settings.otlp_sample),
+        adapt=_plan_adaptation(source, path, settings, note) if settings.adapt else None,
+    )
+    run_server(source, planner, server_settings, ready, make_engine)
+
+
+def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, note: NoteCallback) -> AdaptSettings:
+    """Return when and how the map is planned anew."""
+    from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
+
+    db = optional_path(settings.db)
+    check_adaptable(source.deployment, db, settings.node, note)
+    replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment)
+    output = optional_path(settings.adapt_output) or path.with_suffix(".adapted.json")
+    return AdaptSettings(replan, output, period_s=settings.adapt_period_s)
+
+
+@contextmanager
+def serve(
+    deployment: MapArgument = Path("map.json"),
+    settings: ServeSettings = ServeSettings(),  # noqa: B008 - frozen
+    *,
+    note: NoteCallback = ignore_note,
+) -> Iterator[MapServer]:
+    """Serve a map in processes of its own while the context lasts; in the end what was asked is answered.
+
+    Parameters
+    ----------
+    deployment : path or DeploymentMap
+        The files of its models are looked for beside it, of a map without a file in the current folder.
+    settings : ServeSettings
+        ``ServeSettings(port=0)`` takes any free port, ``simulate=True`` computes nothing.
+    note : callable, optional
+        Told where the server listens, once it does.
+
+    Yields
+    ------
+    MapServer
+        It is ready: every model is loaded.
+
+    Raises
+    ------
+    GpuprofError
+        When the map cannot be served so, the port is taken, or a worker cannot start.
+
+    Notes
+    -----
+    The server logs to this process's stderr. It ends with this process, however that ends.
+    """
+    found = resolve_map(deployment)
+    with tempfile.TemporaryDirectory(prefix="gpuprof-serve-") as folder:
+        path = Path(folder) / "map.json"
+        if isinstance(deployment, DeploymentMap):
+            write_map(_with_absolute_paths(found, map_folder(deployment)), path)
+        else:
+            path = Path(deployment)
+        process, answers = _start(path, settings)
+        try:
+            server = _await_ready(process, answers, found)
+            note(f"serving {server.models} model(s) with {server.workers} worker(s) on {server.url}")
+            yield server
+        finally:
+            os.close(answers)
+            _end(process, settings.drain_s + _END_S)
+
+
+def _with_absolute_paths(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
+    """Return the map for a file in another folder: the files that are in ``folder`` by their whole path."""
+
+    def find(path: str | None) -> str | None:
+        return str((folder / path).resolve()) if path is not None and (folder / path).is_file() else path
+
+    models = {name: one.model_copy(update={"path": find(one.path)}) for name, one in deployment.models.items()}
+    merges = {name: one.model_copy(update={"path": find(one.path)}) for name, one in deployment.merges.items()}
+    return deployment.model_copy(update={"models": models, "merges": merges})
+
+
+def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the server; return its process and the descriptor on which it says that it is ready, or why not."""
+    answers, told = os.pipe()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gpuprof.pipeline.server_process", str(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(told,),
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the server in order
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)},
+        )
+    except OSError:
+        os.close(answers)
+        raise
+    finally:
+        os.close(told)
+    assert process.stdin is not None
+    order = {"map_file": str(map_file.absolute()), "settings": settings.to_message()}
+    process.stdin.write(json.dumps(order).encode() + b"\n")
+    process.stdin.flush()  # it stays open: the server ends when this end is gone
+    return process, answers
+
+
+def _await_ready(process: subprocess.Popen[bytes], answers: int, deployment: DeploymentMap) -> MapServer:
+    with os.fdopen(os.dup(answers), "rb") as file:
+        line = file.readline(_MAX_MESSAGE_BYTES)
+    if not line:
+        raise UnavailableError(f"the server ended before it was ready, with exit code {process.wait()}")
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise _ERRORS.get(answer["kind"], UnavailableError)(answer["error"], answer["fix"])
+    addresses = answer["url"].split(" and ")
+    url = addresses[0]
+    return MapServer(
+        url=url,
+        grpc_url=addresses[1] if len(addresses) > 1 else None,
+        port=urlsplit(url).port or 0,
+        map=deployment,
+        models=answer["models"],
+        workers=answer["workers"],
+        pid=process.pid,
+    )
+
+
+def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """Tell the server to end and wait until it has; kill it where it does not."""
+    assert process.stdin is not None
+    with process:
+        process.stdin.close()  # which tells it
+        try:
+            process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()

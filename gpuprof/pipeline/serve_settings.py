@@ -1,0 +1,116 @@
+"""How a map is served."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import PathArgument
+
+#: Where a server listens unless told otherwise.
+DEFAULT_PORT = 8000
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """How a server listens, what it allows, how it follows its load, and whom it answers.
+
+    Attributes
+    ----------
+    host : str
+        Address to listen on; loopback unless said otherwise.
+    port, grpc_port : int, int or None
+        HTTP port, and gRPC port where there is to be one; 0: any that is free.
+    routing : str
+        Choice among replicas: ``"fastest"`` or ``"round-robin"``.
+    node : str or None
+        Which node of the map this machine is.
+    simulate : bool
+        Compute nothing; batches take the time that the map predicts.
+    engine : str
+        Where the workers run: ``"local"``, or ``"ray"``: on the nodes of a Ray cluster that the map names.
+    ray_address : str or None
+        The Ray cluster; None: the one of this machine.
+    apply_mig : bool
+        Cut GPUs into the map's MIG instances, and put them back in the end.
+    buffer_mb, max_body_mb : int
+        Memory for all tensors on their way, and the largest inference request, in MiB.
+    hang_s : float
+        A worker that is silent for so long is replaced.
+    drain_s : float
+        Time for the last answers after the server was told to stop.
+    connections_per_peer : int
+        HTTP connections that one address may have.
+    shadow : bool
+        Keep standbys with a larger share for models whose p99 passes its SLO.
+    adapt : bool
+        Plan the map anew when rates or latencies leave what it was planned for.
+    adapt_period_s : float
+        Over which that is measured.
+    adapt_output : path or None
+        Where the new maps are written; None: ``MAP.adapted.json`` beside the map.
+    db : path or None
+        Kernel database, for `adapt`.
+    token_file : path or None
+        File with the token that clients must send; None: that of ``GPUPROF_TOKEN``, if there is one.
+    tls_cert, tls_key : path or None
+        Certificate chain and private key (PEM): serve https and grpcs.
+    insecure : bool
+        Let other machines in without a token or without TLS.
+    otlp : str or None
+        OpenTelemetry collector for traces, ``http://HOST:4318``.
+    otlp_sample : float
+        Part of the requests to trace.
+    log : str
+        Form of the log on stderr: ``"text"`` or ``"json"``.
+
+    Raises
+    ------
+    InputError
+        When a request may be larger than all memory for tensors.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    grpc_port: int | None = None
+    routing: str = "fastest"
+    node: str | None = None
+    simulate: bool = False
+    engine: str = "local"
+    ray_address: str | None = None
+    apply_mig: bool = False
+    buffer_mb: int = 1024
+    max_body_mb: int = 64
+    hang_s: float = 5.0
+    drain_s: float = 30.0
+    connections_per_peer: int = 2048
+    shadow: bool = False
+    adapt: bool = False
+    adapt_period_s: float = 5.0
+    adapt_output: PathArgument | None = None
+    db: PathArgument | None = None
+    token_file: PathArgument | None = None
+    tls_cert: PathArgument | None = None
+    tls_key: PathArgument | None = None
+    insecure: bool = False
+    otlp: str | None = None
+    otlp_sample: float = 1.0
+    log: str = "text"
+
+    def __post_init__(self) -> None:
+        if self.buffer_mb < self.max_body_mb:
+            raise InputError(
+                f"--buffer-mb must be at least --max-body-mb but got {self.buffer_mb} and {self.max_body_mb}"
+            )
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the settings as plain values for JSON."""
+        paths = ("adapt_output", "db", "token_file", "tls_cert", "tls_key")
+        return {k: str(v) if k in paths and v is not None else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> ServeSettings:
+        """Return the settings that `to_message` described."""
+        return cls(**message)
