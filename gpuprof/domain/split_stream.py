@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, ServedPart, Sojourn
 
-_PROBABILITIES = (*(percent / 100.0 for percent in range(0, 95)), *(1.0 - 0.05 * 0.8**step for step in range(32)))
+_ROUNDS = 40
+_LONGEST_MS = 1e12
 
 
 def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
@@ -20,26 +22,62 @@ def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[Bat
     return PoolSojourn(mix_parts(parts), tuple(parts))
 
 
+def balance_stream(
+    queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer], percent: float = 99.0
+) -> PoolSojourn:
+    """Return the times in replicas that get independent streams of such rates that all have the same percentile.
+
+    Where some split keeps every replica within a time, this one does.
+    """
+    kinds = Counter(servers)
+    low, high = 0.0, 1.0
+    while _rate_within(queueing, kinds, percent, high) < arrivals.rate_rps and high < _LONGEST_MS:
+        low, high = high, 2.0 * high
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2.0
+        enough = _rate_within(queueing, kinds, percent, middle) >= arrivals.rate_rps
+        low, high = (low, middle) if enough else (middle, high)
+    rates = {one: _largest_rate(queueing, one, percent, high) for one in kinds}
+    scale = arrivals.rate_rps / (math.fsum(rates[one] * count for one, count in kinds.items()) or 1.0)
+    parts = {
+        one: ServedPart(scale * rate, queueing.sojourn(Arrivals(scale * rate), one)) for one, rate in rates.items()
+    }
+    own = [parts[one] for one in servers]
+    return PoolSojourn(mix_parts(own), tuple(own))
+
+
+def _rate_within(queueing: QueueModel, kinds: Counter[BatchServer], percent: float, limit_ms: float) -> float:
+    return math.fsum(count * _largest_rate(queueing, one, percent, limit_ms) for one, count in kinds.items())
+
+
+def _largest_rate(queueing: QueueModel, server: BatchServer, percent: float, limit_ms: float) -> float:
+    """Return the rate at which a replica's percentile reaches a time, 0.0 where even a lonely request takes longer."""
+    low, high = 0.0, server.capacity_rps
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2.0
+        in_time = queueing.sojourn(Arrivals(middle), server).percentile(percent) <= limit_ms
+        low, high = (middle, high) if in_time else (low, middle)
+    return low
+
+
 def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:
     """Return the distribution over the requests of all parts."""
-    if len(parts) == 1:
-        return parts[0].sojourn
+    laws = [part.sojourn for part in parts]
+    if all(law == laws[0] for law in laws):
+        return laws[0]
     total = math.fsum(part.rate_rps for part in parts)
     weights = [part.rate_rps / total if total else 1.0 / len(parts) for part in parts]
-    laws = [part.sojourn for part in parts]
+    times = sorted({ms for law in laws for _, ms in law.quantiles_ms if math.isfinite(ms)})
+    # Between the times of all, every distribution is linear, and so is their sum.
+    mixed = [
+        (math.fsum(weight * law.fraction_within(ms) for weight, law in zip(weights, laws, strict=True)), ms)
+        for ms in times
+    ]
+    if any(math.isinf(law.mean_ms) for law in laws):
+        mixed.append((1.0, math.inf))
     return Sojourn(
         math.fsum(weight * law.utilization for weight, law in zip(weights, laws, strict=True)),
         math.fsum(weight * law.mean_batch for weight, law in zip(weights, laws, strict=True)),
         math.fsum(weight * law.mean_ms for weight, law in zip(weights, laws, strict=True)),
-        tuple((p, _quantile(p, weights, laws)) for p in _PROBABILITIES),
+        ((0.0, mixed[0][1]), *mixed),
     )
-
-
-def _quantile(probability: float, weights: Sequence[float], laws: Sequence[Sojourn]) -> float:
-    own = [law.percentile(100.0 * probability) for law in laws]
-    low, high = min(own), max(own)
-    while math.isfinite(high) and high - low > 1e-6 * high:
-        middle = (low + high) / 2.0
-        within = math.fsum(weight * law.fraction_within(middle) for weight, law in zip(weights, laws, strict=True))
-        low, high = (low, middle) if within >= probability else (middle, high)
-    return high

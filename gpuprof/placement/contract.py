@@ -21,7 +21,7 @@ from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
-from gpuprof.domain.split_stream import split_stream
+from gpuprof.domain.split_stream import balance_stream, split_stream
 from gpuprof.errors import InputError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check
@@ -103,8 +103,10 @@ class ExponentialQueue:
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
-        """Return the times of independent streams: routing gains nothing here."""
-        return split_stream(self, arrivals, servers)
+        """Return the times of independent streams, equally late wherever they go: routing gains nothing more here."""
+        capacity = sum(one.capacity_rps for one in servers)
+        deal = split_stream if len(set(servers)) == 1 or arrivals.rate_rps >= capacity else balance_stream
+        return deal(self, arrivals, servers)
 
 
 def plain_device(name: str = "plain", price: float | None = 1.0) -> Device:

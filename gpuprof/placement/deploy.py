@@ -31,6 +31,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
     predictor = Predictor(problem)
     seats, moves = numbered(problem, placement.gpus)
     disturbances = predictor.disturbances(placement.gpus)
+    predictor.pool_replicas(placement.gpus, disturbances)
     nodes = tuple(_nodes(seats, problem, predictor, disturbances))
     drawn = DeploymentMap(
         policy=placement.policy,

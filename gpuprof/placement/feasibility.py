@@ -261,7 +261,9 @@ def _demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
 
 def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     asked = {demand.model: demand for demand in _demands(deployment, evidence)}
+    shared = {model for *_, replica in deployment.places() if replica.merged for model in replica.rates()}
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
+    pools: dict[str, list[tuple[float, BatchServer]]] = {}
     servers = _servers(deployment, evidence)
     for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
         demands = [asked[model] for model in replica.rates() if model in asked]
@@ -276,10 +278,16 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             yield Violation("slo", where, server)
         elif replica.rate_rps >= server.capacity_rps:
             yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
-        else:
+        elif replica.model in shared or replica.merged:
             sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
             for demand in demands:
                 streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
+        else:
+            pools.setdefault(replica.model, []).append((replica.rate_rps, server))
+    for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
+        arrivals = Arrivals.shaped(evidence.arrivals, math.fsum(rate for rate, _ in replicas))
+        whole = evidence.queueing.pool(arrivals, [server for _, server in replicas]).whole
+        streams[model] = [(arrivals.rate_rps, whole)]
     for model, parts in streams.items():
         yield from _percentile(asked[model], parts)
 

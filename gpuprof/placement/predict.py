@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
-from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -21,21 +21,67 @@ _CALM: Mapping[PlacedReplica, BatchServer] = {}
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The part of a model's requests that one replica answers: a split Poisson stream stays Poisson."""
+    """The part of a model's requests that one replica answers."""
 
     rate_rps: float
     sojourn: Sojourn
 
 
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The queue of all replicas of a model: with the times expected, and with those at both ends of their intervals."""
+
+    expected: PoolSojourn
+    ends: tuple[PoolSojourn, ...]
+    positions: Mapping[BatchServer, int]
+
+    def part(self, server: BatchServer) -> tuple[ServedPart, list[Sojourn]]:
+        """Return what a replica answers, and its times at the ends."""
+        position = self.positions[server]
+        return self.expected.parts[position], [end.parts[position].sojourn for end in self.ends]
+
+
 class Predictor:
-    """Predicts on the means, whatever confidence was planned with; the intervals tell the rest."""
+    """Predicts on the means, whatever confidence was planned with; the intervals tell the rest.
+
+    The requests of a model go to the replica that is expected to answer first, so that `pool_replicas` must know all
+    of them before `replica` is asked about one; without, each is taken to be alone.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._segments = Segments(replace(problem, options=replace(problem.options, confidence=None)))
-        self._sojourns: dict[tuple[float, BatchServer], Sojourn] = {}
-        self._streams: dict[str, list[Stream]] = {}
+        self._pools: dict[str, _Pool] = {}
         self._goodput: dict[str, float] = {}
+
+    def pool_replicas(self, gpus: Sequence[PlacedGpu], disturbances: Mapping[PlacedReplica, BatchServer]) -> None:
+        """Solve the queue of each model's replicas at the rate that they are to serve together."""
+        if self._problem.options.latency_budget is not None:
+            return
+        found: dict[str, list[tuple[PlacedReplica, BatchServer, Estimate]]] = {}
+        for gpu in gpus:
+            device = self._problem.device(gpu.device)
+            for partition in gpu.partitions:
+                for one in partition.replicas:
+                    beside = partition.beside(one)
+                    server = disturbances.get(one) or self._calm(device, one, beside)
+                    estimate = self._segments.estimate(device, one.workload, beside)
+                    found.setdefault(one.model, []).append((one, server, estimate))
+        for model, replicas in found.items():
+            rate = math.fsum(one.rate_rps for one, _, _ in replicas)
+            self._pools[model] = self._solve(rate, [(server, estimate) for _, server, estimate in replicas])
+
+    def _solve(self, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
+        options, queueing = self._problem.options, self._problem.queueing
+        arrivals = Arrivals.shaped(options.arrivals, rate_rps)
+        servers = [server for server, _ in replicas]
+        scaled = [_at_ends(server, estimate.latency_ms) for server, estimate in replicas]
+        ends = zip(*scaled, strict=True) if all(scaled) else ()
+        return _Pool(
+            queueing.pool(arrivals, servers),
+            tuple(queueing.pool(arrivals, end) for end in ends),
+            {server: position for position, server in enumerate(servers)},
+        )
 
     def disturbances(self, gpus: Sequence[PlacedGpu]) -> dict[PlacedReplica, BatchServer]:
         """Return the replicas of a placement whose batches the router and its like disturb, as they then are.
@@ -79,11 +125,15 @@ class Predictor:
             utilization=placed.rate_rps / estimate.throughput_rps.value,
             source=estimate.latency_ms.source,
         )
-        latencies = None
+        latencies, rate_rps = None, placed.rate_rps
         if self._problem.options.latency_budget is None:
             calm = self._calm(device, placed, beside)
+            server = disturbances.get(placed, calm)
+            if placed.model not in self._pools:
+                self._pools[placed.model] = self._solve(placed.rate_rps, [(server, estimate)])
             latencies = calm.latency_ms
-            prediction = self._queued(prediction, placed, disturbances.get(placed, calm), estimate)
+            part, ends = self._pools[placed.model].part(server)
+            prediction, rate_rps = self._queued(prediction, placed.model, part, ends), part.rate_rps
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
         return Replica(
             model=placed.model,
@@ -92,45 +142,33 @@ class Predictor:
             sm_share_pct=placed.share.sm_pct,
             memory_limit_bytes=placed.memory_bytes,
             max_wait_ms=placed.max_wait_ms,
-            rate_rps=placed.rate_rps,
+            rate_rps=rate_rps,
             batch_latency_ms=latencies,
             predicted=prediction,
         )
 
     def model(self, name: str) -> ModelPrediction:
-        """Return what is predicted of a model over the replicas predicted so far."""
-        streams = self._streams.get(name, [])
-        return ModelPrediction(
-            goodput_rps=self._goodput.get(name, 0.0),
-            p50_ms=percentile_over(streams, 50.0),
-            p95_ms=percentile_over(streams, 95.0),
-            p99_ms=percentile_over(streams, 99.0),
-        )
+        """Return what is predicted of a model over all its replicas."""
+        pool = self._pools.get(name)
+        p50, p95, p99 = (pool and _finite(pool.expected.whole.percentile(percent)) for percent in (50.0, 95.0, 99.0))
+        return ModelPrediction(goodput_rps=self._goodput.get(name, 0.0), p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
     def _queued(
-        self, prediction: ReplicaPrediction, placed: PlacedReplica, server: BatchServer, estimate: Estimate
+        self, prediction: ReplicaPrediction, model: str, part: ServedPart, ends: Sequence[Sojourn]
     ) -> ReplicaPrediction:
-        sojourn = self._sojourn(placed.rate_rps, server)
-        self._streams.setdefault(placed.model, []).append(Stream(placed.rate_rps, sojourn))
-        ends = [self._sojourn(placed.rate_rps, end) for end in _at_ends(server, estimate.latency_ms)]
-        limit = self._problem.demand(placed.model).slo.latency_ms
+        sojourn, rate_rps = part.sojourn, part.rate_rps
+        limit = self._problem.demand(model).slo.latency_ms
         return prediction.model_copy(
             update={
                 "p50_ms": _finite(sojourn.percentile(50.0)),
                 "p95_ms": _finite(sojourn.percentile(95.0)),
                 "p99_ms": _finite(sojourn.percentile(99.0)),
                 "p99_ms_interval": _between(ends, lambda s: s.percentile(99.0)),
-                "goodput_rps": placed.rate_rps * sojourn.fraction_within(limit),
-                "goodput_rps_interval": _between(ends[::-1], lambda s: placed.rate_rps * s.fraction_within(limit)),
+                "goodput_rps": rate_rps * sojourn.fraction_within(limit),
+                "goodput_rps_interval": _between(ends[::-1], lambda s: rate_rps * s.fraction_within(limit)),
                 "utilization": sojourn.utilization,
             }
         )
-
-    def _sojourn(self, rate_rps: float, server: BatchServer) -> Sojourn:
-        key = (rate_rps, server)
-        if key not in self._sojourns:
-            self._sojourns[key] = self._problem.queueing.sojourn(Arrivals(rate_rps), server)
-        return self._sojourns[key]
 
 
 def percentile_over(streams: Sequence[Stream], percent: float) -> float | None:

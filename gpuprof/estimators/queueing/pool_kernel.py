@@ -74,11 +74,15 @@ class State(NamedTuple):
         The request behind each in its queue.
     used : ndarray of shape (groups,)
         Whether the service time drawn for a group of requests was taken.
-    counts : ndarray of shape (3,)
-        Service times drawn beside those, the router's turn, and idle.
+    counts : ndarray of shape (2,)
+        Service times drawn beside those, and the router's turn.
     busy, batches : ndarray of shape (K,)
         Time that batches took and how many there were.
     spare : ndarray of shape (P,)
+    recent, counted : ndarray of shape (K,)
+        Arrivals as `gpuprof.rules.routing.decay_count` leaves them, and when the last of them came.
+    joining : ndarray of shape (K,)
+        Requests that the next batch is expected to hold.
     """
 
     waiting: Array
@@ -97,6 +101,9 @@ class State(NamedTuple):
     busy: Array
     batches: Array
     spare: Array
+    recent: Array
+    counted: Array
+    joining: Array
 
 
 class Draws(NamedTuple):
@@ -125,10 +132,13 @@ def new_state(replicas: Replicas, requests: int, group: int) -> State:
         np.zeros(processes),
         np.zeros(requests, np.int64),
         np.zeros(requests // group + 1, np.bool_),
-        np.zeros(3, np.int64),
+        np.zeros(2, np.int64),
         np.zeros(count),
         np.zeros(count, np.int64),
         np.zeros(processes),
+        np.zeros(count),
+        np.zeros(count),
+        np.zeros(count, np.int64),
     )
 
 
@@ -157,6 +167,8 @@ def _jit(function: Any, *, allocates: bool = False) -> Any:
 
 
 _finish_ms: Any = _jit(routing.finish_ms)
+_decay_count: Any = _jit(routing.decay_count)
+_forecast_joining: Any = _jit(routing.forecast_joining)
 _batch_size_now: Any = _jit(batching.batch_size_now)
 
 
@@ -206,11 +218,12 @@ def _rank(replicas: Replicas, state: State, arrived: Array, replica: int, now: f
         busy[i] = max(0.0, state.expected[begin + i] - now)
     if waiting > 0:
         waited = now - arrived[state.head[replica]]
-    state.finish[replica] = now + _finish_ms(waiting, waited, busy, latency, limit)
+    joining = 0 if state.free[replica] > 0 else state.joining[replica]
+    state.finish[replica] = now + _finish_ms(waiting, waited, busy, joining, latency, limit)
     for i in range(end - begin):
         busy[i] = 0.0
     # What it falls to, relative to now, once batches last longer than expected and the oldest has waited.
-    state.delay[replica] = _finish_ms(waiting, limit, busy, latency, limit)
+    state.delay[replica] = _finish_ms(waiting, limit, busy, joining, latency, limit)
 
 
 @_jit
@@ -255,6 +268,10 @@ def _start(
     law = replicas.laws[replicas.rested[replica] if now > state.freed[process] else replicas.running[replica]]
     mean = replicas.means[replica, size - 1]
     service = mean * value_at(law, score)
+    batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
+    full = replicas.means[replica, batch - 1]
+    recent = _decay_count(state.recent[replica], now - state.counted[replica], full)
+    state.joining[replica] = _forecast_joining(recent, mean, full, processes, batch)
     for _ in range(size):
         # The service is independent of the wait: for what is reported each request has one of its own, evenly spread
         # over the law, where its batch's would leave the tail to few.
@@ -324,6 +341,9 @@ def serve(replicas: Replicas, state: State, draws: Draws, arrived: Array, spent:
             state.next[state.tail[chosen]] = i
         state.tail[chosen] = i
         state.waiting[chosen] += 1
+        full = replicas.means[chosen, replicas.batch[chosen] - 1]
+        state.recent[chosen] = 1.0 + _decay_count(state.recent[chosen], until - state.counted[chosen], full)
+        state.counted[chosen] = until
         if state.free[chosen] > 0:
             _dispatch(replicas, state, draws, arrived, spent, chosen, until)
             event, when = _soonest(state)

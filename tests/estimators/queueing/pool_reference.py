@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -19,6 +20,11 @@ class _Replica:
         self.ends = [0.0] * server.processes  # when each process is expected to be done
         self.running = [False] * server.processes
         self.rested = [0.0] * server.processes
+        self.recent, self.counted, self.coming = 0.0, 0.0, 0  # arrivals, of which older ones weigh less
+
+    def fade(self, now: float) -> float:
+        """Return how many arrivals there were of late, over about ten full batches."""
+        return self.recent * math.exp(-(now - self.counted) / (10.0 * self.server.latency_ms[-1]))
 
     def answer_at(self, now: float, oldest: float) -> float:
         """Return when a request that joins now would be answered, if every batch took its mean time."""
@@ -28,10 +34,11 @@ class _Replica:
         start = ready[0]
         if full:
             start = max(start, now + (sum(ready) - len(ready) * now + full * times[size - 1]) / len(ready))
-        if place + 1 < size:
+        holds = place + 1 if not all(self.running) else max(place + 1, self.coming)
+        if holds < size:
             first = oldest if place and not full else now
             start = max(start, first + self.server.max_wait_ms)
-        return start + times[place]
+        return start + times[min(holds, size) - 1]
 
 
 def play_pool(
@@ -65,6 +72,8 @@ def play_pool(
             mean = server.latency_ms[len(taken) - 1]
             time = mean * (random.gamma(1.0 / cv**2, cv**2) if cv else 1.0) * (server.pause_factor if cold else 1.0)
             one.running[process], one.ends[process] = True, now + mean
+            expected = one.fade(now) * mean / (10.0 * server.latency_ms[-1] * server.processes)
+            one.coming = min(server.batch, int(expected + expected**0.5 + 0.5))
             for request in taken:
                 spent[request], by[request] = now + time - arrived_ms[request] + server.overhead_ms, number
             order += 1
@@ -83,6 +92,7 @@ def play_pool(
         answers = [one.answer_at(now, arrived_ms[one.queue[0]] if one.queue else now) for one in replicas]
         best = min(answers)
         chosen = random.choice([number for number, when in enumerate(answers) if when <= best + 1e-9])
+        replicas[chosen].recent, replicas[chosen].counted = 1.0 + replicas[chosen].fade(now), now
         replicas[chosen].queue.append(request)
         look(int(chosen), now)
     settle(float("inf"))

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
-from gpuprof.domain.split_stream import split_stream
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
     ExponentialQueue,
@@ -48,7 +47,7 @@ class Slow:
         return ExponentialQueue().sojourn(arrivals, server)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
-        return split_stream(self, arrivals, servers)
+        return ExponentialQueue().pool(arrivals, servers)
 
 
 def made(count: int, queueing: Slow, disturbance: float, options: Options) -> Problem:
