@@ -161,14 +161,17 @@ _SECTIONS: Mapping[str, Callable[[Path], Iterator[str]]] = {
 
 def _plots(out: Path, target: Path) -> list[Path]:
     """Let ``gpuprof report`` draw what it can of the database, the map and the load; return the plots."""
-    from gpuprof.cli.main import main as gpuprof
+    from gpuprof.errors import GpuprofError
+    from gpuprof.pipeline.report import report
 
-    sources = [str(path) for name in ("gpuprof-db", "map.json", "load.json") if (path := out / name).exists()]
+    sources = [path for name in ("gpuprof-db", "map.json", "load.json") if (path := out / name).exists()]
     for old in target.glob("*.svg"):
         old.unlink()
-    drawn = ["-o", str(target / "report.html"), "--figures", str(target)]
-    if gpuprof(["report", *sources, *drawn]):  # a file that was cut off with its step must not take the others with it
-        gpuprof(["report", sources[0], *drawn])
+    page = target / "report.html"
+    try:
+        report(sources, page, figures=target)
+    except GpuprofError:  # a file that was cut off with its step must not take the others with it
+        report(sources[:1], page, figures=target)
     return sorted(target.glob("*.svg"))
 
 
