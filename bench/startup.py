@@ -35,7 +35,7 @@ def main() -> int:
         for name, (command, _) in _STARTS.items():
             times[name].append(_start_ms(command))
     nothing = statistics.median(bare)
-    print(f"{'':28}{'median ms':>10}{'fastest':>10}{'limit':>8}   above Python alone ({nothing:.0f} ms), {rounds} rounds")
+    print(f"{'':28}{'median ms':>10}{'fastest':>10}{'limit':>8}   above Python alone")
     late = False
     for name, (_, limit) in _STARTS.items():
         median, fastest = statistics.median(times[name]) - nothing, min(times[name]) - min(bare)

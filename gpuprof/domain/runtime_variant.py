@@ -7,9 +7,9 @@ nothing is interpolated between them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol, TypeVar
 
 #: Precisions that the same float32 model can be computed in.
 _OF_FLOAT32 = frozenset({"float32", "tf32"})
@@ -55,9 +55,25 @@ class RuntimeVariant:
         return (self.runtime, self.execution) == (other.runtime, other.execution) and not mixed
 
 
-def variant_of(row: Mapping[str, Any]) -> RuntimeVariant:
+class ExecutedRow(Protocol):
+    """A row of the kernel database that says how its model was executed."""
+
+    @property
+    def runtime(self) -> str | None: ...  # noqa: D102 - see `RuntimeVariant`
+
+    @property
+    def execution(self) -> str | None: ...  # noqa: D102
+
+    @property
+    def precision(self) -> str | None: ...  # noqa: D102
+
+
+_Row = TypeVar("_Row", bound=ExecutedRow)
+
+
+def variant_of(row: ExecutedRow) -> RuntimeVariant:
     """Return the variant that a row of the kernel database is of."""
-    return RuntimeVariant(row["runtime"], row["execution"], row["precision"])
+    return RuntimeVariant(row.runtime, row.execution, row.precision)
 
 
 def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, ...]:
@@ -73,7 +89,7 @@ def rank_variants(variants: Iterable[RuntimeVariant]) -> tuple[RuntimeVariant, .
     return tuple(sorted(counts, key=key))
 
 
-def comparable_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def comparable_rows(rows: Sequence[_Row]) -> list[_Row]:
     """Return those of one device's rows that may stand in one fit: of the first variant and comparable ones."""
     variants = [variant_of(row) for row in rows]
     ranked = rank_variants(variants)

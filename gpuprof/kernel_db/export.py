@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import InputError
-from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import TABLES, KernelRow
 from gpuprof.kernel_db.segment import flush
 from gpuprof.kernel_db.store import KernelDb
 
@@ -65,25 +67,25 @@ def export_timeline(database: KernelDb, path: Path) -> int:
 
 def _events(database: KernelDb) -> Iterator[dict[str, Any]]:
     numbers: dict[str, int] = {}
-    for row in database.read("kernels").to_pylist():
-        if row["start_ns"] is None or row["duration_ns"] is None:
+    for row in read_records(database, KernelRow):
+        if row.start_ns is None or row.duration_ns is None:
             continue
-        if row["run_id"] not in numbers:
-            numbers[row["run_id"]] = len(numbers) + 1
-            title = f"{row['model']} at batch {row['batch']} on {row['sm_share_pct']:g}% of {row['device']}"
-            yield {"ph": "M", "name": "process_name", "pid": numbers[row["run_id"]], "args": {"name": title}}
-        yield _event(row, numbers[row["run_id"]])
+        if row.run_id not in numbers:
+            numbers[row.run_id] = len(numbers) + 1
+            title = f"{row.model} at batch {row.batch} on {row.sm_share_pct:g}% of {row.device}"
+            yield {"ph": "M", "name": "process_name", "pid": numbers[row.run_id], "args": {"name": title}}
+        yield _event(row, row.start_ns, row.duration_ns, numbers[row.run_id])
 
 
-def _event(row: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _event(row: KernelRow, start_ns: int, duration_ns: int, number: int) -> dict[str, Any]:
     said = ("run_id", "model", "device", "batch", "name", "start_ns", "duration_ns")
     return {
         "ph": "X",
-        "name": row["op_name"] or row["name"],
-        "cat": row["op_type"] or "untied",
+        "name": row.op_name or row.name,
+        "cat": row.op_type or "untied",
         "pid": number,
-        "tid": row["stream_id"] or 0,
-        "ts": row["start_ns"] / 1000.0,
-        "dur": row["duration_ns"] / 1000.0,
-        "args": {"kernel": row["name"], **{k: v for k, v in row.items() if v is not None and k not in said}},
+        "tid": row.stream_id or 0,
+        "ts": start_ns / 1000.0,
+        "dur": duration_ns / 1000.0,
+        "args": {"kernel": row.name, **{k: v for k, v in asdict(row).items() if v is not None and k not in said}},
     }

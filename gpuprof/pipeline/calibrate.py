@@ -208,7 +208,7 @@ def _measure(
     progress(Progress(f"{here.name}, collector {why}"))
     campaign = Campaign(KernelDb.create(path), here, collector, settings.force, settings.limits())
     outcomes = run_campaign(campaign, cells, progress, [Share()])
-    failed = [outcome.row["error"] for outcome in outcomes if outcome.row.get("error")]
+    failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
     old = sum(not outcome.measured_now for outcome in outcomes)
     notes.append(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
     if failed:

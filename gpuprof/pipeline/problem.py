@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -188,19 +188,24 @@ def _find_fleet(given: FleetArgument | None, database: KernelDb | None) -> Fleet
     return parse_fleet(given, lambda name: resolve_device(name, database))
 
 
+@dataclass(frozen=True, slots=True)
+class _RecordedFile:
+    run_id: str
+    model: str
+    model_path: str | None
+    model_sha256: str | None
+
+
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
     from gpuprof.graph.load import load_graph
+    from gpuprof.kernel_db.records import read_records
     from gpuprof.placement.problem import ModelFile
 
     files = {}
-    rows = (
-        []
-        if database is None
-        else database.read("models", ["run_id", "model", "model_path", "model_sha256"]).to_pylist()
-    )
-    for row in sorted(rows, key=lambda row: str(row["run_id"])):
-        if row["model_path"]:
-            files[row["model"]] = ModelFile(row["model_path"], row["model_sha256"])
+    rows = [] if database is None else read_records(database, _RecordedFile, table="models")
+    for row in sorted(rows, key=lambda row: row.run_id):
+        if row.model_path:
+            files[row.model] = ModelFile(row.model_path, row.model_sha256)
     for name, path in graphs.items():
         files[name] = ModelFile(str(path), load_graph(path).sha256)
     return files

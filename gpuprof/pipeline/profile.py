@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,7 +129,7 @@ class OpProfileResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each op under each share."""
         found = (one for outcomes in self.outcomes.values() for one in outcomes)
-        return [{**one.row, "measured_now": one.measured_now} for one in found]
+        return [{**asdict(one.row), "measured_now": one.measured_now} for one in found]
 
     def type_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a row for each type of op under each share, the longest first."""
@@ -361,8 +361,8 @@ def _measure(
         device=target.device.name,
         measured=tuple(row for outcome in outcomes for row in _rows(outcome)),
         cells=len(outcomes),
-        failures=tuple(str(outcome.row["error"]) for outcome in outcomes if outcome.row.get("error")),
-        unstable=tuple(str(outcome.cell) for outcome in outcomes if outcome.row.get("stable") is False),
+        failures=tuple(outcome.row.error for outcome in outcomes if outcome.row.error),
+        unstable=tuple(str(outcome.cell) for outcome in outcomes if outcome.row.stable is False),
         database=db,
     )
 
@@ -406,7 +406,7 @@ def _describe_mixing(campaign: Campaign, cells: Sequence[Cell]) -> list[str]:
 
 def _rows(outcome: CellResult) -> list[dict[str, object]]:
     return [
-        {**row, "share": str(Share(row["sm_share_pct"], row["mig_profile"])), "measured_now": outcome.measured_now}
+        {**asdict(row), "share": str(Share(row.sm_share_pct, row.mig_profile)), "measured_now": outcome.measured_now}
         for row in (outcome.row, *outcome.others)
     ]
 
@@ -414,15 +414,15 @@ def _rows(outcome: CellResult) -> list[dict[str, object]]:
 def _sum_by_type(outcomes: Sequence[OpOutcome], share: str) -> list[dict[str, object]]:
     types: dict[str, list[OpOutcome]] = {}
     for outcome in outcomes:
-        types.setdefault(str(outcome.row["op_type"]), []).append(outcome)
+        types.setdefault(outcome.row.op_type, []).append(outcome)
     rows: list[dict[str, object]] = [
         {
             "op_type": op_type,
             "share": share,
             "ops": len(ops),
             "new": sum(one.measured_now for one in ops),
-            "untimed": sum(one.row["duration_p50_ns"] is None for one in ops),
-            "sum_ms": sum((one.row["duration_p50_ns"] or 0) for one in ops) / 1e6,
+            "untimed": sum(one.row.duration_p50_ns is None for one in ops),
+            "sum_ms": sum((one.row.duration_p50_ns or 0) for one in ops) / 1e6,
         }
         for op_type, ops in types.items()
     ]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpuprof.errors import UnavailableError
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import DeviceRow, RunRow
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -16,7 +19,13 @@ if TYPE_CHECKING:
     from gpuprof.rules.host_work import HostWork
 
 _COLLECTOR = "serving"
-_COLUMNS = ("request_ms", "request_ms_per_mib", "handover_ms", "host_ms", "host_ms_per_mib", "host_ms_busy")
+
+
+@dataclass(frozen=True, slots=True)
+class _RequestInputs:
+    model: str
+    batch: int
+    input_bytes: int | None
 
 
 def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ignore_note) -> None:
@@ -24,12 +33,11 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from gpuprof.kernel_db.schema import DeviceRow, RunRow
     from gpuprof.kernel_db.store import Run, new_run_id
     from gpuprof.profiling.sweep.campaign import machine_columns
 
-    known = _known(database, device.name)
-    if device.kind != "cpu" or (known is not None and known["handover_ms"] is not None):
+    known = _last_measured(database, device.name)
+    if device.kind != "cpu" or (known is not None and known.handover_ms is not None):
         return
     started = datetime.now(UTC)
     try:
@@ -67,11 +75,11 @@ def serving_overhead_ms(database: KernelDb | None, device: str, models: Iterable
 
     What keeps the worker from other batches is part of the batch (see `serving_work`), and not of this.
     """
-    known = None if database is None else _known(database, device)
+    known = None if database is None else _last_measured(database, device)
     if database is None or known is None:
         return 0.0
-    outside_ms: float = known["request_ms"] - (known["handover_ms"] or 0.0)
-    more_ms: float = (known["request_ms_per_mib"] or 0.0) * max(_mib(database, device, models).values(), default=0.0)
+    outside_ms: float = (known.request_ms or 0.0) - (known.handover_ms or 0.0)
+    more_ms: float = (known.request_ms_per_mib or 0.0) * max(_mib(database, device, models).values(), default=0.0)
     return outside_ms + more_ms
 
 
@@ -89,33 +97,30 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
     """
     from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
-    known = None if database is None else _known(database, device.name)
+    known = None if database is None else _last_measured(database, device.name)
     if database is None or known is None:
         return NO_HOST_WORK
-    handover_ms = known["handover_ms"] or 0.0
-    if not alone or device.kind != "cpu" or not known["host_ms"]:
+    handover_ms = known.handover_ms or 0.0
+    if not alone or device.kind != "cpu" or not known.host_ms:
         return HostWork(handover_ms)
     sizes, total = _mib(database, device.name, rates_rps), math.fsum(rates_rps.values())
     mean_mib = math.fsum(rate * sizes.get(model, 0.0) for model, rate in rates_rps.items()) / total if total else 0.0
-    more_ms = (known["host_ms_per_mib"] or 0.0) * mean_mib
-    busy_ms = known["host_ms_busy"]
-    return HostWork(
-        handover_ms, known["host_ms"] + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0
-    )
+    more_ms = (known.host_ms_per_mib or 0.0) * mean_mib
+    busy_ms = known.host_ms_busy
+    return HostWork(handover_ms, known.host_ms + more_ms, device.compute_units, busy_ms + more_ms if busy_ms else 0.0)
 
 
 def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
     """Return the MiB of tensors that a request of each model brings, where that is known."""
     wanted = set(models)
     sizes: dict[str, float] = {}
-    for row in database.read("models", ["model", "batch", "input_bytes"], {"device": device}).to_pylist():
-        if row["model"] in wanted and row["input_bytes"]:
-            sizes[row["model"]] = max(sizes.get(row["model"], 0.0), row["input_bytes"] / row["batch"] / (1 << 20))
+    for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
+        if row.model in wanted and row.input_bytes:
+            sizes[row.model] = max(sizes.get(row.model, 0.0), row.input_bytes / row.batch / (1 << 20))
     return sizes
 
 
-def _known(database: KernelDb, device: str) -> dict[str, Any] | None:
-    """Return the last measurement of a device."""
-    rows: list[dict[str, Any]] = database.read("devices", ["run_id", *_COLUMNS], {"device": device}).to_pylist()
-    measured = [row for row in rows if row["request_ms"] is not None]
-    return max(measured, key=lambda row: str(row["run_id"])) if measured else None
+def _last_measured(database: KernelDb, device: str) -> DeviceRow | None:
+    """Return the last row of a device that says what serving costs."""
+    measured = [row for row in read_records(database, DeviceRow, {"device": device}) if row.request_ms is not None]
+    return max(measured, key=lambda row: row.run_id, default=None)

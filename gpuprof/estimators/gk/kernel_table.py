@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 
@@ -13,15 +12,28 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.estimators.learned.features import feature_matrix, roofline_ns
-from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_row
+from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_row
+from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.store import KernelDb
 
-_KERNEL_COLUMNS = (
-    "run_id", "repeat", "position", "op_signature", "op_name", "name", "duration_ns", "achieved_occupancy_pct",
-    "theoretical_occupancy_pct", "sm_active_pct", "runtime", "execution", "precision",
-)  # fmt: skip
-_OP_COLUMNS = ("signature", "op_type", "batch", "shapes", "dtype", "attributes", "flops", "bytes_read",
-               "bytes_written", "weight_bytes")  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Columns of the table ``kernels``: one execution of a kernel of an op."""
+
+    run_id: str
+    repeat: int
+    position: int
+    op_signature: str | None
+    op_name: str | None
+    name: str
+    duration_ns: int | None
+    achieved_occupancy_pct: float | None
+    theoretical_occupancy_pct: float | None
+    sm_active_pct: float | None
+    runtime: str | None
+    execution: str | None
+    precision: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +109,33 @@ class KernelTable:
 def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
     """Return the kernels measured on the whole of ``device``."""
     where = {"device": device.name, "sm_share_pct": 100.0, "mig_profile": None}
-    ops = db.read("ops", columns=list(_OP_COLUMNS), where=where).to_pylist()
-    facts = {row["signature"]: facts_of_row(row) for row in ops}
-    seen: dict[str, dict[tuple[str, int, str | None], list[Mapping[str, Any]]]] = {}
-    for row in comparable_rows(db.read("kernels", columns=list(_KERNEL_COLUMNS), where=where).to_pylist()):
-        if row["op_signature"] is not None and row["duration_ns"] is not None:
-            execution = (row["run_id"], row["repeat"], row["op_name"])
-            seen.setdefault(row["op_signature"], {}).setdefault(execution, []).append(row)
+    ops = read_records(db, OpCostRow, where, table="ops")
+    facts = {row.signature: facts_of_row(row) for row in ops}
+    seen: dict[str, dict[tuple[str, int, str | None], list[KernelTime]]] = {}
+    for row in comparable_rows(read_records(db, KernelTime, where, table="kernels")):
+        if row.op_signature is not None and row.duration_ns is not None:
+            execution = (row.run_id, row.repeat, row.op_name)
+            seen.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
     return KernelTable(device, {sig: _typical(list(found.values())) for sig, found in seen.items()}, facts)
 
 
-def _typical(executions: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[Kernel, ...]:
+def _typical(executions: Sequence[Sequence[KernelTime]]) -> tuple[Kernel, ...]:
     """Return the kernels of the executions that launch as many as most do, medians over them."""
-    ordered = [sorted(rows, key=lambda row: row["position"]) for rows in executions]
+    ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
     same = [rows for rows in ordered if len(rows) == count] or ordered[:1]
     return tuple(
         Kernel(
-            str(place[0]["name"]),
-            float(median(row["duration_ns"] for row in place)),
-            _median(place, "achieved_occupancy_pct") or _median(place, "theoretical_occupancy_pct"),
-            _median(place, "sm_active_pct"),
+            place[0].name,
+            float(median(row.duration_ns or 0 for row in place)),
+            _median([row.achieved_occupancy_pct for row in place])
+            or _median([row.theoretical_occupancy_pct for row in place]),
+            _median([row.sm_active_pct for row in place]),
         )
         for place in zip(*same, strict=True)
     )
 
 
-def _median(rows: Sequence[Mapping[str, Any]], column: str) -> float | None:
-    values = [row[column] for row in rows if row[column] is not None]
-    return float(median(values)) if values else None
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(median(known)) if known else None

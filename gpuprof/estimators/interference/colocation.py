@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure, Workload
@@ -16,7 +15,8 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
 from gpuprof.estimators.interference.models import Colocated, Running
-from gpuprof.kernel_db.schema import workload_label
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ColocationRow, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
 #: Device and workload → how it behaves alone; None where nothing is known.
@@ -24,9 +24,6 @@ Behaviour = Callable[[Device, Workload], Running | None]
 
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
-_COLUMNS = ("device", "model", "batch", "sm_share_pct", "mig_profile", "processes", "beside", "latency_mean_ms",
-            "solo_latency_mean_ms", "model_sha256", "l2_pct", "dram_pct", "runtime", "execution", "precision",
-            "error")  # fmt: skip
 _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
 
@@ -61,14 +58,16 @@ class Colocations:
         self._db = db
         self._behaviour = behaviour
         self._by_device: dict[str, list[_Row]] = {}
-        for row in db.read("colocations", columns=list(_COLUMNS)).to_pylist() if db is not None else ():
-            current = contents.get(row["model"])  # another file may have had the name before
-            if current is not None and row["model_sha256"] not in (None, current):
+        for row in read_records(db, ColocationRow) if db is not None else ():
+            current = contents.get(row.model)  # another file may have had the name before
+            if current is not None and row.model_sha256 not in (None, current):
                 continue
-            if variants.get((row["model"], row["device"]), variant_of(row)) != variant_of(row):
+            if variants.get((row.model, row.device), variant_of(row)) != variant_of(row):
                 continue  # of another runtime than the model's figures alone
-            if row["error"] is None and row["latency_mean_ms"] and row["solo_latency_mean_ms"]:
-                self._by_device.setdefault(row["device"], []).append(_row(row))
+            if row.error is None and row.latency_mean_ms and row.solo_latency_mean_ms:
+                self._by_device.setdefault(row.device, []).append(
+                    _measured_row(row, row.latency_mean_ms, row.solo_latency_mean_ms)
+                )
         self._names = {
             device: {label.rsplit(":", 2)[0] for row in rows for label in (row.label, *row.others)}
             for device, rows in self._by_device.items()
@@ -76,8 +75,8 @@ class Colocations:
         self._slowdowns: dict[str, dict[tuple[str, tuple[str, ...]], list[float]]] = {}
         for device, rows in self._by_device.items():
             by_set = self._slowdowns.setdefault(device, {})
-            for row in rows:
-                by_set.setdefault((row.label, tuple(sorted(row.others))), []).append(row.latency_ms / row.solo_ms)
+            for one in rows:
+                by_set.setdefault((one.label, tuple(sorted(one.others))), []).append(one.latency_ms / one.solo_ms)
         self._ranked: dict[str, tuple[Ranked, ...]] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
 
@@ -199,12 +198,12 @@ def _label(workload: Workload) -> str:
     return workload_label(workload.model, workload.batch, share.sm_pct, share.mig, workload.processes)
 
 
-def _row(row: Mapping[str, Any]) -> _Row:
+def _measured_row(row: ColocationRow, latency_ms: float, solo_ms: float) -> _Row:
     return _Row(
-        workload_label(row["model"], row["batch"], row["sm_share_pct"], row["mig_profile"], row["processes"]),
-        tuple(row["beside"].split(" + ")),
-        row["latency_mean_ms"],
-        row["solo_latency_mean_ms"],
-        row["l2_pct"],
-        row["dram_pct"],
+        workload_label(row.model, row.batch, row.sm_share_pct, row.mig_profile, row.processes),
+        tuple(row.beside.split(" + ")),
+        latency_ms,
+        solo_ms,
+        row.l2_pct,
+        row.dram_pct,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from gpuprof.domain.model import ModelGraph
 from gpuprof.errors import InputError
@@ -21,6 +21,19 @@ Groups = Mapping[int, tuple[int, ...]]
 _FUSED_INTO = "fused into "
 
 
+class OpTiming(Protocol):
+    """A row of the table ``ops``, as far as it says what was executed together."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102 - see `gpuprof.kernel_db.schema.OpRow`
+
+    @property
+    def duration_p50_ns(self) -> int | None: ...  # noqa: D102
+
+    @property
+    def note(self) -> str | None: ...  # noqa: D102
+
+
 def optimized_groups(graph: ModelGraph) -> Groups | None:
     """Return what ONNX Runtime's own optimizer makes of the graph's file on a CPU; None where it cannot tell."""
     try:
@@ -33,20 +46,20 @@ def optimized_groups(graph: ModelGraph) -> Groups | None:
     return {dearest(group, graph.ops): group for group in groups}
 
 
-def measured_groups(graph: ModelGraph, rows: Sequence[Mapping[str, Any]]) -> Groups | None:
+def measured_groups(graph: ModelGraph, rows: Sequence[OpTiming]) -> Groups | None:
     """Return what was executed together when the rows of ``ops`` of this graph were measured.
 
     Parameters
     ----------
-    rows : sequence of mapping
-        In the order of the graph's ops, with ``name``, ``duration_p50_ns`` and ``note``; None if they are of another.
+    rows : sequence of OpTiming
+        In the order of the graph's ops; None is returned if they are of another.
     """
-    if [row["name"] for row in rows] != [op.name for op in graph.ops]:
+    if [row.name for row in rows] != [op.name for op in graph.ops]:
         return None
     position = {op.name: place for place, op in enumerate(graph.ops)}
-    groups = {place: [place] for place, row in enumerate(rows) if row["duration_p50_ns"] is not None}
+    groups = {place: [place] for place, row in enumerate(rows) if row.duration_p50_ns is not None}
     for place, row in enumerate(rows):
-        note = row["note"] or ""
+        note = row.note or ""
         anchor = position.get(note.removeprefix(_FUSED_INTO)) if note.startswith(_FUSED_INTO) else None
         if anchor in groups:
             groups[anchor].append(place)

@@ -10,8 +10,25 @@ from math import prod
 from typing import Any
 
 from gpuprof.domain.model import Op
+from gpuprof.kernel_db.schema import OpRow
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OpCostRow:
+    """Columns of the table ``ops`` that say what an op computes."""
+
+    signature: str
+    op_type: str
+    batch: int
+    shapes: str | None
+    dtype: str | None
+    attributes: str | None
+    flops: int | None
+    bytes_read: int | None
+    bytes_written: int | None
+    weight_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +80,20 @@ def facts_of_op(op: Op, batch: int) -> OpFacts:
     )
 
 
-def facts_of_row(row: Mapping[str, Any]) -> OpFacts:
+def facts_of_row(row: OpRow | OpCostRow) -> OpFacts:
     """Return the facts of a row of the table ``ops``."""
-    before, _, after = (row["shapes"] or "->").partition("->")
+    before, _, after = (row.shapes or "->").partition("->")
     return OpFacts(
-        row["op_type"],
-        row["dtype"] or "float32",
+        row.op_type,
+        row.dtype or "float32",
         _shapes(before),
         _shapes(after),
-        json.loads(row["attributes"] or "{}"),
-        float(row["flops"] or 0),
-        float(row["bytes_read"] or 0),
-        float(row["bytes_written"] or 0),
-        float(row["weight_bytes"] or 0),
-        row["batch"],
+        json.loads(row.attributes or "{}"),
+        float(row.flops or 0),
+        float(row.bytes_read or 0),
+        float(row.bytes_written or 0),
+        float(row.weight_bytes or 0),
+        row.batch,
     )
 
 

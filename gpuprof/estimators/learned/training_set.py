@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,55 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
-from gpuprof.estimators.learned.op_facts import OpFacts, facts_of_op, facts_of_row
+from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_op, facts_of_row
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
 
 Array = NDArray[Any]
 Graphs = Callable[[str, int], ModelGraph | None]
 
-_OP_COLUMNS = (
+#: What of the rows decides whether regressors must be fitted anew.
+_HASHED_OP = (
     "model", "batch", "sm_share_pct", "mig_profile", "position", "name", "note", "op_type", "signature", "shapes",
     "dtype", "attributes", "flops", "bytes_read", "bytes_written", "weight_bytes", "duration_p50_ns", "run_id",
-    "runtime", "execution", "precision",
 )  # fmt: skip
-_VARIANT = frozenset({"runtime", "execution", "precision"})
+_HASHED_MODEL = ("latency", "model", "batch", "sm_share_pct", "mig_profile", "memory_peak_bytes", "run_id")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredOp(OpCostRow):
+    """Columns of the table ``ops`` that regressors are fitted to."""
+
+    run_id: str
+    model: str
+    sm_share_pct: float
+    mig_profile: str | None
+    position: int
+    name: str
+    note: str | None
+    duration_p50_ns: int | None
+    runtime: str | None
+    execution: str | None
+    precision: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCase:
+    """A model at a batch size under a share, and its latency in ms."""
+
+    run_id: str
+    model: str
+    batch: int
+    sm_share_pct: float
+    mig_profile: str | None
+    latency: float
+    memory_peak_bytes: int | None
+
+
+_Row = TypeVar("_Row", MeasuredOp, MeasuredCase)
+_Key = tuple[str, int, float, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +151,8 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     InputError
         When no op was measured on the device, or no model whose file is there.
     """
-    ops = comparable_rows(db.read("ops", columns=list(_OP_COLUMNS), where={"device": device.name}).to_pylist())
-    rows = _last([{name: value for name, value in row.items() if name not in _VARIANT} for row in ops])
-    models = _last(_model_rows(db, device))
+    rows = _last(comparable_rows(read_records(db, MeasuredOp, {"device": device.name}, table="ops")))
+    models = _last(_measured_cases(db, device))
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _grouped(rows)
@@ -128,7 +163,7 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
     known = {(case.graph.name, case.graph.batch): case.graph for case in cases}
     timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _timed(ops, known.get(key[:2]))]
-    return TrainingSet(device, _op_times(timed, device), cases, _hash([*rows, *models]))
+    return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
 
 
 def without(data: TrainingSet, architecture: str) -> TrainingSet:
@@ -180,20 +215,20 @@ class _Timed:
         return self.model, str(self.share), self.signature, *fusion
 
 
-def _timed(rows: Sequence[Mapping[str, Any]], graph: ModelGraph | None) -> list[_Timed]:
+def _timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_Timed]:
     """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
     groups = measured_groups(graph, rows) if graph is not None else None
     facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
     return [
         _Timed(
-            row["model"],
-            Share(row["sm_share_pct"], row["mig_profile"]),
-            row["signature"],
+            row.model,
+            Share(row.sm_share_pct, row.mig_profile),
+            row.signature,
             facts.get(place) or facts_of_row(row),
-            float(row["duration_p50_ns"]),
+            float(row.duration_p50_ns),
         )
         for place, row in enumerate(rows)
-        if row["duration_p50_ns"]
+        if row.duration_p50_ns
     ]
 
 
@@ -218,60 +253,66 @@ def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
     )
 
 
-def _case(row: Mapping[str, Any], device: Device, graphs: Graphs, ops: Sequence[Mapping[str, Any]]) -> ModelCase | None:
-    graph = graphs(row["model"], row["batch"])
+def _case(row: MeasuredCase, device: Device, graphs: Graphs, ops: Sequence[MeasuredOp]) -> ModelCase | None:
+    graph = graphs(row.model, row.batch)
     if graph is None:
         return None
-    share = Share(row["sm_share_pct"], row["mig_profile"])
+    share = Share(row.sm_share_pct, row.mig_profile)
     least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
-    executed = tuple(op["duration_p50_ns"] is not None for op in ops) if len(ops) == len(graph.ops) else None
-    return ModelCase(graph, share, float(row["latency"]), row["memory_peak_bytes"], least, executed)
+    executed = tuple(op.duration_p50_ns is not None for op in ops) if len(ops) == len(graph.ops) else None
+    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, executed)
 
 
-def _model_rows(db: KernelDb, device: Device) -> list[dict[str, Any]]:
-    rows = db.read("models", where={"device": device.name, "processes": 1}).to_pylist()
-    kept = []
-    for row in comparable_rows(rows):
-        latency = row["latency_p50_ms"] if row["latency_p50_ms"] is not None else row["latency_mean_ms"]
-        if latency and row["error"] is None:
-            names = ("model", "batch", "sm_share_pct", "mig_profile", "memory_peak_bytes", "run_id")
-            kept.append({"latency": latency, **{name: row[name] for name in names}})
-    return kept
+def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
+    cases = []
+    for row in comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1})):
+        latency = row.latency_p50_ms if row.latency_p50_ms is not None else row.latency_mean_ms
+        if latency and row.error is None:
+            where = (row.run_id, row.model, row.batch, row.sm_share_pct, row.mig_profile)
+            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes))
+    return cases
 
 
-def _last(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _last(rows: Sequence[_Row]) -> list[_Row]:
     """Keep for each workload the rows of the last run."""
-    last: dict[tuple[Any, ...], str] = {}
+    last: dict[_Key, str] = {}
     for row in rows:
         key = _key(row)
-        last[key] = max(last.get(key, ""), row["run_id"])
-    return [row for row in rows if row["run_id"] == last[_key(row)]]
+        last[key] = max(last.get(key, ""), row.run_id)
+    return [row for row in rows if row.run_id == last[_key(row)]]
 
 
-def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return row["model"], row["batch"], row["sm_share_pct"], row["mig_profile"]
+def _key(row: MeasuredOp | MeasuredCase) -> _Key:
+    return row.model, row.batch, row.sm_share_pct, row.mig_profile
 
 
-def _grouped(rows: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row["position"]):
+def _grouped(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
+    groups: dict[_Key, list[MeasuredOp]] = {}
+    for row in sorted(rows, key=lambda row: row.position):
         groups.setdefault(_key(row), []).append(row)
     return groups
 
 
-def _hash(rows: Sequence[Mapping[str, Any]]) -> str:
+def _hash(ops: Sequence[MeasuredOp], cases: Sequence[MeasuredCase]) -> str:
+    hashed: list[tuple[tuple[str, ...], Sequence[object]]] = [(_HASHED_OP, ops), (_HASHED_MODEL, cases)]
+    rows = ({name: getattr(row, name) for name in names} for names, found in hashed for row in found)
     lines = sorted(json.dumps(row, sort_keys=True, default=str) for row in rows)
     return hashlib.sha256("\n".join([",".join(FEATURES), *lines]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelFile:
+    run_id: str
+    model: str
+    model_path: str | None
 
 
 def database_graphs(db: KernelDb) -> Graphs:
     """Return a reader of the graphs of the database's models by their recorded paths."""
     from gpuprof.graph.load import load_graph
 
-    table = db.read("models", columns=["model", "model_path", "run_id"]).to_pylist()
-    paths = {
-        row["model"]: row["model_path"] for row in sorted(table, key=lambda r: str(r["run_id"])) if row["model_path"]
-    }
+    table = sorted(read_records(db, _ModelFile, table="models"), key=lambda row: row.run_id)
+    paths = {row.model: row.model_path for row in table if row.model_path}
 
     def graph(model: str, batch: int) -> ModelGraph | None:
         path = Path(paths.get(model, ""))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
+from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.store import KernelDb
 
 CREQ_METRICS = {
@@ -17,14 +17,43 @@ CREQ_METRICS = {
     "wavg_occupancy": "wavg_occupancy_pct",
     "wavg_sm_util": "wavg_sm_util_pct",
 }
-_COLUMNS = (
-    "run_id", "model", "device", "batch", "sm_share_pct", "mig_profile", "processes", "model_sha256", "model_path",
-    "stable", "repeats", "latency_mean_ms", "latency_std_ms", "latency_p50_ms", "latency_p50_low_ms",
-    "latency_p50_high_ms", "latency_paused_mean_ms", "latency_paused_std_ms", "memory_peak_bytes",
-    "weight_bytes", "power_w", *CREQ_METRICS.values(), "l2_pct", "dram_pct",
-    "runtime", "execution", "precision", "error",
-)  # fmt: skip
 _FIGURES = ("memory_peak_bytes", "power_w", "l2_pct", "dram_pct", *CREQ_METRICS.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRow:
+    """Columns of the table ``models`` that estimates are made from."""
+
+    run_id: str
+    model: str
+    device: str
+    batch: int
+    sm_share_pct: float
+    mig_profile: str | None
+    processes: int
+    model_sha256: str | None
+    model_path: str | None
+    stable: bool | None
+    repeats: int | None
+    latency_mean_ms: float | None
+    latency_std_ms: float | None
+    latency_p50_ms: float | None
+    latency_p50_low_ms: float | None
+    latency_p50_high_ms: float | None
+    latency_paused_mean_ms: float | None
+    latency_paused_std_ms: float | None
+    memory_peak_bytes: int | None
+    weight_bytes: int | None
+    power_w: float | None
+    max_occupancy_pct: float | None
+    wavg_occupancy_pct: float | None
+    wavg_sm_util_pct: float | None
+    l2_pct: float | None
+    dram_pct: float | None
+    runtime: str | None
+    execution: str | None
+    precision: str | None
+    error: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,44 +140,44 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
     Of several ways in which a model was executed on a device one counts (`rank_variants`).
     What failed counts as failed unless it was measured afterwards, or in the same run.
     """
-    rows = sorted(db.read("models", columns=list(_COLUMNS)).to_pylist(), key=lambda row: str(row["run_id"]))
+    rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)
     models: dict[str, MeasuredModel] = {}
     for row in rows:
-        models.setdefault(row["model"], MeasuredModel(row["model"]))
-        known = models[row["model"]]
-        known.path = row["model_path"] or known.path
-        known.sha256 = row["model_sha256"] or known.sha256
-        known.weight_bytes = known.weight_bytes if row["weight_bytes"] is None else row["weight_bytes"]
-    for name, older in {(row["model"], row["model_sha256"]) for row in rows if row["model_sha256"]}:
+        models.setdefault(row.model, MeasuredModel(row.model))
+        known = models[row.model]
+        known.path = row.model_path or known.path
+        known.sha256 = row.model_sha256 or known.sha256
+        known.weight_bytes = known.weight_bytes if row.weight_bytes is None else row.weight_bytes
+    for name, older in {(row.model, row.model_sha256) for row in rows if row.model_sha256}:
         models[name].superseded += older != models[name].sha256
-    current = [row for row in rows if row["model_sha256"] in (None, models[row["model"]].sha256)]
-    _keep_variants(models, [row for row in current if _latency(row) is not None and not row["error"]])
-    chosen: dict[tuple[Any, ...], dict[str, Any]] = {}
-    failed: dict[tuple[Any, ...], dict[str, Any]] = {}
+    current = [row for row in rows if row.model_sha256 in (None, models[row.model].sha256)]
+    _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
+    chosen: dict[tuple[object, ...], MeasuredRow] = {}
+    failed: dict[tuple[object, ...], MeasuredRow] = {}
     for row in current:
-        key = tuple(row[n] for n in ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes"))
-        counted = models[row["model"]].variants.get(row["device"], ())[:1]
-        if row["error"]:
-            by_another = counted and row["runtime"] not in (None, counted[0].runtime)
-            if not by_another and (key not in chosen or chosen[key]["run_id"] != row["run_id"]):
+        key = (row.model, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
+        counted = models[row.model].variants.get(row.device, ())[:1]
+        if row.error:
+            by_another = counted and row.runtime not in (None, counted[0].runtime)
+            if not by_another and (key not in chosen or chosen[key].run_id != row.run_id):
                 failed[key] = row
         elif _latency(row) is not None and variant_of(row) in counted:
             failed.pop(key, None)
-            if key not in chosen or row["stable"] or not chosen[key]["stable"]:
+            if key not in chosen or row.stable or not chosen[key].stable:
                 chosen[key] = row
-    for key, row in chosen.items():
-        if key not in failed:
-            models[row["model"]].points.setdefault(row["device"], []).append(_point(row))
+    for workload, row in chosen.items():
+        if workload not in failed:
+            models[row.model].points.setdefault(row.device, []).append(_point(row))
     for row in failed.values():
-        models[row["model"]].failures.setdefault(row["device"], []).append(_failure(row))
+        models[row.model].failures.setdefault(row.device, []).append(_failure(row))
     return models
 
 
-def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[Mapping[str, Any]]) -> None:
+def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredRow]) -> None:
     """Say of each model how it was executed on each device, first the way whose figures count."""
     found: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
-        found.setdefault((row["model"], row["device"]), []).append(variant_of(row))
+        found.setdefault((row.model, row.device), []).append(variant_of(row))
     for (model, device), variants in found.items():
         models[model].variants[device] = rank_variants(variants)
 
@@ -158,36 +187,36 @@ def shares_of(points: Iterable[Point]) -> tuple[Share, ...]:
     return tuple(sorted({point.share for point in points}, key=lambda share: (share.mig or "", share.sm_pct)))
 
 
-def _latency(row: Mapping[str, Any]) -> float | None:
-    value = row["latency_mean_ms"] if row["latency_mean_ms"] is not None else row["latency_p50_ms"]
+def _latency(row: MeasuredRow) -> float | None:
+    value = row.latency_mean_ms if row.latency_mean_ms is not None else row.latency_p50_ms
     return float(value) if value is not None and value > 0.0 else None
 
 
-def _failure(row: Mapping[str, Any]) -> FailedRun:
-    share = Share(row["sm_share_pct"], row["mig_profile"])
-    return FailedRun(row["device"], Workload(row["model"], row["batch"], share, row["processes"]), str(row["error"]))
+def _failure(row: MeasuredRow) -> FailedRun:
+    share = Share(row.sm_share_pct, row.mig_profile)
+    return FailedRun(row.device, Workload(row.model, row.batch, share, row.processes), str(row.error))
 
 
-def _point(row: Mapping[str, Any]) -> Point:
+def _point(row: MeasuredRow) -> Point:
     latency = _latency(row) or 0.0
-    cv = row["latency_std_ms"] / latency if row["latency_std_ms"] is not None else 0.0
-    error = 1.645 * cv / row["repeats"] ** 0.5 if row["repeats"] else 0.0
-    if row["latency_p50_low_ms"] is not None and row["latency_p50_high_ms"] is not None and row["latency_p50_ms"]:
-        error = max(error, (row["latency_p50_high_ms"] - row["latency_p50_low_ms"]) / (2.0 * row["latency_p50_ms"]))
+    cv = row.latency_std_ms / latency if row.latency_std_ms is not None else 0.0
+    error = 1.645 * cv / row.repeats**0.5 if row.repeats else 0.0
+    if row.latency_p50_low_ms is not None and row.latency_p50_high_ms is not None and row.latency_p50_ms:
+        error = max(error, (row.latency_p50_high_ms - row.latency_p50_low_ms) / (2.0 * row.latency_p50_ms))
     return Point(
-        row["batch"],
-        Share(row["sm_share_pct"], row["mig_profile"]),
-        row["processes"],
+        row.batch,
+        Share(row.sm_share_pct, row.mig_profile),
+        row.processes,
         latency,
         cv,
         error,
         *_after_pause(row, latency, cv),
-        {name: float(row[name]) for name in _FIGURES if row[name] is not None},
+        {name: float(value) for name in _FIGURES if (value := getattr(row, name)) is not None},
     )
 
 
-def _after_pause(row: Mapping[str, Any], latency: float, cv: float) -> tuple[float, float]:
-    paused, std = row["latency_paused_mean_ms"], row["latency_paused_std_ms"]
+def _after_pause(row: MeasuredRow, latency: float, cv: float) -> tuple[float, float]:
+    paused, std = row.latency_paused_mean_ms, row.latency_paused_std_ms
     if not paused or std is None:
         return 1.0, cv
     return max(1.0, paused / latency), std / paused

@@ -21,6 +21,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
+from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import PER_OP, KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
@@ -41,7 +42,7 @@ _KEEP_EVERY_S = 3.0
 class OpOutcome:
     """What the database holds of an op now."""
 
-    row: Mapping[str, Any]
+    row: OpRow
     measured_now: bool
 
 
@@ -109,7 +110,7 @@ class PerOp:
                 row = replace(row, **said)
                 pending.ops.append(row)
                 pending.kernels += [replace(kernel, **said) for kernel in seen.kernels]
-                yield OpOutcome(asdict(row), True)
+                yield OpOutcome(row, True)
                 if time.monotonic() - pending.since > _KEEP_EVERY_S:
                     self._keep(pending)
                     pending = self._fresh()
@@ -197,7 +198,7 @@ class PerOp:
         self.database.append(Run(run, ops=pending.ops, kernels=pending.kernels))
         compact_when_due(self.database)
 
-    def _read_known(self) -> dict[str, Mapping[str, Any]]:
+    def _read_known(self) -> dict[str, OpRow]:
         """Return the newest row of each op that these versions measured on this share, by signature."""
         runtime, runtime_version = self.collector.runtime()
         wanted = {
@@ -210,6 +211,6 @@ class PerOp:
             "mig_profile": self.share.mig,
         }
         runs = set(self.database.read("runs", ["run_id"], wanted).column("run_id").to_pylist())
-        rows = self.database.read("ops", where={"model": PER_OP, "device": self.device.name}).to_pylist()
-        same = [row for row in rows if row["run_id"] in runs and abs(row["sm_share_pct"] - self.share.sm_pct) < 1e-6]
-        return {row["signature"]: row for row in sorted(same, key=lambda row: str(row["run_id"]))}
+        rows = read_records(self.database, OpRow, {"model": PER_OP, "device": self.device.name})
+        same = [row for row in rows if row.run_id in runs and abs(row.sm_share_pct - self.share.sm_pct) < 1e-6]
+        return {row.signature: row for row in sorted(same, key=lambda row: row.run_id)}

@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +18,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
-from gpuprof.kernel_db.schema import ColocationRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
@@ -29,6 +30,7 @@ from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
+MeasuredRow = ModelRow | ColocationRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,17 @@ class CellResult:
 
     Attributes
     ----------
-    row : mapping of str to object
+    row : ModelRow or ColocationRow
         Its row in ``models``, or for one beside others its own in ``colocations``.
-    others : tuple of mapping
+    others : tuple of ModelRow or ColocationRow
         Rows of those beside it.
     measured_now : bool
         False: it had been measured before.
     """
 
     cell: Cell
-    row: Mapping[str, Any]
-    others: tuple[Mapping[str, Any], ...] = ()
+    row: MeasuredRow
+    others: tuple[MeasuredRow, ...] = ()
     measured_now: bool = True
 
 
@@ -119,7 +121,7 @@ class Campaign:
         known = {} if self.force else self._read_known()
         open_cells = [cell for cell in cells if self._key(cell) not in known]
         self._check_models(open_cells)
-        alone = {key: rows[0]["latency_mean_ms"] for key, rows in known.items()}
+        alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
         for cell in cells:
             begin(cell)
             rows = known.get(self._key(cell))
@@ -127,15 +129,15 @@ class Campaign:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
             outcome = self._measure(cell, alone)
-            alone[self._key(cell)] = outcome.row["latency_mean_ms"]
+            alone[self._key(cell)] = outcome.row.latency_mean_ms
             yield outcome
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
         """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
         if self.device.kind != "cpu":
             return
-        seen = self.database.read("devices", ["sm_share_pct", "source"], {"device": self.device.name, "measured": True})
-        known = {round(row["sm_share_pct"], 6) for row in seen.to_pylist() if row["source"] == SOURCE}
+        seen = read_records(self.database, DeviceRow, {"device": self.device.name, "measured": True})
+        known = {round(row.sm_share_pct, 6) for row in seen if row.source == SOURCE}
         for share in dict.fromkeys(shares):
             if self.force or round(share.sm_pct, 6) not in known:
                 started = datetime.now(UTC)
@@ -161,7 +163,7 @@ class Campaign:
         self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
         self.verdicts.save()
         compact_when_due(self.database)
-        rows = [asdict(row) for row in (collected.colocations if cell.beside else collected.models)]
+        rows: Sequence[MeasuredRow] = collected.colocations if cell.beside else collected.models
         return CellResult(cell, rows[0], tuple(rows[1:]))
 
     def _run(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> Run:
@@ -207,7 +209,7 @@ class Campaign:
             _beside(cell) or None,
         )
 
-    def _read_known(self) -> dict[tuple[object, ...], list[Mapping[str, Any]]]:
+    def _read_known(self) -> dict[tuple[object, ...], list[MeasuredRow]]:
         """Return the rows of every cell of which a run is there that need not be repeated."""
         runtime, runtime_version = self.collector.runtime()
         wanted = {
@@ -217,16 +219,18 @@ class Campaign:
             "runtime": runtime,
             "runtime_version": runtime_version,
         }
-        runs = self.database.read("runs", where=wanted).to_pylist()
-        by_run: dict[str, list[Mapping[str, Any]]] = {}
-        for table in ("models", "colocations"):
-            for row in self.database.read(table, where={"device": self.device.name}).to_pylist():
-                by_run.setdefault(row["run_id"], []).append(row)
+        runs = read_records(self.database, RunRow, wanted)
+        by_run: dict[str, list[MeasuredRow]] = {}
+        here = {"device": self.device.name}
+        rows: list[MeasuredRow] = [*read_records(self.database, ModelRow, here)]
+        rows += read_records(self.database, ColocationRow, here)
+        for row in rows:
+            by_run.setdefault(row.run_id, []).append(row)
         found = {}
-        for run in sorted(runs, key=lambda run: str(run["run_id"])):
-            rows = by_run.get(run["run_id"], [])
-            if rows and all(row["error"] is None and row["stable"] is not False for row in rows):
-                found[_run_key(run)] = rows
+        for run in sorted(runs, key=lambda run: run.run_id):
+            own = by_run.get(run.run_id, [])
+            if own and all(row.error is None and row.stable is not False for row in own):
+                found[_run_key(run)] = own
         return found
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
@@ -243,16 +247,16 @@ class Campaign:
                 self.verdicts.keep(job.graph.sha256, mixed)
 
 
-def _run_key(run: Mapping[str, Any]) -> tuple[object, ...]:
-    share = run["sm_share_pct"]
+def _run_key(run: RunRow) -> tuple[object, ...]:
+    share = run.sm_share_pct
     return (
-        run["model"],
-        run["model_sha256"],
-        run["batch"],
+        run.model,
+        run.model_sha256,
+        run.batch,
         None if share is None else round(share, 6),
-        run["mig_profile"],
-        run["processes"],
-        run["beside"],
+        run.mig_profile,
+        run.processes,
+        run.beside,
     )
 
 

@@ -12,6 +12,7 @@ from gpuprof.estimators.learned.execution import group_facts, measured_groups, o
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix
 from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.graph.load import load_graph
+from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional
 from tests.estimators.rows import CPU, two_layers
 
@@ -30,10 +31,14 @@ def test_a_graph_that_the_runtime_refuses_or_whose_file_is_gone_is_left_to_what_
     assert optimized_groups(replace(odd, path=str(tmp_path / "gone.onnx"))) is None
 
 
+def _row(name: str, duration_ns: int | None, note: str | None = None) -> OpRow:
+    return OpRow("r", "net", "cpu", 1, 0, name, "Conv", "c", duration_p50_ns=duration_ns, note=note)
+
+
 def test_what_was_measured_together_is_read_from_the_rows(tmp_path: Path) -> None:
     graph = load_graph(convolutional(tmp_path / "net.onnx", (16,)))
-    rows = [{"name": op.name, "duration_p50_ns": 5, "note": None} for op in graph.ops]
-    rows[1] = {"name": "relu0", "duration_p50_ns": None, "note": "fused into conv0"}
+    rows = [_row(op.name, 5) for op in graph.ops]
+    rows[1] = _row("relu0", None, "fused into conv0")
     groups = measured_groups(graph, rows)
     assert groups is not None and groups[0] == (0, 1) and 1 not in groups
     assert measured_groups(graph, rows[1:]) is None

@@ -32,6 +32,7 @@ from gpuprof.estimators.learned.store import is_trained, load, save
 from gpuprof.estimators.learned.training_set import TrainingSet, database_graphs, load_training_set, without
 from gpuprof.estimators.measured.conformal import interval_factor
 from gpuprof.graph.load import load_graph
+from gpuprof.kernel_db.schema import OpRow
 from tests.estimators.measured_world import convolutional, measure, true_bytes
 from tests.estimators.rows import CPU, GPU, database
 
@@ -60,11 +61,12 @@ def test_a_row_of_the_database_and_the_node_of_the_graph_have_the_same_features(
     world: tuple[Path, TrainingSet],
 ) -> None:
     folder, _ = world
+    from gpuprof.kernel_db.records import read_records
     from gpuprof.kernel_db.store import KernelDb
 
     graph = load_graph(folder / "thin.onnx", 4, name="thin")
-    rows = KernelDb(folder / "db").read("ops", where={"model": "thin", "batch": 4}).to_pylist()
-    rows.sort(key=lambda row: row["position"])
+    rows = read_records(KernelDb(folder / "db"), OpRow, {"model": "thin", "batch": 4})
+    rows.sort(key=lambda row: row.position)
     of_rows = feature_matrix([facts_of_row(row) for row in rows], CPU, Share())
     of_graph = feature_matrix([facts_of_op(op, 4) for op in graph.ops], CPU, Share())
     assert of_rows.shape == (len(graph.ops), len(FEATURES))
@@ -260,10 +262,7 @@ def test_a_device_without_ops_cannot_be_learnt(tmp_path: Path) -> None:
 
 
 def test_a_scalar_input_of_a_row_is_read_as_one() -> None:
-    row = {
-        "op_type": "Clip", "shapes": "2x8,(),()->2x8", "dtype": "float32", "attributes": None, "flops": 16,
-        "bytes_read": 72, "bytes_written": 64, "weight_bytes": 0, "batch": 2,
-    }  # fmt: skip
+    row = OpRow("r", "m", "cpu", 2, 0, "clip", "Clip", "c", shapes="2x8,(),()->2x8", dtype="float32", flops=16)
     facts = facts_of_row(row)
     assert facts.inputs == ((2, 8), (), ())
     assert facts.outputs == ((2, 8),)

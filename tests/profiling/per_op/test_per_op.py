@@ -43,7 +43,7 @@ def test_each_distinct_op_is_measured_once_across_models_and_runs(tmp_path: Path
     twin = NamedModel("twin", write_mlp(tmp_path / "twin.onnx", layers=5))
     new, known = _measure(_plan(tmp_path), [first], [1, 2])
     assert (len(new), len(known)) == (6, 0)
-    assert all(outcome.row["duration_p50_ns"] is not None for outcome in new)
+    assert all(outcome.row.duration_p50_ns is not None for outcome in new)
     new, known = _measure(_plan(tmp_path), [first, twin], [1, 2])
     assert (len(new), len(known)) == (0, 6)
     new, known = _measure(_plan(tmp_path), [twin], [4])
@@ -84,8 +84,8 @@ def test_an_op_that_takes_the_process_with_it_is_remembered_and_the_rest_goes_on
 
     monkeypatch.setattr(Child, "expect", dying)
     new, _ = _measure(_plan(tmp_path), [NamedModel("m", write_mlp(tmp_path / "m.onnx"))], [1])
-    assert [outcome.row["duration_p50_ns"] is None for outcome in new] == [True, False, False]
-    assert "SIGSEGV" in new[0].row["note"]
+    assert [outcome.row.duration_p50_ns is None for outcome in new] == [True, False, False]
+    assert "SIGSEGV" in (new[0].row.note or "")
     monkeypatch.undo()
     assert _plan(tmp_path).pending([NamedModel("m", tmp_path / "m.onnx")], [1])[0] == []
 

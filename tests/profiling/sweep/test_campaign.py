@@ -92,7 +92,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path, collector: Fake
     first = _run(tmp_path, collector, [Cell(a_job(model, 1))])
     again = _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
     assert [outcome.measured_now for outcome in first + again] == [True, False, True]
-    assert again[0].row["latency_mean_ms"] == 2.0
+    assert again[0].row.latency_mean_ms == 2.0
     assert len(collector.asked) == 2
     _run(tmp_path, collector, [Cell(a_job(model, 1))], force=True)
     assert len(collector.asked) == 3
@@ -110,7 +110,7 @@ def test_another_version_share_or_file_is_measured(tmp_path: Path, collector: Fa
 
 def test_an_unstable_run_is_kept_and_measured_again(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     collector.stable = False
-    assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].row["stable"] is False
+    assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].row.stable is False
     collector.stable = True
     assert _run(tmp_path, collector, [Cell(a_job(model, 1))])[0].measured_now
     assert KernelDb(tmp_path / "db").read("models").num_rows == 2
@@ -119,8 +119,8 @@ def test_an_unstable_run_is_kept_and_measured_again(tmp_path: Path, collector: F
 def test_a_failure_is_remembered_and_the_rest_goes_on(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     collector.fails = UnavailableError("it died", "try less")
     outcomes = _run(tmp_path, collector, [Cell(a_job(model, 1)), Cell(a_job(model, 2))])
-    assert [outcome.row["error"] for outcome in outcomes] == ["it died (try less)"] * 2
-    assert outcomes[0].row["latency_mean_ms"] is None
+    assert [outcome.row.error for outcome in outcomes] == ["it died (try less)"] * 2
+    assert outcomes[0].row.latency_mean_ms is None
     collector.fails = None
     assert all(outcome.measured_now for outcome in _run(tmp_path, collector, [Cell(a_job(model, 1))]))
 
@@ -137,7 +137,10 @@ def test_a_killed_campaign_goes_on_where_it_was(tmp_path: Path, collector: FakeC
 def test_company_is_kept_with_what_each_takes_alone(tmp_path: Path, collector: FakeCollector, model: Path) -> None:
     job, other = a_job(model, 1, 50.0), a_job(model, 2, 50.0)
     outcome = _run(tmp_path, collector, [Cell(job), Cell(other), Cell(job, (other,))])[-1]
-    assert [row["solo_latency_mean_ms"] for row in (outcome.row, *outcome.others)] == [2.0, 2.0]
+    assert [row.solo_latency_mean_ms for row in (outcome.row, *outcome.others) if isinstance(row, ColocationRow)] == [
+        2.0,
+        2.0,
+    ]
     assert KernelDb(tmp_path / "db").read("runs").column("beside").to_pylist()[-1] == "mlp:2:50%"
     assert not _run(tmp_path, collector, [Cell(job, (other,))])[0].measured_now
 

@@ -1,0 +1,77 @@
+"""Rows of the database as typed records: of whole rows, or of the columns that a reader needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+
+from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.store import KernelDb
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    Record = TypeVar("Record", bound=DataclassInstance)
+else:
+    Record = TypeVar("Record")
+
+
+def read_records(
+    database: KernelDb, record: type[Record], where: Mapping[str, object] | None = None, *, table: str | None = None
+) -> list[Record]:
+    """Return the rows of a table as records; only the columns that the record has are read.
+
+    Parameters
+    ----------
+    database : KernelDb
+    record : type
+        The dataclass of a table's rows (`gpuprof.kernel_db.schema.TABLES`), or one with some of its columns, by their
+        names and with their types.
+    where : mapping of str to object, optional
+        As `KernelDb.read` takes it.
+    table : str, optional
+        Must be given for a record with some of the columns.
+
+    Raises
+    ------
+    InputError
+        When a file is damaged or of a newer gpuprof.
+    TypeError
+        When the record has a field that is no column of the table, or that has another type.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from gpuprof.kernel_db.schema import ModelRow
+    >>> read_records(KernelDb(Path(tempfile.mkdtemp())), ModelRow, {"device": "v100"})
+    []
+    """
+    name = table or _table_of(record)
+    columns = _columns(name, record)
+    content = database.read(name, list(columns), where)
+    # Column by column: a dictionary for each row takes several times as long.
+    values = [content.column(column).to_pylist() for column in columns]
+    return [record(*row) for row in zip(*values, strict=True)]
+
+
+def _table_of(record: type[Any]) -> str:
+    for name, row in TABLES.items():
+        if row is record:
+            return name
+    raise TypeError(f"{record.__name__} is no table's row: say of which table it has columns")
+
+
+@cache
+def _columns(table: str, record: type[Any]) -> tuple[str, ...]:
+    """Return the record's columns, its types checked against the table's."""
+    known, wanted = get_type_hints(TABLES[table]), get_type_hints(record)
+    for field in fields(record):
+        if wanted[field.name] != known.get(field.name):
+            raise TypeError(
+                f"{record.__name__}.{field.name} is {wanted[field.name]}, but in the table {table} it is "
+                f"{known.get(field.name, 'no column')}"
+            )
+    return tuple(field.name for field in fields(record))

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+
+ROWS = [ModelRow("r1", "resnet", "v100", batch, latency_mean_ms=2.0 * batch) for batch in (1, 2, 4)]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> KernelDb:
+    database = KernelDb.create(tmp_path / "db")
+    database.append(Run(RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "ort", "resnet"), models=ROWS))
+    return database
+
+
+@dataclass(frozen=True)
+class Latency:
+    batch: int
+    latency_mean_ms: float | None
+
+
+@dataclass(frozen=True)
+class WrongName:
+    latency: float | None
+
+
+@dataclass(frozen=True)
+class WrongType:
+    latency_mean_ms: float
+
+
+def test_whole_rows_come_back_as_they_were_written(database: KernelDb) -> None:
+    assert sorted(read_records(database, ModelRow), key=lambda row: row.batch) == ROWS
+    assert [row.batch for row in read_records(database, ModelRow, {"batch": 2})] == [2]
+    assert read_records(database, ModelRow, {"device": "a100"}) == []
+
+
+def test_a_record_may_have_some_of_the_columns(database: KernelDb) -> None:
+    found = read_records(database, Latency, {"batch": [1, 4]}, table="models")
+    assert sorted(found, key=lambda one: one.batch) == [Latency(1, 2.0), Latency(4, 8.0)]
+
+
+def test_a_record_that_does_not_fit_its_table_is_refused(database: KernelDb) -> None:
+    with pytest.raises(TypeError, match="no table's row"):
+        read_records(database, Latency)
+    with pytest.raises(TypeError, match="no column"):
+        read_records(database, WrongName, table="models")
+    with pytest.raises(TypeError, match=r"in the table models it is float \| None"):
+        read_records(database, WrongType, table="models")
