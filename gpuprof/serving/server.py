@@ -29,6 +29,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import OPEN, Security, is_loopback
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.tracing import SpanTracer
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Server:
         self._planner = planner
         self._settings = settings
         self._stop = asyncio.Event()
+        self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
@@ -129,6 +131,7 @@ class Server:
             settings.security.admits,
             None if guarded else {settings.host.lower(), "localhost.localdomain"},
             settings.connections_per_peer,
+            self.stalls,
         )
         self.router.on_change(self._api.forget_routes)
         self._grpc: GrpcServer | None = None
@@ -145,7 +148,7 @@ class Server:
         """
         listener = await self._listen()
         self._handle_signals()
-        watch = asyncio.ensure_future(self._watch())
+        watch, listen = asyncio.ensure_future(self._watch()), asyncio.ensure_future(self.stalls.run())
         try:
             await self._start_workers()
             if not self._stop.is_set():
@@ -166,6 +169,7 @@ class Server:
                 await self._drain(listener)
         finally:
             watch.cancel()
+            listen.cancel()
             self._stop_deciding()
             listener.close()
             for connection in self._api.connections:
@@ -282,8 +286,8 @@ class Server:
             await asyncio.sleep(_WATCH_S)
             now = time.monotonic()
             for worker in self._workforce.workers:
-                worker.watch(now)
-            self._engine.watch(now)
+                worker.watch(now, self.stalls.stalled_since)
+            self._engine.watch(self.stalls.awake_s(now))
             for connection in self._api.connections:
                 still_s = now - connection.touched
                 if connection.is_idle:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
 from http import HTTPStatus
@@ -19,6 +21,7 @@ from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
 from gpuprof.serving.transport.wire import Buffer
+from gpuprof.serving.watch.stalls import StallMeter
 
 _MAX_CACHED_ROUTES = 1024
 _MAX_TARGET_BYTES = 4096
@@ -42,6 +45,8 @@ class HttpApi:
         a browser shows can reach a server of its machine by a name of its own (DNS rebinding).
     connections_per_peer : int
         That one address may have.
+    stalls : StallMeter or None
+        Told in the metrics and with readiness.
     """
 
     def __init__(
@@ -51,12 +56,15 @@ class HttpApi:
         admits: Callable[[bytes], bool] = lambda authorization: True,
         own_hosts: Collection[str] | None = None,
         connections_per_peer: int = 2048,
+        stalls: StallMeter | None = None,
     ) -> None:
         self.router = router
         self.arena = router.arena
         self.scratch = bytearray(SCRATCH_BYTES)
         self.connections = ConnectionSet(connections_per_peer)
         self._own_hosts = own_hosts
+        self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
+        self._refusals: Counter[int] = Counter()
         self._max_body_bytes = max_body_bytes
         self._admits = admits
         self._routes: dict[tuple[bytes, bytes], Route] = {}
@@ -107,7 +115,7 @@ class HttpApi:
             case ["v2", "health", "live"]:
                 return _only("GET", method, _simple(partial(_status, lambda: True)))
             case ["v2", "health", "ready"]:
-                return _only("GET", method, _simple(partial(_status, lambda: self.router.is_ready)))
+                return _only("GET", method, _simple(self._ready))
             case ["v2", "repository", "index"]:
                 return _only("POST", method, _simple(self._index))
             case ["v2", "models", "stats"]:
@@ -134,10 +142,24 @@ class HttpApi:
                 return _only("POST", method, Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
-    def _metrics(self, connection: HttpClient) -> None:
-        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, render
+    def count_refusal(self, status: int) -> None:
+        """Count an answer that says no, by its status."""
+        self._refusals[status] += 1
 
-        connection.respond(200, CONTENT_TYPE, render(self.router))
+    def _ready(self, connection: HttpClient) -> None:
+        """Answer whether every model can be asked, with what is refused and how well the router listens."""
+        told = {
+            "ready": self.router.is_ready,
+            "refused": {str(status): count for status, count in sorted(self._refusals.items())},
+            "stalls": {"count": self._stalls.count, "longest_s": round(self._stalls.longest_s, 3)},
+        }
+        connection.respond_json(200 if self.router.is_ready else 503, told)
+
+    def _metrics(self, connection: HttpClient) -> None:
+        from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render
+
+        counted = ProtocolFigures(self._refusals, self.connections.turned_away, self._stalls)
+        connection.respond(200, CONTENT_TYPE, render(self.router, counted))
 
     def _openapi(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.openapi import document

@@ -45,6 +45,10 @@ class ConnectionOwner(Protocol):
         """Whether connections are to be closed after their answer."""
         ...
 
+    def count_refusal(self, status: int) -> None:
+        """Count an answer that says no."""
+        ...
+
     def route(self, head: HttpHead) -> Route:
         """Return what answers this request.
 
@@ -243,6 +247,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             extra += b"Allow: %s\r\n" % refusal.allowed.encode()
         if refusal.status == HTTPStatus.UNAUTHORIZED:
             extra += b"WWW-Authenticate: Bearer\r\n"
+        self._site.count_refusal(refusal.status.value)
         self.respond_json(refusal.status.value, {"error": refusal.message}, extra)
 
     def close(self) -> None:

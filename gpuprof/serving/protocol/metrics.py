@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -12,11 +13,30 @@ from prometheus_client.registry import Collector
 from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica
+from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.statistics import BUCKETS_MS, STAGES, ModelStatistics
 
 _Counted = Mapping[str, ModelStatistics]
 _Replicas = Sequence[tuple[str, AnyReplica]]
 CONTENT_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolFigures:
+    """What the server counts beside the router.
+
+    Attributes
+    ----------
+    refusals : mapping of int to int
+        Answers that say no, by HTTP status.
+    turned_away : int
+        Connections beyond those that an address may have.
+    stalls : StallMeter
+    """
+
+    refusals: Mapping[int, int]
+    turned_away: int
+    stalls: StallMeter
 
 
 class RouterCollector(Collector):
@@ -27,9 +47,16 @@ class RouterCollector(Collector):
     router : Router
     gpus : callable
         Returns the figures of the GPUs and MIG instances of this machine.
+    protocol : ProtocolFigures or None
     """
 
-    def __init__(self, router: Router, gpus: Callable[[], Iterable[GpuFigures]] = local_gpu_figures) -> None:
+    def __init__(
+        self,
+        router: Router,
+        gpus: Callable[[], Iterable[GpuFigures]] = local_gpu_figures,
+        protocol: ProtocolFigures | None = None,
+    ) -> None:
+        self._protocol = protocol
         self._router = router
         self._gpus = gpus
 
@@ -48,11 +75,31 @@ class RouterCollector(Collector):
         memory = GaugeMetricFamily("gpuprof_buffer_bytes", "Shared memory that requests and answers hold")
         memory.add_metric([], float(self._router.arena.used))
         yield memory
+        if self._protocol is not None:
+            yield from _protocol(self._protocol)
 
 
-def render(router: Router) -> bytes:
+def render(router: Router, protocol: ProtocolFigures | None = None) -> bytes:
     """Return the figures in Prometheus' text format."""
-    return generate_latest(RouterCollector(router))
+    return generate_latest(RouterCollector(router, protocol=protocol))
+
+
+def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
+    """Yield what was refused and why, and for how long the router did not listen."""
+    refused = CounterMetricFamily(
+        "gpuprof_refused_requests", "Requests of HTTP that were refused, by the status", labels=["status"]
+    )
+    for status, count in sorted(figures.refusals.items()):
+        refused.add_metric([str(status)], float(count))
+    turned = CounterMetricFamily("gpuprof_refused_connections", "Connections beyond those that an address may have")
+    turned.add_metric([], float(figures.turned_away))
+    stalls = CounterMetricFamily("gpuprof_router_stalls", "How often the router stood still for 50 ms or more")
+    stalls.add_metric([], float(figures.stalls.count))
+    seconds = CounterMetricFamily("gpuprof_router_stall_seconds", "For how long it did so altogether")
+    seconds.add_metric([], figures.stalls.total_s)
+    longest = GaugeMetricFamily("gpuprof_router_longest_stall_seconds", "For how long it did so at most")
+    longest.add_metric([], figures.stalls.longest_s)
+    yield from (refused, turned, stalls, seconds, longest)
 
 
 def _requests(models: _Counted) -> Metric:

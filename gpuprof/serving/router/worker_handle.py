@@ -121,13 +121,22 @@ class WorkerHandle:
         self._busy_until = begins + expected_ms / 1000.0
         self._link.send(inferences, rows, expected_ms, now)
 
-    def watch(self, now: float) -> None:
-        """Kill the worker when it has been silent for too long; ask an idle one for a sign of life."""
+    def watch(self, now: float, stalled_since: Callable[[float, float], float] = lambda since, now: 0.0) -> None:
+        """Kill the worker when it has been silent for too long; ask an idle one for a sign of life.
+
+        Parameters
+        ----------
+        now : float
+        stalled_since : callable
+            Returns for how many seconds from one moment to another the router itself did not listen.
+        """
         link = self._link
         if link is None or not link.is_ready:
             return
         expected_s = sum(batch.expected_ms for batch in link.sent.values()) / 1000.0
-        if link.silent_s(now) > self._hang_s + 3.0 * expected_s:
+        silent_s = link.silent_s(now)
+        silent_s -= stalled_since(now - silent_s, now)
+        if silent_s > self._hang_s + 3.0 * expected_s:
             LOGGER.warning("worker hangs, is replaced", extra={"worker": self.name, "pid": link.pid})
             link.kill()
         elif not link.sent:

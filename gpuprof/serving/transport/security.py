@@ -6,6 +6,7 @@ import hmac
 import ipaddress
 import os
 import ssl
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,14 +61,15 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
     Raises
     ------
     InputError
-        When a file cannot be read or they do not belong together.
+        When a file cannot be read or they do not belong together, or everybody can read the token or the key.
     """
     token = read_token(token_file)
+    os.environ.pop(TOKEN_VARIABLE, None)  # workers need not know it
     if certificate is None and key is None:
         return Security(token)
     if certificate is None or key is None:
         raise InputError("a certificate and its key go together", "give --tls-cert and --tls-key")
-    text, secret = _text(certificate), _text(key)
+    text, secret = _text(certificate), _secret_text(key)
     return Security(token, _server_context(certificate, key), text, secret)
 
 
@@ -107,10 +109,10 @@ def read_token(file: Path | None) -> str:
     Raises
     ------
     InputError
-        When the file cannot be read, or the token is too short to be a secret or has other than visible characters.
+        When the file cannot be read, or can be read by everybody, or the token is too short to be a secret or has other than visible characters.
     """
     where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
-    token = (_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
+    token = (_secret_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()
     if file is None and not token:
         return ""
     if not _LEAST_TOKEN <= len(token) <= _MOST_TOKEN or not all("!" <= letter <= "~" for letter in token):
@@ -156,6 +158,14 @@ def _text(path: Path) -> str:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError:
         raise InputError(f"{path} is not text") from None
+
+
+def _secret_text(path: Path) -> str:
+    """Return the text of a file that must not be readable by every user of the machine."""
+    text = _text(path)
+    if path.stat().st_mode & stat.S_IROTH:
+        raise InputError(f"every user of this machine can read {path}", f"chmod 600 {path}")
+    return text
 
 
 def _reason(error: Exception) -> str:

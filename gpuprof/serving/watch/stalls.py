@@ -1,0 +1,61 @@
+"""For how long the router itself stood still: what it then did not hear, nobody kept from it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+
+_BEAT_S = 0.05
+#: Lateness below this is the system's.
+_LEAST_S = 0.05
+_REMEMBERED = 256
+
+
+class StallMeter:
+    """Measures how late the event loop is with what is due.
+
+    Parameters
+    ----------
+    now : float
+        Monotonic seconds at which it begins.
+
+    Attributes
+    ----------
+    count : int
+    total_s, longest_s : float
+        Of the stalls that are over.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.count = 0
+        self.total_s = self.longest_s = 0.0
+        self._due = now + _BEAT_S
+        self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            self._due = time.monotonic() + _BEAT_S
+            await asyncio.sleep(_BEAT_S)
+            self.beat(time.monotonic())
+
+    def beat(self, now: float) -> None:
+        """Take in that what was due ran only now."""
+        late_s = now - self._due
+        self._due = now + _BEAT_S
+        if late_s > _LEAST_S:
+            self.count += 1
+            self.total_s += late_s
+            self.longest_s = max(self.longest_s, late_s)
+            self._ended.append((now, late_s))
+
+    def stalled_since(self, moment: float, now: float) -> float:
+        """Return the seconds of stalls that ended after ``moment``, with one that goes on."""
+        late_s = now - self._due
+        return sum(size for end, size in self._ended if end > moment) + (late_s if late_s > _LEAST_S else 0.0)
+
+    def awake_s(self, now: float) -> float:
+        """Return a clock that stands still while the router does."""
+        late_s = now - self._due
+        return now - self.total_s - (late_s if late_s > _LEAST_S else 0.0)

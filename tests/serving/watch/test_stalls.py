@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gpuprof.serving.router.worker_handle import WorkerHandle
+from gpuprof.serving.watch.stalls import StallMeter
+
+
+def test_what_runs_late_is_a_stall_and_what_is_nearly_in_time_is_none() -> None:
+    meter = StallMeter(0.0)
+    for now in (0.06, 0.12, 3.12, 3.18):
+        meter.beat(now)
+    assert meter.count == 1 and meter.longest_s == pytest.approx(2.95)
+    assert meter.stalled_since(1.0, 3.2) == pytest.approx(2.95)
+    assert meter.stalled_since(3.13, 3.2) == 0.0
+
+
+def test_a_stall_that_goes_on_counts_already() -> None:
+    meter = StallMeter(0.0)
+    assert meter.stalled_since(0.0, 10.0) == pytest.approx(9.95)
+    assert meter.awake_s(10.0) == pytest.approx(0.05)
+    meter.beat(10.0)
+    assert meter.awake_s(10.0) == pytest.approx(0.05) and meter.awake_s(10.04) == pytest.approx(0.09)
+
+
+class SilentLink:
+    """A worker that has owed an answer since 0."""
+
+    def __init__(self) -> None:
+        self.is_ready, self.sent, self.pid, self.killed = True, {1: SimpleNamespace(expected_ms=0.0)}, 7, False
+
+    def silent_s(self, now: float) -> float:
+        return now
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.mark.parametrize(("stalled_s", "killed"), [(0.0, True), (9.0, False), (4.0, True)])
+def test_a_worker_is_not_killed_for_what_the_router_did_not_hear(stalled_s: float, killed: bool) -> None:
+    link = SilentLink()
+    handle = WorkerHandle("m/0.0", cast(Any, None), cast(Any, None), hang_s=5.0)
+    handle._link = cast(Any, link)
+    handle.watch(10.0, lambda since, now: stalled_s)
+    assert link.killed == killed
