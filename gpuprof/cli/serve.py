@@ -45,6 +45,9 @@ class WorkerOptions:
     apply_mig: Annotated[
         bool, typer.Option("--apply-mig", help="Cut GPUs into the map's MIG instances; put them back in the end.")
     ] = False
+    allow_changed: Annotated[
+        bool, typer.Option("--allow-changed", help="Serve model files that changed since the map was planned.")
+    ] = False
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def run_map_server(
         SHADOW_PCT if settings.shadow else 0.0,
         cluster=settings.engine == RAY,
         apply_mig=settings.apply_mig,
+        allow_changed=settings.allow_changed,
     )
     security = server_security(
         optional_path(settings.token_file), optional_path(settings.tls_cert), optional_path(settings.tls_key)

@@ -35,6 +35,8 @@ class ServeSettings:
         The Ray cluster; None: the one of this machine.
     apply_mig : bool
         Cut GPUs into the map's MIG instances, and put them back in the end.
+    allow_changed : bool
+        Serve model files that are others than the map was planned with.
     buffer_mb, max_body_mb : int
         Memory for all tensors on their way, and the largest inference request, in MiB.
     hang_s : float
@@ -81,6 +83,7 @@ class ServeSettings:
     engine: str = "local"
     ray_address: str | None = None
     apply_mig: bool = False
+    allow_changed: bool = False
     buffer_mb: int = 1024
     max_body_mb: int = 64
     hang_s: float = 5.0

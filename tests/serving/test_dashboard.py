@@ -16,6 +16,7 @@ SUFFIXES = {"counter": ["_total"], "gauge": [""], "histogram": ["_bucket", "_sum
 
 def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningServer) -> None:
     null_server.infer("small", [1.0])
+    null_server.get("/nowhere")
     text = null_server.get("/metrics")[1].decode()
     families = list(text_string_to_metric_families(text))
     known = {family.name + suffix for family in families for suffix in SUFFIXES[family.type]}
@@ -32,4 +33,9 @@ def test_the_dashboard_asks_only_for_what_the_server_says(null_server: RunningSe
 
 
 #: Parts of others that are shown, or of use to those who look for the cause of something.
-NOT_SHOWN = {"gpuprof_replica_stage_seconds", "gpuprof_replica_share_ratio", "gpuprof_requests_retried"}
+NOT_SHOWN = {
+    "gpuprof_replica_stage_seconds",
+    "gpuprof_replica_share_ratio",
+    "gpuprof_requests_retried",
+    "gpuprof_worker_refusals",
+}

@@ -45,6 +45,8 @@ class WorkerOrder:
         Predicted times of a batch of 1, 2, … and their variation: what a simulated worker takes.
     node : str
         The machine that keeps it, by its name in the map.
+    sha256 : str
+        Of the model's file as it was planned with; empty: any will do.
     """
 
     model: str
@@ -62,6 +64,7 @@ class WorkerOrder:
     latency_ms: tuple[float, ...] = ()
     latency_cv: float = 0.0
     node: str = ""
+    sha256: str = ""
 
     def to_message(self) -> dict[str, object]:
         """Return what the worker is told, as JSON for the wire."""

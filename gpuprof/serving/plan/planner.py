@@ -50,6 +50,8 @@ class Planner:
         Whether the map's nodes are machines of a cluster.
     apply_mig : bool
         Whether GPUs are cut into the MIG instances of the map.
+    allow_changed : bool
+        Whether model files may be others than the map was planned with.
     """
 
     group: str
@@ -58,6 +60,7 @@ class Planner:
     shadow_pct: float = 0.0
     cluster: bool = False
     apply_mig: bool = False
+    allow_changed: bool = False
 
     def nodes(self, source: MapSource) -> dict[str, dict[str, list[tuple[str, int]]]]:
         """Return the nodes of a map whose machines must be there before its workers can be planned.
@@ -102,4 +105,5 @@ class Planner:
             simulated=self.simulated,
             shadow_pct=self.shadow_pct,
             parts=parts if self.cluster or parts else None,
+            allow_changed=self.allow_changed,
         )

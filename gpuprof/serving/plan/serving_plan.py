@@ -55,6 +55,7 @@ def plan_workers(
     simulated: bool = False,
     shadow_pct: float = 0.0,
     parts: Mapping[str, MachineParts] | None = None,
+    allow_changed: bool = False,
 ) -> tuple[PlannedReplica, ...]:
     """Plan the workers of one node of a map on this machine, or of all nodes on the machines of a cluster.
 
@@ -74,6 +75,8 @@ def plan_workers(
         How much more of its device, where so much is left, a standby of each replica has; 0: no standbys.
     parts : mapping of str to MachineParts, optional
         What the machines of a cluster have, by node; None: every node is this machine.
+    allow_changed : bool
+        Whether model files may be others than the map was planned with.
 
     Raises
     ------
@@ -85,7 +88,7 @@ def plan_workers(
     everywhere = node is None and (simulated or parts is not None)
     nodes = deployment.nodes if everywhere else (chosen_node(deployment, node),)
     here = MachineParts.here() if parts is None else MachineParts(())
-    planning = _Planning(deployment, base, group, shadow_pct)
+    planning = _Planning(deployment, base, group, shadow_pct, allow_changed)
     planned: list[PlannedReplica] = []
     for one in nodes:
         machine = here if parts is None else parts.get(one.name, here)
@@ -122,7 +125,10 @@ _Placed = tuple[str, str, Replica, _Part]
 class _Planning:
     """Turns the replicas of one node after another into orders."""
 
-    def __init__(self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float) -> None:
+    def __init__(
+        self, deployment: DeploymentMap, base: Path, group: str, shadow_pct: float, allow_changed: bool
+    ) -> None:
+        self._allow_changed = allow_changed
         self._deployment = deployment
         self._base = base
         self._group = group
@@ -149,7 +155,11 @@ class _Planning:
 
     def _order(self, replica: Replica, part: _Part, group: str, node: str) -> WorkerOrder:
         find = _simulated_path if part is None else model_path
-        order = replace(_order(replica, find(self._deployment, replica.model, self._base), part, group), node=node)
+        order = replace(
+            _order(replica, find(self._deployment, replica.model, self._base), part, group),
+            node=node,
+            sha256="" if self._allow_changed else _planned_sha256(self._deployment, replica.model),
+        )
         public = self._public_names.get(replica.model)
         return order if public is None else replace(order, model=public.name, version=public.version)
 
@@ -187,6 +197,11 @@ def model_path(deployment: DeploymentMap, model: str, base: Path) -> str:
         if candidate.is_file():
             return str(candidate.resolve())
     raise InputError(f"model {model!r}: cannot read {path}: no such file")
+
+
+def _planned_sha256(deployment: DeploymentMap, model: str) -> str:
+    known = deployment.merges.get(model) or deployment.models.get(model)
+    return (known.sha256 if known is not None else None) or ""
 
 
 def mig_layouts(node: Node) -> dict[str, list[tuple[str, int]]]:

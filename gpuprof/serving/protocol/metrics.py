@@ -168,6 +168,11 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
     waiting = GaugeMetricFamily("gpuprof_queue_requests", "Requests that wait for a batch", labels=labels)
     workers = GaugeMetricFamily("gpuprof_workers_ready", "Workers that take batches", labels=labels)
     restarts = CounterMetricFamily("gpuprof_worker_restarts", "Workers that were started again", labels=labels)
+    refusing = CounterMetricFamily(
+        "gpuprof_worker_refusals",
+        "Workers that refused to start: a changed file, a share that is not there",
+        labels=labels,
+    )
     retried = CounterMetricFamily("gpuprof_requests_retried", "Requests whose worker died", labels=labels)
     batches = CounterMetricFamily("gpuprof_batches", "Batches by their size", labels=[*labels, "size"])
     for model, replica in replicas:
@@ -182,10 +187,11 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
         waiting.add_metric(own, float(replica.waiting_rows))
         workers.add_metric(own, float(sum(worker.is_ready for worker in replica.workers)))
         restarts.add_metric(own, float(sum(worker.restarts for worker in replica.workers)))
+        refusing.add_metric(own, float(sum(worker.refusals for worker in replica.workers)))
         retried.add_metric(own, float(counted.retried))
         for size, batch in sorted(counted.batches.items()):
             batches.add_metric([*own, str(size)], float(batch.count))
-    yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, retried, batches)
+    yield from (answered, seconds, latencies, share, planned, waiting, workers, restarts, refusing, retried, batches)
 
 
 def _places(replicas: _Replicas) -> Iterator[Metric]:

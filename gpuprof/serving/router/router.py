@@ -89,7 +89,7 @@ class Router:
 
 
 def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
-    """Return until when a request is to be answered: its own timeout, or the model's SLO.
+    """Return until when a request is to be answered: its own timeout, as far as it may be, or the model's SLO.
 
     Raises
     ------
@@ -98,4 +98,4 @@ def deadline_ms(model: ServedModel, asked: InferRequest) -> float:
     """
     if asked.priority > LOWEST_PRIORITY:
         raise bad_request(f"the priority must be at most {LOWEST_PRIORITY} but got {asked.priority}")
-    return model.slo_ms if asked.timeout_ms is None else asked.timeout_ms
+    return model.deadline_ms(asked.timeout_ms)

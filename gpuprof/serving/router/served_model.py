@@ -22,6 +22,7 @@ from gpuprof.serving.watch.tracing import RequestTracer
 
 #: A replica of one model, or what a model sees of one that serves several.
 AnyReplica = ServedReplica | MemberReplica
+_LONGEST_MS, _LONGEST_SLOS = 10_000.0, 10.0
 _MAX_WAITING = 20_000  # requests, whatever the SLO allows
 
 
@@ -122,6 +123,15 @@ class ServedModel:
                 self.tracer.refused(self.name, inference, refusal)
             raise
 
+    def deadline_ms(self, timeout_ms: float | None) -> float:
+        """Return until when a request is to be answered that gives its answer so long; None: the model's SLO.
+
+        A request may wait for ten times the SLO, or ten seconds: who waits for an hour keeps the queue from others.
+        """
+        if timeout_ms is None:
+            return self.slo_ms
+        return min(timeout_ms, max(_LONGEST_MS, _LONGEST_SLOS * self.slo_ms))
+
     def foresee(self, urgency: Callable[[], Urgency]) -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it, whichever replica it chose.
 
@@ -141,7 +151,7 @@ class ServedModel:
         if self.tracer is not None or not alive or not all(replica.is_occupied for replica in alive):
             return
         now, asked = time.monotonic(), urgency()
-        deadline_ms = self.slo_ms if asked.timeout_ms is None else asked.timeout_ms
+        deadline_ms = self.deadline_ms(asked.timeout_ms)
         loads = [replica.load(now, asked.priority, deadline_ms) for replica in alive]
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)

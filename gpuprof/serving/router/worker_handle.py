@@ -42,6 +42,7 @@ class WorkerHandle:
         self._refusal: GpuprofError | None = None
         self._was_ready = asyncio.Event()
         self.restarts = 0
+        self.refusals = 0
 
     def bind(
         self,
@@ -148,6 +149,7 @@ class WorkerHandle:
         self._on_ready()
 
     def _handle_refusal(self, kind: str, message: str, fix: str) -> None:
+        self.refusals += 1
         LOGGER.error("worker refuses", extra={"worker": self.name, "error": message})
         if not self._was_ready.is_set():
             self._refusal = (UnavailableError if kind == "UnavailableError" else InputError)(message, fix)

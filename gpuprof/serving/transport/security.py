@@ -69,8 +69,8 @@ def server_security(token_file: Path | None, certificate: Path | None, key: Path
         return Security(token)
     if certificate is None or key is None:
         raise InputError("a certificate and its key go together", "give --tls-cert and --tls-key")
-    text, secret = _text(certificate), _secret_text(key)
-    return Security(token, _server_context(certificate, key), text, secret)
+    text, _ = _text(certificate), _text(key)
+    return Security(token, _server_context(certificate, key), text, _secret_text(key))
 
 
 def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -109,7 +109,8 @@ def read_token(file: Path | None) -> str:
     Raises
     ------
     InputError
-        When the file cannot be read, or can be read by everybody, or the token is too short to be a secret or has other than visible characters.
+        When the file cannot be read, or everybody can read it, or the token is too short to be a secret or has other
+        than visible characters.
     """
     where = str(file) if file is not None else f"${TOKEN_VARIABLE}"
     token = (_secret_text(file) if file is not None else os.environ.get(TOKEN_VARIABLE, "")).strip()

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from gpuprof.errors import GpuprofError
@@ -27,8 +28,9 @@ from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.watch.living_process import start_time
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
+from gpuprof.serving.worker.model_file import check_model_file
 from gpuprof.serving.worker.model_loading import open_runtime
-from gpuprof.serving.worker.runtime import ModelError, Runtime, example_inputs
+from gpuprof.serving.worker.runtime import NULL_PREFIX, ModelError, Runtime, example_inputs
 
 
 def main(arguments: list[str]) -> int:
@@ -86,6 +88,8 @@ def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
     if order["cores"]:
         compute_steadily()
         held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
+    if not order["path"].startswith(NULL_PREFIX):
+        check_model_file(Path(order["path"]), order["sha256"])
     runtime = open_runtime(
         order["model"],
         order["version"],

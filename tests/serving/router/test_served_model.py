@@ -114,6 +114,16 @@ def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> N
     play(scene, FastestFirst())
 
 
+def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> None:
+    async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
+        longest = max(10_000.0, 10.0 * SLO_MS)
+        assert model.deadline_ms(None) == SLO_MS
+        assert model.deadline_ms(longest - 1.0) == longest - 1.0
+        assert model.deadline_ms(3_600_000.0) == longest
+
+    play(scene, FastestFirst())
+
+
 class Tracer:
     def answered(self, *_: Any) -> None:
         raise AssertionError

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 import tritonclient.grpc as triton_grpc
 import trustme
@@ -51,6 +52,7 @@ def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
     authority.cert_pem.write_to_path(found.authority)
     certificate.cert_chain_pems[0].write_to_path(found.chain)
     certificate.private_key_pem.write_to_path(found.key)
+    found.key.chmod(0o600)
     return found
 
 
@@ -59,6 +61,7 @@ def server(papers: Papers, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     directory = tmp_path_factory.mktemp("secured")
     token = directory / "token"
     token.write_text(TOKEN + "\n")
+    token.chmod(0o600)
     options = ["--token-file", str(token), "--tls-cert", str(papers.chain), "--tls-key", str(papers.key)]
     document = map_of({"m": "null:4", "large": "null:600k"}, [replica("m"), replica("large")])
     with running(directory, document, "--grpc-port", "0", *options) as started:
@@ -164,10 +167,32 @@ def test_a_token_comes_from_a_file_or_the_environment_and_is_long(
     file = tmp_path / "token"
     for bad in ("", "short", "spaces in the middle of it", "nöt äscii at all, this token"):
         file.write_text(bad)
+        file.chmod(0o600)
         with pytest.raises(InputError, match=str(file)):
             read_token(file)
     with pytest.raises(InputError, match="cannot read"):
         read_token(tmp_path / "nowhere")
+
+
+def test_a_secret_that_everybody_can_read_is_none(papers: Papers, tmp_path: Path) -> None:
+    file, key = tmp_path / "token", tmp_path / "key.pem"
+    file.write_text(TOKEN)
+    key.write_text(papers.key.read_text())
+    for secret in (file, key):
+        secret.chmod(0o644)
+        with pytest.raises(InputError, match=f"every user of this machine can read {secret}") as raised:
+            server_security(file, papers.chain, key)
+        assert raised.value.fix == f"chmod 600 {secret}"
+        secret.chmod(0o640)
+    assert server_security(file, papers.chain, key).token == TOKEN
+
+
+def test_workers_do_not_know_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUPROF_TOKEN", TOKEN)
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
+        assert server.get("/v2/models/m")[0] == 401
+        for child in psutil.Process(server.process.pid).children(recursive=True):
+            assert "GPUPROF_TOKEN" not in child.environ()
 
 
 def test_a_certificate_needs_its_own_key(papers: Papers, tmp_path: Path) -> None:
@@ -177,6 +202,7 @@ def test_a_certificate_needs_its_own_key(papers: Papers, tmp_path: Path) -> None
         server_security(None, papers.key, papers.chain)
     other = tmp_path / "other.pem"
     trustme.CA().issue_cert("127.0.0.1").private_key_pem.write_to_path(other)
+    other.chmod(0o640)
     with pytest.raises(InputError, match="not a certificate and its key"):
         server_security(None, papers.chain, other)
     with pytest.raises(InputError, match="holds no certificate"):

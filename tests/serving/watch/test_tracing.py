@@ -61,7 +61,7 @@ def test_a_request_has_a_span_for_each_stage(traced: tuple[SpanTracer, InMemoryS
     assert spans["infer"].start_time == spans["gather"].end_time
     assert all(span.parent == whole.context for name, span in spans.items() if name != "infer m")
     attributes = dict(whole.attributes or {})
-    assert attributes["gpuprof.domain.model"] == "m" and attributes["gpuprof.replica"] == "m/0"
+    assert attributes["gpuprof.model"] == "m" and attributes["gpuprof.replica"] == "m/0"
     assert attributes["gpuprof.rows"] == 2 and attributes["gpuprof.in_slo"] is True
 
 

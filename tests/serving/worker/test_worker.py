@@ -15,7 +15,7 @@ from gpuprof.serving.worker import worker
 
 ORDER = {
     "model": "m", "version": "1", "path": "null:4", "batch": 2, "threads": 1, "provider": "CPUExecutionProvider",
-    "cores": [], "quota_cores": None, "group": "m",
+    "cores": [], "quota_cores": None, "group": "m", "sha256": "",
 }  # fmt: skip
 
 

@@ -1,0 +1,47 @@
+"""Whether a model's file is the one that the map was planned with."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+
+def check_model_file(path: Path, planned_sha256: str) -> None:
+    """Check that a file, with the data that it keeps outside, is the one that was profiled and placed.
+
+    Parameters
+    ----------
+    path : Path
+    planned_sha256 : str
+        As the map has it; empty: it does not say.
+
+    Raises
+    ------
+    InputError
+        When it is another: what was predicted of its times and its memory does not hold for it.
+    """
+    if not planned_sha256:
+        return
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    if found != planned_sha256 and _sha256_with_data(path) != planned_sha256:
+        raise InputError(
+            f"{path} is not the file that the map was planned with: its sha256 is {found[:12]}… but the map has "
+            f"{planned_sha256[:12]}…",
+            "profile and place it anew; or serve it as it is with --allow-changed",
+        )
+
+
+def _sha256_with_data(path: Path) -> str:
+    """Return what the file and its external data come to; only files with such data need it, and onnx for it."""
+    from gpuprof.graph.file import read_onnx
+
+    try:
+        return read_onnx(path).sha256
+    except InputError:  # it is damaged, and another in any case
+        return ""

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import helper
+
+from gpuprof.errors import InputError
+from gpuprof.graph.file import read_onnx
+from gpuprof.serving.worker.model_file import check_model_file
+from tests.serving.running import eventually, map_of, replica, running
+from tests.small_models import floats, write_model
+
+
+def adder(path: Path, value: float = 1.0) -> Path:
+    node = helper.make_node("Add", ["INPUT0", "w"], ["OUTPUT0"])
+    return write_model(path, [node], {"INPUT0": ["n", 1]}, {"OUTPUT0": ["n", 1]}, {"w": floats(1) + value})
+
+
+def test_the_file_that_was_planned_with_is_taken_and_another_named(tmp_path: Path) -> None:
+    path = adder(tmp_path / "m.onnx")
+    check_model_file(path, hashlib.sha256(path.read_bytes()).hexdigest())
+    check_model_file(path, "")
+    with pytest.raises(InputError, match=r"m\.onnx is not the file that the map was planned with") as raised:
+        check_model_file(path, "0" * 64)
+    assert "--allow-changed" in raised.value.fix
+    path.write_bytes(b"damaged")
+    with pytest.raises(InputError, match="is not the file"):
+        check_model_file(path, "0" * 64)
+    with pytest.raises(InputError, match="cannot read"):
+        check_model_file(tmp_path / "nowhere.onnx", "0" * 64)
+
+
+def test_data_that_stands_outside_of_the_file_counts(tmp_path: Path) -> None:
+    path = adder(tmp_path / "m.onnx")
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="m.data", size_threshold=0)
+    planned = read_onnx(path).sha256
+    check_model_file(path, planned)
+    data = tmp_path / "m.data"
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.raises(InputError, match="is not the file"):
+        check_model_file(path, planned)
+
+
+def test_a_worker_does_not_come_back_with_another_model(tmp_path: Path) -> None:
+    path = adder(tmp_path / "m.onnx")
+    document = map_of({"m": str(path)}, [replica("m")])
+    document["models"]["m"]["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+    with running(tmp_path, document) as server:
+        assert server.infer("m", [1.0])[1]["outputs"][0]["data"] == [1.5]
+        adder(path, 7.0)
+        server.workers()[0].kill()
+
+        def refused() -> bool:
+            lines = server.get("/metrics")[1].decode().splitlines()
+            return any(line.startswith("gpuprof_worker_refusals_total") and not line.endswith(" 0.0") for line in lines)
+
+        assert eventually(refused)
+        assert server.infer("m", [1.0])[0] == 503
+        _, log = server.stop()
+        assert "m.onnx is not the file that the map was planned with" in log
+
+
+def test_a_changed_file_is_refused_at_the_start_and_served_where_that_is_wanted(tmp_path: Path) -> None:
+    document = map_of({"m": str(adder(tmp_path / "m.onnx"))}, [replica("m")])
+    document["models"]["m"]["sha256"] = "0" * 64
+    with pytest.raises(AssertionError, match=r"m\.onnx is not the file"), running(tmp_path, document):
+        pass
+    with running(tmp_path, document, "--allow-changed") as server:
+        assert server.infer("m", [1.0])[0] == 200
