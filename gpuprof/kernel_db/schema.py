@@ -177,6 +177,8 @@ class ModelRow:
         Weights of the model, part of the above.
     input_bytes : int or None
         Inputs of one batch.
+    client_sms : int or None
+        SMs of a GPU that each process was given: under MPS the part that its percentage is.
     cpu_utilization_pct : float or None
         CPU time taken, percent of the share's cores, while batches ran back to back.
     max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
@@ -221,6 +223,7 @@ class ModelRow:
     weight_bytes: int | None = None
     input_bytes: int | None = None
     flops: int | None = None
+    client_sms: int | None = None
     cpu_utilization_pct: float | None = None
     power_w: float | None = None
     idle_power_w: float | None = None
@@ -373,6 +376,8 @@ class ColocationRow:
         The others, as `workload_label` writes them, joined by ``" + "``.
     solo_latency_mean_ms : float or None
         The same workload's mean latency alone, where it was measured in the same run.
+    client_sms : int or None
+        As in ``models``.
     """
 
     run_id: str
@@ -395,6 +400,7 @@ class ColocationRow:
     latency_p99_ms: float | None = None
     throughput_rps: float | None = None
     solo_latency_mean_ms: float | None = None
+    client_sms: int | None = None
     power_w: float | None = None
     clock_mhz: float | None = None
     l2_pct: float | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.mps import mps_daemon
+from gpuprof.machine.mps import PERCENTAGE, mps_daemon
+from gpuprof.runtime.providers import GREEN_SMS
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -63,11 +64,23 @@ def mig_instances(gpu: int = 0, nvml: Any = None) -> tuple[MigInstanceId, ...]:
 
 
 @contextmanager
-def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> Iterator[tuple[dict[str, str], ...]]:
+def bind_shares(
+    device: Device, shares: Sequence[Share], nvml: Any = None, green: bool = False
+) -> Iterator[tuple[dict[str, str], ...]]:
     """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
 
     Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their
     own when they are whole. MPS runs where anything is a part or several share the whole GPU.
+
+    Parameters
+    ----------
+    device : Device
+    shares : sequence of Share
+    nvml : module, optional
+        In place of ``pynvml``.
+    green : bool
+        Whether the process can keep to a number of SMs by itself (`gpuprof.runtime.green_context`): a share alone is
+        then held so where MPS does not start.
 
     Raises
     ------
@@ -91,8 +104,30 @@ def bind_shares(device: Device, shares: Sequence[Share], nvml: Any = None) -> It
     elif len(shares) == 1 and shares[0].is_whole:
         yield ({},)
     else:
-        with mps_daemon() as daemon:
-            yield tuple(daemon.environment(share.sm_pct) for share in shares)
+        with ExitStack() as stack:
+            try:
+                daemon = stack.enter_context(mps_daemon())
+            except UnavailableError:
+                if not green or len(shares) != 1:
+                    raise
+                held: tuple[dict[str, str], ...] = ({GREEN_SMS: str(_sms_of(device, shares[0]))},)
+            else:
+                held = tuple(daemon.environment(share.sm_pct) for share in shares)
+            yield held
+
+
+def share_means(environments: Sequence[Mapping[str, str]]) -> str:
+    """Return by what the shares are held that `bind_shares` gave these environments for, for a run's settings."""
+    names = {name for environment in environments for name in environment}
+    means = [word for name, word in _MEANS.items() if name in names]
+    return " and ".join(means) or "nothing: the whole device"
+
+
+_MEANS = {VISIBLE: "MIG", PERCENTAGE: "MPS", GREEN_SMS: "green context"}
+
+
+def _sms_of(device: Device, share: Share) -> int:
+    return max(1, round(device.compute_units * share.sm_pct / 100.0))
 
 
 @contextmanager

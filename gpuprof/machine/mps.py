@@ -26,6 +26,7 @@ _DEFAULT_PIPE = "/tmp/nvidia-mps"
 _ANSWER_S = 30.0
 _START_S, _PAUSE_S = 5.0, 0.1
 _MIB = 2**20
+_LOG_TAIL = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,28 @@ def mps_daemon(visible: str | None = None, control: str = CONTROL) -> Iterator[M
         )
     users = os.environ.get(MPS_PIPE, _DEFAULT_PIPE)
     if visible is None and _answers(control, {MPS_PIPE: users}):
-        yield MpsDaemon(users, os.environ.get(LOG))
+        log = os.environ.get(LOG)
+        with _logs_in_errors(log):
+            yield MpsDaemon(users, log)
         return
     directory = Path(tempfile.mkdtemp(prefix="gpuprof-mps-"))  # short: a socket's path has 107 characters at most
     try:
-        yield from _run_daemon(control, directory, visible)
+        with _logs_in_errors(str(directory / "log")):
+            yield from _run_daemon(control, directory, visible)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _logs_in_errors(log: str | None) -> Iterator[None]:
+    """Add the end of both logs to what goes wrong meanwhile: a client's own words say little of why MPS refused it."""
+    try:
+        yield
+    except UnavailableError as error:
+        tails = read_log_tails(log)
+        if not tails or tails in str(error):
+            raise
+        raise UnavailableError(error.message, f"{f'{error.fix}; ' if error.fix else ''}MPS says: {tails}") from error
 
 
 @contextmanager
@@ -155,9 +171,21 @@ def _start(control: str, environment: Mapping[str, str], log: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"the MPS daemon does not start: {error}") from error
     if done.returncode or not _answers_soon(control, environment):
-        said = [path.read_text(errors="replace") for path in sorted(log.glob("*.log"))]
-        words = " ".join("".join(said).split())[-300:] or f"exit code {done.returncode}"
+        words = read_log_tails(log) or f"exit code {done.returncode}"
         raise UnavailableError(f"the MPS daemon does not start: {words}", "does nvidia-smi work here?")
+
+
+def read_log_tails(directory: Path | str | None) -> str:
+    """Return the end of each log in a daemon's log directory, in one line: ``control.log: …; server.log: …``."""
+    found = []
+    for path in sorted(Path(directory).glob("*.log")) if directory is not None else ():
+        try:
+            words = " ".join(path.read_text(errors="replace").split())
+        except OSError:
+            continue
+        if words:
+            found.append(f"{path.name}: {words[-_LOG_TAIL:]}")
+    return "; ".join(found)
 
 
 def _answers_soon(control: str, environment: Mapping[str, str]) -> bool:

@@ -23,6 +23,7 @@ from onnx import AttributeProto, NodeProto, TensorProto, ValueInfoProto, helper,
 
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.graph.file import read_onnx
+from gpuprof.runtime.green_context import green_stream, use_stream
 from gpuprof.runtime.providers import MPS_PIPE, NODE_RANGE, TORCH_CPU, TORCH_CUDA
 from gpuprof.runtime.tf32 import set_tf32
 from gpuprof.runtime.torch_layers import OPERATORS
@@ -130,8 +131,10 @@ class TorchSession:
         if provider == TORCH_CUDA and (reason := gpu_missing()) is not None:
             raise UnavailableError(f"this PyTorch sees no GPU: {reason}")
         torch.set_num_threads(threads)
+        self._stream = None
         if provider == TORCH_CUDA:
             set_tf32(torch, True)
+            self._stream = green_stream(torch)
         self._ranges: Range = ranges or (lambda name: nullcontext())
         self._device = torch.device(_DEVICES[provider])
         read_onnx(path)  # checks what comes from outside, and its external files
@@ -172,7 +175,7 @@ class TorchSession:
     def _run(self, names: Sequence[str] | None, feeds: Mapping[str, Array]) -> list[Array]:
         wanted = [one.name for one in self._outputs] if names is None else list(names)
         shapes = tuple((name, value.shape) for name, value in sorted(feeds.items()))
-        with torch.inference_mode():
+        with torch.inference_mode(), use_stream(torch, self._stream):
             values = {name: self._copy_to_device(value) for name, value in feeds.items()}
             if shapes not in self._plans:
                 self._plans[shapes] = self._plan(dict(values))

@@ -81,7 +81,7 @@ def test_a_daemon_that_does_not_start_says_why_and_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(mps, "_START_S", 0.0)
     _write(tmp_path, "echo 'cannot find a GPU' > $CUDA_MPS_LOG_DIRECTORY/control.log")
-    with pytest.raises(UnavailableError, match="does not start: cannot find a GPU"), mps_daemon():
+    with pytest.raises(UnavailableError, match=r"does not start: control\.log: cannot find a GPU"), mps_daemon():
         pass
 
 
@@ -108,3 +108,20 @@ def test_a_clients_environment_holds_its_share_and_its_limit() -> None:
             MpsDaemon("/p").environment(wrong)
     with pytest.raises(InputError, match="at least 1 MiB"):
         MpsDaemon("/p").environment(50.0, 10)
+
+
+def test_a_daemon_that_does_not_start_says_what_both_of_its_logs_end_with(control: Path, tmp_path: Path) -> None:
+    logs = 'cd "$CUDA_MPS_LOG_DIRECTORY"; echo "no memory for it" > server.log; echo busy > control.log'
+    _write(tmp_path, f"{logs}; exit 1")
+    with pytest.raises(UnavailableError, match=r"control\.log: busy; server\.log: no memory for it"), mps_daemon():
+        pass
+
+
+def test_a_client_that_fails_shows_what_both_logs_end_with(control: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError) as caught, mps_daemon() as daemon:
+        assert daemon.log_directory is not None
+        (Path(daemon.log_directory) / "server.log").write_text("x" * 1000 + "\nFailed to start : invalid argument\n")
+        raise UnavailableError("this PyTorch sees no GPU: error 805", "look at the driver")
+    assert caught.value.message == "this PyTorch sees no GPU: error 805"
+    assert caught.value.fix.startswith("look at the driver; MPS says: server.log: ")
+    assert caught.value.fix.endswith("xx Failed to start : invalid argument") and len(caught.value.fix) < 400

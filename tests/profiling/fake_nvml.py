@@ -20,6 +20,7 @@ class FakeNvml:
         self.lacks = lacks
         self.gpus = gpus
         self.asked = 0
+        self.energy_mj: float | None = None
 
     def _check(self, function: str) -> None:
         if function in self.lacks:
@@ -38,6 +39,11 @@ class FakeNvml:
         self._check("power")
         self.asked += 1
         return 80_000 + 20_000 * self.asked
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _: int) -> float:  # noqa: N802
+        if self.energy_mj is None:
+            raise self.NVMLError("Not Supported")
+        return self.energy_mj
 
     def nvmlDeviceGetClockInfo(self, *_: int) -> int:  # noqa: N802
         return 1380

@@ -25,16 +25,17 @@ from typing import Any, TextIO
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine, own_cores
+from gpuprof.machine.visible_sms import visible_sms
 from gpuprof.profiling.child.pauses import after_pauses
 from gpuprof.profiling.child.runner import outputs_differ, session_run
 from gpuprof.profiling.child.statistics import median_is_known
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.batch_items import find_mixed_output
-from gpuprof.runtime.providers import TORCH_PROVIDERS
+from gpuprof.runtime.providers import GPU_PROVIDERS, TORCH_PROVIDERS
 from gpuprof.runtime.session import open_session
 
 _WARM_UP_RUNS = 3
-_WARM_UP_S = 0.3
+_WARM_UP_S = 0.3  # unless the task says more: a GPU's clocks take a second to rise
 _MAX_WARM_UP_S = 3.0
 _CHECK_EVERY_S = 0.25
 _PR_SET_PDEATHSIG = 1
@@ -73,10 +74,12 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(path, threads=task["threads"], provider=task["provider"])
     run = session_run(session, feeds, path)
-    _warm_up(run)
-    _say(speech, "ready")
+    _warm_up(run, task)
+    _say(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
     _wait_for("go")
     starts, latencies, cpu_s = _measure(run, task)
+    if task["leads"]:  # what follows has pauses: nobody is to sample the device in them
+        _say(speech, "timed")
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
     alone = task["leads"] and not task["beside_others"]
     usual = int(median(latencies))
@@ -232,10 +235,10 @@ def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:
     return repeats
 
 
-def _warm_up(run: Callable[[], object]) -> None:
+def _warm_up(run: Callable[[], object], task: dict[str, Any]) -> None:
     start = time.monotonic()
     runs = 0
-    while runs < _WARM_UP_RUNS or time.monotonic() - start < _WARM_UP_S:
+    while runs < _WARM_UP_RUNS or time.monotonic() - start < task.get("warm_up_s", _WARM_UP_S):
         run()
         runs += 1
         if time.monotonic() - start > _MAX_WARM_UP_S:
@@ -249,7 +252,7 @@ def _measure(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int]
     latencies: list[int] = []
     over = _rule(latencies, limits) if task["leads"] else _told_to_stop
     if task["beside_others"]:  # until all others are at full speed
-        _warm_up(run)
+        _warm_up(run, task)
     begin = time.monotonic()
     check = begin + _CHECK_EVERY_S
     cpu = time.process_time()

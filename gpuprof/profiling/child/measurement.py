@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -22,6 +22,7 @@ from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
+_GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class Timing:
         beside others.
     part : CpuSlice
         The share as cores.
+    sms : int or None
+        SMs that its processes were given; None: on a CPU, or not known.
     """
 
     stats: LatencyStats
@@ -53,6 +56,7 @@ class Timing:
     paused_ms: float | None
     paused_std_ms: float | None
     part: CpuSlice
+    sms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ def measure(
     limits: TimingLimits = DEFAULT_LIMITS,
     bindings: Sequence[ShareBinding] = (),
     begin: Callable[[], None] = lambda: None,
+    end: Callable[[], None] = lambda: None,
 ) -> tuple[Timing, ...]:
     """Run ``job`` back to back until its median is known, with ``beside`` running all the while.
 
@@ -105,6 +110,8 @@ def measure(
         One for each job, on a device that is not the CPU; all may then use all cores. Empty: shares are of the CPU.
     begin : function
         Called when all have loaded and warmed up, before they are timed.
+    end : function
+        Called when ``job`` has been timed, before it is measured after pauses.
 
     Returns
     -------
@@ -127,10 +134,11 @@ def measure(
             _start(stack, member, part, binding, Path(directory) / str(index), limits, alone)
             for index, (member, part, binding) in enumerate(zip(jobs, parts, bound, strict=True))
         ]
-        samples = _run(children_of_jobs, limits, begin)
+        samples, sms = _run(children_of_jobs, limits, begin, end)
     window = _common_window(samples)
     return tuple(
-        _timing(member, part, group, window, limits) for member, part, group in zip(jobs, parts, samples, strict=True)
+        replace(_timing(member, part, group, window, limits), sms=given)
+        for member, part, group, given in zip(jobs, parts, samples, sms, strict=True)
     )
 
 
@@ -233,6 +241,7 @@ def _start(
         "slice": None if binding else asdict(part),
         "group": group,
         "limits": asdict(limits),
+        **({"warm_up_s": _GPU_WARM_UP_S} if binding else {}),
     }
     children = []
     for process in range(job.processes):
@@ -244,21 +253,28 @@ def _start(
 
 
 def _run(
-    children_of_jobs: Sequence[Sequence[Child]], limits: TimingLimits, begin: Callable[[], None]
-) -> list[list[_Sample]]:
+    children_of_jobs: Sequence[Sequence[Child]],
+    limits: TimingLimits,
+    begin: Callable[[], None],
+    end: Callable[[], None],
+) -> tuple[list[list[_Sample]], list[int | None]]:
+    """Return what each process measured, and how many SMs those of each job were given."""
     everybody = [child for children in children_of_jobs for child in children]
-    for child in everybody:
-        child.expect("ready", _LOAD_S)
+    sms = {child: child.expect("ready", _LOAD_S).get("sms") for child in everybody}
     begin()
     for child in everybody:
         child.tell("go")
     leader, *others = everybody
     patience = limits.max_time_s + limits.hang_s
-    told = {leader: leader.expect("done", patience)}
+    leader.expect("timed", patience)
+    end()
     for child in others:
         child.tell("stop")
-    told |= {child: child.expect("done", limits.hang_s) for child in others}
-    return [[_sample(told[child]) for child in children] for children in children_of_jobs]
+    told = {child: child.expect("done", limits.hang_s) for child in everybody}
+    return (
+        [[_sample(told[child]) for child in children] for children in children_of_jobs],
+        [sms[children[0]] for children in children_of_jobs],
+    )
 
 
 def _sample(message: dict[str, object]) -> _Sample:

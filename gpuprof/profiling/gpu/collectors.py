@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.machine.gpu_share import bind_shares
+from gpuprof.machine.gpu_share import bind_shares, share_means
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.child.measurement import ShareBinding, Timing, keep_running, measure
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
@@ -39,7 +39,7 @@ from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
 from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
-from gpuprof.runtime.providers import ORT_CUDA, TORCH_PROVIDERS
+from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
@@ -100,12 +100,15 @@ class GpuCollector:
         """Measure one request; see `gpuprof.profiling.collector.Collector`."""
         jobs = (request.job, *request.beside)
         idle = self._idle()
-        with bind_shares(request.device, [job.share for job in jobs]) as environments, NvmlSampler() as sampler:
+        shares = [job.share for job in jobs]
+        green = self.provider == TORCH_CUDA and not request.beside
+        with bind_shares(request.device, shares, green=green) as environments, NvmlSampler() as sampler:
             bindings = [ShareBinding(self.provider, environment) for environment in environments]
-            timings = measure(request.job, request.beside, request.limits, bindings, sampler.clear)
+            timings = measure(request.job, request.beside, request.limits, bindings, sampler.begin, sampler.stop)
             sampled = sampler.figures()
             settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
             settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
+            settings |= {"power": sampled.power_source, "share_by": share_means(environments)}
             if request.beside:
                 latency_ms = timings[0].stats.p50_ms
                 delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
@@ -317,7 +320,10 @@ def _timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> 
         "latency_p99_ms": stats.p99_ms,
         "latency_p50_low_ms": stats.p50_low_ms,
         "latency_p50_high_ms": stats.p50_high_ms,
+        "latency_paused_mean_ms": timing.paused_ms,
+        "latency_paused_std_ms": timing.paused_std_ms,
         "throughput_rps": timing.throughput_rps,
+        "client_sms": timing.sms,
         "memory_peak_bytes": held,
         "power_w": sampled.power_w,
         "idle_power_w": idle.power_w,
@@ -331,4 +337,7 @@ def _colocations(
     """Return the rows of what ran together; power and clock are the whole GPU's, the delay the first one's."""
     first, *others = colocation_rows(request, timings)
     rows = (replace(first, dispatch_ms=delay_ms), *others)
-    return tuple(replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz) for row in rows)
+    return tuple(
+        replace(row, power_w=sampled.power_w, clock_mhz=sampled.clock_mhz, client_sms=timing.sms)
+        for row, timing in zip(rows, timings, strict=True)
+    )

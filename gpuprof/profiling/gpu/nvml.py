@@ -14,6 +14,7 @@ from typing import Any, Self
 
 _PERIOD_S = 0.02
 _IDLE_S = 1.0
+_LEAST_COUNTED_S = 0.5  # the energy counter is brought up to date every tens of milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +24,15 @@ class NvmlFigures:
     Attributes
     ----------
     power_w, clock_mhz : float or None
-        Means; the clock is that of the SMs.
+        Means; the clock is that of the SMs. Power is what the energy counter says of the time where there is one: what
+        NVML calls the power is a mean over a past second on many GPUs.
     temperature_c : float or None
         Highest.
     memory_bytes : int or None
         Most of the GPU's memory in use, by all processes.
     samples : int
+    power_source : str or None
+        ``"energy counter"`` or ``"samples"``.
     """
 
     power_w: float | None
@@ -36,6 +40,7 @@ class NvmlFigures:
     temperature_c: float | None
     memory_bytes: int | None
     samples: int
+    power_source: str | None = None
 
 
 class NvmlSampler:
@@ -57,9 +62,13 @@ class NvmlSampler:
         self._samples: list[tuple[float | None, ...]] = []
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
+        self._open_handle: Any = None
+        self._stopped = False
+        self._energy: list[tuple[float, float] | None] = []
 
     def __enter__(self) -> Self:
-        handle = self._handle()
+        handle = self._open_handle = self._handle()
+        self._energy = [self._read_energy()]
         if handle is not None:
             self._thread = threading.Thread(target=self._run, args=(handle,), name="nvml", daemon=True)
             self._thread.start()
@@ -72,21 +81,44 @@ class NvmlSampler:
         if self._thread is not None:
             self._thread.join()
 
-    def clear(self) -> None:
+    def begin(self) -> None:
         """Forget what was sampled until now: what loading took is not what running takes."""
         self._samples.clear()
+        self._stopped = False
+        self._energy = [self._read_energy()]
+
+    def stop(self) -> None:
+        """Take no more samples until the next `begin`: what follows has pauses."""
+        self._stopped = True
+        self._energy.append(self._read_energy())
 
     def figures(self) -> NvmlFigures:
-        """Return the figures of all samples since the start or the last `clear`."""
+        """Return the figures from the last `begin`, or from entering, to `stop`, or until now."""
         columns = list(zip(*list(self._samples), strict=True)) or [()] * 4
         power, clock, temperature, memory = ([v for v in column if v is not None] for column in columns)
+        counted = self._counted_w()
         return NvmlFigures(
-            power_w=fmean(power) if power else None,
+            power_w=counted if counted is not None else fmean(power) if power else None,
             clock_mhz=fmean(clock) if clock else None,
             temperature_c=max(temperature, default=None),
             memory_bytes=int(max(memory)) if memory else None,
             samples=len(self._samples),
+            power_source="energy counter" if counted is not None else "samples" if power else None,
         )
+
+    def _counted_w(self) -> float | None:
+        """Return the mean power by the energy counter; None where there is none, or the time was too short for it."""
+        known = [one for one in (*self._energy, *([] if self._stopped else [self._read_energy()])) if one is not None]
+        if len(known) < 2 or known[-1][0] - known[0][0] < _LEAST_COUNTED_S or known[-1][1] <= known[0][1]:
+            return None
+        return (known[-1][1] - known[0][1]) / 1e3 / (known[-1][0] - known[0][0])
+
+    def _read_energy(self) -> tuple[float, float] | None:
+        """Return the moment in seconds and the energy in millijoules."""
+        if self._open_handle is None:
+            return None
+        energy = self._ask("nvmlDeviceGetTotalEnergyConsumption", self._open_handle)
+        return None if energy is None else (time.monotonic(), float(energy))
 
     def _handle(self) -> Any:
         if self._nvml is None:
@@ -106,7 +138,8 @@ class NvmlSampler:
             temperature = self._ask("nvmlDeviceGetTemperature", handle, getattr(nvml, "NVML_TEMPERATURE_GPU", 0))
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
             used = None if memory is None else float(memory.used)
-            self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
+            if not self._stopped:
+                self._samples.append((None if power is None else power / 1000.0, clock, temperature, used))
             if self._over.wait(self._period_s):
                 return
 

@@ -5,16 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError
+from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
-from gpuprof.profiling.gpu.nvml import NvmlFigures
+from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler
 from gpuprof.profiling.nsight import ncu_tool, nsys_tool, shared_outputs
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.fake_nvml import FakeNvml
@@ -115,7 +117,7 @@ def test_outputs_that_differ_under_a_share_are_an_error_in_the_row(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def shares(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
+    def shares(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
         yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
 
     monkeypatch.setattr(collectors, "bind_shares", shares)
@@ -129,7 +131,7 @@ def test_what_a_profiler_does_not_see_under_a_share_is_left_out_and_the_timing_s
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def shares(*_: object) -> Iterator[tuple[dict[str, str], ...]]:
+    def shares(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
         yield ({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"},)
 
     (tools / "report.sqlite").write_bytes(b"no database")
@@ -154,7 +156,7 @@ def test_jobs_beside_one_another_are_timed_together_and_not_recorded(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def shares(_: object, wanted: list[Share]) -> Iterator[tuple[dict[str, str], ...]]:
+    def shares(_: object, wanted: list[Share], **__: object) -> Iterator[tuple[dict[str, str], ...]]:
         yield tuple({} for _ in wanted)
 
     monkeypatch.setattr(collectors, "bind_shares", shares)
@@ -196,3 +198,30 @@ def test_a_profiler_that_hangs_is_ended_and_the_timing_kept_apart(tools: Path, m
     assert row.latency_mean_ms is not None and row.kernel_count == 3
     with pytest.raises(UnavailableError, match="ncu did not end within 3 s and was ended"):
         NcuCollector().collect(request)
+
+
+def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    for name in ("begin", "stop"):
+        act = getattr(NvmlSampler, name)
+
+        def acted(self: NvmlSampler, name: str = name, act: Any = act) -> None:
+            order.append(name)
+            act(self)
+
+        monkeypatch.setattr(NvmlSampler, name, acted)
+    expect = Child.expect
+
+    def heard(self: Child, event: str, within_s: float) -> dict[str, Any]:
+        found = expect(self, event, within_s)
+        order.append(event)
+        return found
+
+    monkeypatch.setattr(Child, "expect", heard)
+    found = GpuCollector().collect(_request(tools))
+    assert order == ["ready", "begin", "timed", "stop", "done"]
+    (row,) = found.models
+    assert row.latency_paused_mean_ms is not None and row.latency_paused_mean_ms > 0
+    assert found.settings["power"] == "samples" and found.settings["share_by"] == "nothing: the whole device"

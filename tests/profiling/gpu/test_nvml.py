@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,11 +30,47 @@ def test_what_loading_took_can_be_forgotten() -> None:
     nvml = FakeNvml()
     with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
         _wait(nvml, 10)
-        sampler.clear()
+        sampler.begin()
         before = nvml.asked
         _wait(nvml, before + 3)
     power = sampler.figures().power_w
     assert power is not None and power > 80 + 20 * before
+
+
+def test_pauses_after_the_timing_are_not_sampled() -> None:
+    nvml = FakeNvml()
+    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
+        _wait(nvml, 5)
+        sampler.stop()
+        kept = sampler.figures()
+        _wait(nvml, nvml.asked + 20)  # the GPU is asked on, and nothing of it kept
+    assert sampler.figures().samples == kept.samples
+
+
+def test_power_is_what_the_energy_counter_says_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(
+        "gpuprof.profiling.gpu.nvml.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=time.sleep)
+    )
+    nvml = FakeNvml()
+    nvml.energy_mj = 5_000.0
+    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
+        nvml.energy_mj, clock[0] = 9_000.0, 101.0  # loading
+        sampler.begin()
+        nvml.energy_mj, clock[0] = 1_409_000.0, 103.0
+        sampler.stop()
+        nvml.energy_mj, clock[0] = 1_410_000.0, 130.0  # pauses
+    figures = sampler.figures()
+    assert figures.power_w == pytest.approx(700.0) and figures.power_source == "energy counter"
+
+
+def test_a_time_too_short_for_the_energy_counter_is_sampled() -> None:
+    nvml = FakeNvml()
+    nvml.energy_mj = 5_000.0
+    with NvmlSampler(nvml=nvml, period_s=0.001) as sampler:
+        _wait(nvml, 3)
+        sampler.stop()
+    assert sampler.figures().power_source == "samples"
 
 
 def test_what_a_gpu_does_not_say_is_null() -> None:
