@@ -117,3 +117,12 @@ def test_the_public_names_are_all_there() -> None:
     for name in gpuprof.__all__:
         assert getattr(gpuprof, name) is not None
     assert set(dir(gpuprof)) == set(gpuprof.__all__)
+
+
+def test_tools_see_the_public_names_where_they_are() -> None:
+    """The imports that only type checkers follow, against the names that are imported when they are used."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == {name: getattr(gpuprof, name).__module__ for name in seen}
+    assert {*seen, "__version__"} == set(gpuprof.__all__)

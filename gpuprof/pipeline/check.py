@@ -77,6 +77,20 @@ def check(
     ------
     InputError
         For a file that is wrong.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> plan = gpuprof.place([demand], fleet="a100-40")
+    >>> gpuprof.check(plan.deployment).is_sound
+    True
+    >>> stricter = [gpuprof.Demand("mlp", rate_rps=200.0, slo=gpuprof.Slo(0.001))]
+    >>> [violation.rule for violation in gpuprof.check(plan.deployment, against=stricter).violations]
+    ['slo']
     """
     notes = NoteList(note)
     demands = None if against is None else resolve_demands(against)

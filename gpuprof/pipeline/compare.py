@@ -88,6 +88,17 @@ def compare(
     ------
     InputError
         For a file, device, model or policy that is wrong or unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> found = gpuprof.compare([demand], fleet="a100-40", policies=["ffd", "optimal"])
+    >>> found.to_frame()[["policy", "gpus"]].to_dict("list")
+    {'policy': ['ffd', 'optimal'], 'gpus': [1, 1]}
     """
     notes = NoteList(note)
     chosen = [(name, make_policy(name)) for name in (policy_names() if policies is None else policies)]

@@ -64,6 +64,17 @@ def export(
     ------
     InputError
         When no machine could be set up so, or the format is unknown or cannot say what the map does.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> plan = gpuprof.place([demand], fleet="a100-40")
+    >>> print(gpuprof.export(plan.deployment, "mig-parted").files["mig-parted.yaml"].splitlines()[0])
+    version: v1
     """
     notes, found = NoteList(note), resolve_map(deployment)
     broken = check_layout(found, map_evidence(found, None, None, map_folder(deployment), notes.add))

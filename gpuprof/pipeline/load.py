@@ -89,6 +89,20 @@ def load(
         When nothing says what to send, or a model, a trace or the address is wrong.
     UnavailableError
         When no server answers.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> plan = gpuprof.place([demand], fleet="a100-40")
+    >>> with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+    ...     seen = gpuprof.load(server.url, server.map, traffic=gpuprof.LoadTraffic(duration_s=1.0, warmup_s=0.1))
+    >>> frame = seen.to_frame()
+    >>> bool((frame["answered"] == frame["sent"]).all()), frame["predicted_by"].tolist()
+    (True, ['replay'])
     """
     notes = NoteList(note)
     found = None if deployment is None else resolve_map(deployment)

@@ -177,6 +177,19 @@ def serve(
     Notes
     -----
     The server logs to this process's stderr. It ends with this process, however that ends.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from urllib.request import urlopen
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> plan = gpuprof.place([demand], fleet="a100-40")
+    >>> with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+    ...     urlopen(f"{server.url}/v2/health/ready").status, server.workers
+    (200, 1)
     """
     found = resolve_map(deployment)
     with tempfile.TemporaryDirectory(prefix="gpuprof-serve-") as folder:

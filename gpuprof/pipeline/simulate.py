@@ -130,6 +130,18 @@ def simulate(
     ------
     InputError
         For a file, model, network, failure or policy that is wrong or unknown, and what excludes each other.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> plan = gpuprof.place([demand], fleet="a100-40")
+    >>> seen = gpuprof.simulate(plan.deployment, gpuprof.SimulatedTraffic(duration_s=5.0, seed=1))
+    >>> seen.to_frame()[["model", "in_time_pct"]].to_dict("records")
+    [{'model': 'mlp', 'in_time_pct': 100.0}]
     """
     notes, original = NoteList(note), resolve_map(deployment)
     policies = () if rescheduling is None else check_policies(rescheduling.policies)

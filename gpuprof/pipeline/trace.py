@@ -84,7 +84,7 @@ def record_trace(
     >>> from gpuprof.pipeline.trace import record_trace
     >>> record_trace({"net": 10.0}, arrivals="constant", duration_s=2.0).to_frame()[["model", "requests"]]
       model  requests
-    0   net        20
+    0   net        19
     """
     processes = {model: parse_arrivals(arrivals, rate) for model, rate in rates_rps.items()}
     return _check_trace(record(processes, duration_s, seed))

@@ -11,7 +11,8 @@ import pytest
 import gpuprof
 import gpuprof.pipeline
 
-_MEASURING = {"calibrate", "db", "evaluate", "profile", "report", "train"}
+#: They measure, or compile the simulator.
+_MEASURING = {"calibrate", "db", "evaluate", "explain", "load", "profile", "report", "simulate", "train"}
 _MODULES = sorted(module.name for module in pkgutil.iter_modules(gpuprof.pipeline.__path__))
 
 
@@ -31,7 +32,13 @@ def test_the_examples_of_a_verb_do_what_they_show(name: str, monkeypatch: pytest
     assert runner.failures == 0
 
 
-@pytest.mark.parametrize("verb", ["calibrate", "estimate", "evaluate", "merge", "profile", "report", "train"])
+_VERBS = (
+    *("calibrate", "check", "compare", "estimate", "evaluate", "explain", "export", "load", "merge", "place"),
+    *("profile", "report", "serve", "simulate", "train"),
+)
+
+
+@pytest.mark.parametrize("verb", _VERBS)
 def test_every_public_verb_has_an_example(verb: str) -> None:
     function = getattr(gpuprof, verb)
     assert callable(function)
