@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.pipeline.evaluate import evaluate as evaluate
     from gpuprof.pipeline.explain import ExplainResult as ExplainResult
     from gpuprof.pipeline.explain import explain as explain
-    from gpuprof.pipeline.export import ExportResult as ExportResult
+    from gpuprof.pipeline.export import MapExportResult as MapExportResult
     from gpuprof.pipeline.export import export as export
     from gpuprof.pipeline.load import LoadResult as LoadResult
     from gpuprof.pipeline.load import load as load
@@ -84,13 +84,13 @@ _PUBLIC = {
     "Estimate": "gpuprof.domain.estimate",
     "Estimator": "gpuprof.domain.estimate",
     "ExplainResult": "gpuprof.pipeline.explain",
-    "ExportResult": "gpuprof.pipeline.export",
     "Fidelity": "gpuprof.pipeline.simulation_settings",
     "Figure": "gpuprof.domain.estimate",
     "Fleet": "gpuprof.domain.fleet",
     "GpuprofError": "gpuprof.errors",
     "LoadResult": "gpuprof.pipeline.load",
     "LoadTraffic": "gpuprof.pipeline.load_traffic",
+    "MapExportResult": "gpuprof.pipeline.export",
     "MapOutput": "gpuprof.pipeline.planning_options",
     "MapServer": "gpuprof.pipeline.serve",
     "MergeSettings": "gpuprof.pipeline.merge",

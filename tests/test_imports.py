@@ -126,3 +126,67 @@ def test_tools_see_the_public_names_where_they_are() -> None:
     seen = {alias.name: node.module for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == {name: getattr(gpuprof, name).__module__ for name in seen}
     assert {*seen, "__version__"} == set(gpuprof.__all__)
+
+
+#: Modules outside `gpuprof.cli` that are run by themselves (``python -m``) and write on stdout, and what for.
+SPEAKING_ENTRIES = {
+    "runtime/cuda_provider.py": "tells the process that started it what a GPU provider can do",
+    "serving/engines/ray_keeper.py": "tells the process that started it where its socket is",
+    "serving/load/null_server.py": "tells the process that started it where it listens",
+}
+
+
+def _speaks(tree: ast.Module) -> list[str]:
+    """Return what a module does that only the command line may: print, write on stdout, use a terminal's library."""
+    found = []
+    for node in ast.walk(tree):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        found += [f"imports {name}" for name in names if name.split(".")[0] in {"typer", "rich", "click"}]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
+            found.append("prints")
+        if isinstance(node, ast.Attribute) and node.attr in {"stdout", "__stdout__"} and _is_sys(node.value):
+            found.append("uses sys.stdout")
+    return found
+
+
+def _is_sys(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "sys"
+
+
+@pytest.mark.parametrize("path", _sources(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_but_the_command_line_prints(path: Path) -> None:
+    name = str(path.relative_to(PACKAGE))
+    if name.startswith("cli/"):
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    if name in SPEAKING_ENTRIES:
+        assert _speaks(tree), f"{name} need not be listed any more"
+        assert any(_is_main_guard(node) for node in tree.body), f"{name} is no entry module"
+    else:
+        assert _speaks(tree) == []
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)
+
+
+def test_what_speaks_is_told_from_what_does_not() -> None:
+    for text in ("print(1)", "import typer", "from rich.table import Table", "import sys\nsys.stdout.write('x')"):
+        assert _speaks(ast.parse(text))
+    assert not _speaks(ast.parse("import sys\nsys.stderr.write('x')\nblueprint(1)\nimport richest"))
+
+
+#: Names that still have two meanings.
+SHARED_NAMES = {"RequestStream", "Requirement", "Seat", "State"}
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = {}
+    for path in _sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    shared = {name: places for name, places in found.items() if len(places) > 1}
+    assert {name: places for name, places in shared.items() if name not in SHARED_NAMES} == {}

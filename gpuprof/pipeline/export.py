@@ -15,7 +15,7 @@ from gpuprof.placement.feasibility import check_layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportResult(Result):
+class MapExportResult(Result):
     """The files of another tool, by their path below the folder that they are written to."""
 
     files: Mapping[str, str]
@@ -47,7 +47,7 @@ def export(
     *,
     image: str | None = None,
     note: NoteCallback = ignore_note,
-) -> ExportResult:
+) -> MapExportResult:
     """Return a map as the files of another tool.
 
     Parameters
@@ -81,4 +81,4 @@ def export(
     if broken:
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")
-    return ExportResult(notes=notes.all(), files=export_map(found, to, image))
+    return MapExportResult(notes=notes.all(), files=export_map(found, to, image))
