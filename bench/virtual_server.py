@@ -244,5 +244,6 @@ def _send(model: ServedModel, run: VirtualRun, number: int, start: float) -> Non
     deadline_ms = model.slo_ms if request.timeout_ms is None else request.timeout_ms
     arrived = start + request.at_ms / 1000.0
     inference = Inference(1, [InputTensor([1], b"")], None, arrived, deadline_ms, done, refused, request.priority)
+    inference.client = request.client
     with contextlib.suppress(RefusedError):
         model.submit(inference)

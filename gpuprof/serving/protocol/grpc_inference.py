@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 
@@ -78,7 +79,7 @@ class InferenceCalls:
         arrived = time.monotonic()
         model = self._router.find(call.message.model_name, call.message.model_version)
         if call.size > INLINE_BYTES:
-            model.foresee(partial(read_urgency, call.message))
+            model.foresee(partial(read_urgency, call.message), _peer_of(context))
         asked, slots = read_infer(model.spec, call, self.arena)
         try:
             inference = self._inference(model, asked, context, settle)
@@ -109,6 +110,7 @@ class InferenceCalls:
             until_ms if left_s is None else min(until_ms, 1000.0 * left_s),
             done, lambda _, refusal: settle(refusal),
             priority=asked.priority, kin=kin(model, asked), traceparent=_metadata_value(context, "traceparent"),
+            client=_peer_of(context),
         )  # fmt: skip
 
     def watch(self, now: float) -> None:
@@ -155,3 +157,8 @@ def _settle(answer: asyncio.Future[bytes], outcome: Sequence[Buffer] | RefusedEr
 
 def _metadata_value(context: Any, name: str) -> str:
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
+
+
+def _peer_of(context: Any) -> str:
+    """Return the address of a call's client without its port: ``127.0.0.1`` of ``ipv4:127.0.0.1:50412``."""
+    return unquote(str(context.peer())).partition(":")[2].rpartition(":")[0].strip("[]")

@@ -197,6 +197,7 @@ class HttpApi:
                 slots=slots,
                 kin=kin(model, asked),
                 traceparent=head.headers.get(b"traceparent", b"").decode("latin-1"),
+                client=connection.peer,
             )
             model.submit(inference)
         except RefusedError as refusal:
@@ -229,9 +230,9 @@ class HttpApi:
         connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
 
 
-def _foresee(model: ServedModel, text: Buffer) -> None:
+def _foresee(model: ServedModel, text: Buffer, client: str) -> None:
     """Refuse a request whose tensors have not come yet if it could not be answered in time."""
-    model.foresee(partial(read_urgency, text))
+    model.foresee(partial(read_urgency, text), client)
 
 
 def kin(model: ServedModel, asked: InferRequest) -> object:

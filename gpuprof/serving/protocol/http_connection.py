@@ -320,7 +320,7 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._reject(refusal)
             return
         self._keep_alive = head.keep_alive and not head.chunked
-        incoming = self._incoming = Incoming.begin(head, self.touched)
+        incoming = self._incoming = Incoming.begin(head, self.touched, self.peer)
         try:
             incoming.prepare(self._site.route(head))
         except RefusedError as refusal:

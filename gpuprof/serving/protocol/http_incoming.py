@@ -33,9 +33,12 @@ class HttpClient(Protocol):
     ----------
     on_gone : callable or None
         Called when it goes before that.
+    peer : str
+        Its address.
     """
 
     on_gone: Callable[[], None] | None
+    peer: str
 
     def respond(
         self,
@@ -80,14 +83,14 @@ class Route:
     in_arena : bool
         Whether a large body is to be received in the arena.
     foresee : callable or None
-        Given the JSON that large tensors are about to follow, raises the refusal of a request that need not be
-        received because it will be refused anyhow.
+        Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
+        need not be received because it will be refused anyhow.
     """
 
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES
     in_arena: bool = False
-    foresee: Callable[[Buffer], None] | None = None
+    foresee: Callable[[Buffer, str], None] | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +110,8 @@ class Incoming:
         Where in the arena the body goes, as far as there is memory for it; None: into ``data``, or nowhere.
     received, length : int
         Bytes of the body.
+    peer : str
+        Address of who sends it.
     """
 
     head: HttpHead
@@ -123,11 +128,12 @@ class Incoming:
     _chunks: tuple[httptools.HttpRequestParser, ChunkedBody] | None = None
     _data: bytearray = field(default_factory=bytearray)
     _charged: int = 0
+    peer: str = ""
 
     @classmethod
-    def begin(cls, head: HttpHead, arrived: float) -> Incoming:
+    def begin(cls, head: HttpHead, arrived: float, peer: str = "") -> Incoming:
         """Return a request of which the head is there."""
-        return cls(head, arrived, _DISCARD, head.length or 0)
+        return cls(head, arrived, _DISCARD, head.length or 0, peer=peer)
 
     @property
     def is_whole(self) -> bool:
@@ -229,7 +235,7 @@ class Incoming:
         self._undecided = False
         try:
             if self.route.foresee is not None and self._json_bytes <= len(beginning):
-                self.route.foresee(beginning[: self._json_bytes])
+                self.route.foresee(beginning[: self._json_bytes], self.peer)
             self._reserve(min(self.length, _FIRST_GROWTH * max(len(beginning), _FIRST_BYTES)), arena)
         except RefusedError as refusal:
             self._refuse(refusal)

@@ -7,11 +7,13 @@ has its own number of rows in it, or none.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 from gpuprof.serving.router.public_name import PublicName
+from gpuprof.serving.router.request_queue import Flow
 from gpuprof.serving.router.served_replica import ReplicaOwner, ReplicaPlan, ServedReplica
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer
@@ -123,18 +125,18 @@ class MemberReplica:
         """Whether a request that comes now has to wait, for others or for a worker."""
         return self._whole.is_occupied
 
-    def load(self, now: float, priority: int, deadline_ms: float) -> ReplicaLoad:
+    def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
         """Return what there is to do for all models together before such a request, for the routing rule."""
-        return self._whole.load(now, priority, deadline_ms)
+        return self._whole.load(now, priority, deadline_ms, flow)
 
     def note_arrival(self, now: float) -> None:
         """Count a request that the routing rule sent here, let in or not."""
         self._whole.note_arrival(now)
 
-    def submit(self, inference: Inference) -> None:
+    def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
         """Queue a request."""
         self._enter(inference)
-        self._whole.submit(inference)
+        self._whole.submit(inference, slo_ms)
 
     def take_back(self, inferences: list[Inference]) -> None:
         """Put accepted requests at the head of the queue again, in their order."""

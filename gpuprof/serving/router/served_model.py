@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused
@@ -12,7 +12,7 @@ from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.reserve import Reserve
-from gpuprof.serving.router.served_replica import ServedReplica
+from gpuprof.serving.router.served_replica import ServedReplica, flow_of
 from gpuprof.serving.router.worker_link import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
@@ -132,7 +132,7 @@ class ServedModel:
             return self.slo_ms
         return min(timeout_ms, max(_LONGEST_MS, _LONGEST_SLOS * self.slo_ms))
 
-    def foresee(self, urgency: Callable[[], Urgency]) -> None:
+    def foresee(self, urgency: Callable[[], Urgency], client: str = "") -> None:
         """Refuse a request before its tensors are received if `submit` would refuse it, whichever replica it chose.
 
         Receiving them is most of what a refusal costs. A request that is traced is received, so that its span is told.
@@ -141,6 +141,8 @@ class ServedModel:
         ----------
         urgency : callable
             Returns how urgent it is; asked only where that matters.
+        client : str
+            Who sends it.
 
         Raises
         ------
@@ -152,7 +154,8 @@ class ServedModel:
             return
         now, asked = time.monotonic(), urgency()
         deadline_ms = self.deadline_ms(asked.timeout_ms)
-        loads = [replica.load(now, asked.priority, deadline_ms) for replica in alive]
+        flow = flow_of(client, deadline_ms, self.slo_ms)
+        loads = [replica.load(now, asked.priority, deadline_ms, flow) for replica in alive]
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)
         if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
@@ -166,7 +169,7 @@ class ServedModel:
         alive = self._able(inference.rows)
         if not alive:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
-        loads = [replica.load(now, inference.priority, inference.deadline_ms) for replica in alive]
+        loads = self._loads(alive, inference, now)
         chosen = self._rule.choose(loads)
         alive[chosen].note_arrival(now)
         finish_ms = expected_finish_ms(loads[chosen])
@@ -176,7 +179,11 @@ class ServedModel:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         if alive[chosen].queued > _MAX_WAITING:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
-        alive[chosen].submit(inference)
+        alive[chosen].submit(inference, self.slo_ms)
+
+    def _loads(self, replicas: Sequence[AnyReplica], inference: Inference, now: float) -> list[ReplicaLoad]:
+        flow = flow_of(inference.client, inference.deadline_ms, self.slo_ms)
+        return [replica.load(now, inference.priority, inference.deadline_ms, flow) for replica in replicas]
 
     def _refuses(self, load: ReplicaLoad, finish_ms: float, waited_ms: float, deadline_ms: float, now: float) -> bool:
         return is_refused(load.waiting, load.idle, finish_ms, waited_ms, deadline_ms, self._reserve.at(now))
@@ -191,8 +198,7 @@ class ServedModel:
         for inference in inferences:
             alive = self._able(inference.rows)
             if alive:
-                loads = [replica.load(now, inference.priority, inference.deadline_ms) for replica in alive]
-                chosen = alive[self._rule.choose(loads)]
+                chosen = alive[self._rule.choose(self._loads(alive, inference, now))]
                 chosen.take_over(inference, taken.get(chosen, 0))
                 taken[chosen] = taken.get(chosen, 0) + 1
             else:
@@ -212,7 +218,7 @@ class ServedModel:
 
     def answer(self, inference: Inference, answer: BatchAnswer, position: int) -> None:
         """Hand an answer to whoever waits for it."""
-        if inference.attempts == 1:
+        if inference.attempts == 1 and not inference.overtaken:
             now = time.monotonic()
             took_ms = 1000.0 * (now - inference.arrived)
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)

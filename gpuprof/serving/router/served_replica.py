@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -13,13 +13,12 @@ from typing import Protocol
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
 from gpuprof.rules.routing import ReplicaLoad, decay_count, forecast_joining, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
+from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, RefusedError, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec
 from gpuprof.serving.watch.statistics import BatchStatistics, ModelStatistics
-
-_LOOK_AHEAD = 64  # requests of another shape that are passed over to fill a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +95,12 @@ class ServedReplica:
         self.statistics = statistics
         self.latency = LatencyTable(plan.batch, plan.latency_ms, time.monotonic())
         self._owner = owner
-        self._queue: deque[Inference] = deque()
+        self._queue = RequestQueue()
         self._timer: asyncio.TimerHandle | None = None
         self._arrival_count = 0.0
         self._counted_at = 0.0
         self._joining = 0
         self._loop = asyncio.get_running_loop()
-        self.waiting_rows = 0
         for worker in workers:
             worker.bind(self._on_worker_ready, self._batch_done, self._batch_failed, self._batches_lost)
 
@@ -136,14 +134,17 @@ class ServedReplica:
         """Whether a request that comes now has to wait, for others or for a worker."""
         return bool(self._queue) or not any(worker.is_idle for worker in self.workers)
 
-    def load(self, now: float, priority: int, deadline_ms: float) -> ReplicaLoad:
-        """Return what there is to do before a request of this priority and deadline, for the routing rule."""
+    @property
+    def waiting_rows(self) -> int:
+        """Rows of the requests that wait."""
+        return self._queue.rows
+
+    def load(self, now: float, priority: int, deadline_ms: float, flow: Flow = ("", False)) -> ReplicaLoad:
+        """Return what there is to do before a request of this priority, deadline and client, for the routing rule."""
         queue = self._queue
-        oldest = 1000.0 * (now - queue[0].arrived) if queue else 0.0
+        oldest = 1000.0 * (now - queue.oldest.arrived) if queue else 0.0
         busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
-        ahead = self.waiting_rows
-        if queue and queue[-1].priority > priority:
-            ahead = sum(inference.rows for inference in queue if inference.priority <= priority)
+        ahead = queue.rows_before(priority, flow)
         idle = sum(worker.is_idle for worker in self.workers)
         times_ms = self.latency.times_ms(now)
         wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, times_ms)
@@ -157,27 +158,19 @@ class ServedReplica:
     def _count_arrivals(self, now: float) -> float:
         return decay_count(self._arrival_count, 1000.0 * (now - self._counted_at), self.latency.times_ms(now)[-1])
 
-    def submit(self, inference: Inference) -> None:
-        """Queue a request; priorities first, and among equals the oldest."""
-        queue = self._queue
-        if not queue or queue[-1].priority <= inference.priority:
-            queue.append(inference)
-        else:
-            place = next(i for i, other in enumerate(queue) if other.priority > inference.priority)
-            queue.insert(place, inference)
-        self.waiting_rows += inference.rows
+    def submit(self, inference: Inference, slo_ms: float = math.inf) -> None:
+        """Queue a request; priorities first, and among equals each client in turn."""
+        self._queue.add(inference, flow_of(inference.client, inference.deadline_ms, slo_ms))
         self._pump()
 
     def take_back(self, inferences: list[Inference]) -> None:
         """Put accepted requests at the head of the queue again, in their order."""
-        self._queue.extendleft(reversed(inferences))
-        self.waiting_rows += sum(inference.rows for inference in inferences)
+        self._queue.put_first(inferences)
         self._pump()
 
     def take_over(self, inference: Inference, before: int) -> None:
         """Put an accepted request of another replica at the head of the queue, behind ``before`` that came so."""
-        self._queue.insert(before, inference)
-        self.waiting_rows += inference.rows
+        self._queue.put_first([inference], before)
 
     def go_on(self) -> None:
         """Send what may be sent after requests were taken over."""
@@ -189,10 +182,7 @@ class ServedReplica:
 
     def empty(self) -> list[Inference]:
         """Remove and return everything that waits."""
-        waiting = list(self._queue)
-        self._queue.clear()
-        self.waiting_rows = 0
-        return waiting
+        return self._queue.remove(lambda _: True)
 
     def waiting(self) -> Iterable[Inference]:
         """Return the requests that wait, first that which is next."""
@@ -200,11 +190,7 @@ class ServedReplica:
 
     def remove(self, which: Callable[[Inference], bool]) -> list[Inference]:
         """Remove and return the waiting requests for which ``which`` is true."""
-        gone = [inference for inference in self._queue if which(inference)]
-        if gone:
-            self._queue = deque(inference for inference in self._queue if not which(inference))
-            self.waiting_rows -= sum(inference.rows for inference in gone)
-        return gone
+        return self._queue.remove(which)
 
     def statistics_of(self, inference: Inference) -> ModelStatistics:
         """Return where a request is counted."""
@@ -222,9 +208,12 @@ class ServedReplica:
             if worker is None:
                 return
             now = time.monotonic()
-            oldest = self._queue[0]
+            self._refuse_overtaken(worker.busy_ms(now), now)
+            if not self._queue:
+                return
+            oldest = self._queue.oldest
             if oldest.alone:
-                self._send(worker, self._take(oldest.rows), now)
+                self._send(worker, self._queue.take(oldest.rows), now)
                 continue
             limit_ms = wait_limit_ms(self.plan.max_wait_ms, oldest.deadline_ms, self.latency.times_ms(now))
             waited_ms = 1000.0 * (now - oldest.arrived)
@@ -232,7 +221,12 @@ class ServedReplica:
             if not rows:
                 self._wake_in((limit_ms - waited_ms) / 1000.0)
                 return
-            self._send(worker, self._take(rows), now)
+            self._send(worker, self._queue.take(rows), now)
+
+    def _refuse_overtaken(self, busy_ms: float, now: float) -> None:
+        """Refuse what was let in, but can no longer be answered in time since others went before it."""
+        for inference in self._queue.remove_late(now, busy_ms + self.latency.times_ms(now)[-1]):
+            self._owner.refuse(inference, overtaken_refusal())
 
     def _find_free_worker(self) -> WorkerHandle | None:
         """Return an idle worker, or one that can be given its next full batch while it still runs one.
@@ -247,24 +241,6 @@ class ServedReplica:
         if not ready or self.waiting_rows < self.plan.batch * len(ready):
             return None
         return next((worker for worker in ready if worker.can_prefetch), None)
-
-    def _take(self, rows: int) -> list[Inference]:
-        """Remove the oldest requests that can share a batch, up to ``rows`` rows."""
-        first = self._queue.popleft()
-        taken = [first]
-        left = rows - first.rows
-        if left > 0 and not first.alone and self._queue:
-            kept: list[Inference] = []
-            while self._queue and left > 0 and len(kept) < _LOOK_AHEAD:
-                other = self._queue.popleft()
-                if other.kin == first.kin and other.rows <= left and not other.alone:
-                    taken.append(other)
-                    left -= other.rows
-                else:
-                    kept.append(other)
-            self._queue.extendleft(reversed(kept))
-        self.waiting_rows -= sum(inference.rows for inference in taken)
-        return taken
 
     def _send(self, worker: WorkerHandle, inferences: list[Inference], now: float) -> None:
         rows = sum(inference.rows for inference in inferences)
@@ -333,3 +309,14 @@ class ServedReplica:
             self.take_back(again)
         else:
             self._owner.reassign([*again, *self.empty()])
+
+
+def flow_of(client: str, deadline_ms: float, slo_ms: float) -> Flow:
+    """Return with whom a request takes turns: what may take longer than the SLO is a flow of its own."""
+    return client, deadline_ms > slo_ms
+
+
+def overtaken_refusal() -> RefusedError:
+    """Return the refusal of a request that others went before."""
+    message = "the request cannot be answered in time: others of higher priority, or of other clients, went before it"
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 0.0, overloaded=True)

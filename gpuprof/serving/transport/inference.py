@@ -119,6 +119,12 @@ class Inference:
         What it was before it entered the queue of a merged replica, which alone knows what that is.
     replica : str
         Where it was sent last.
+    client : str
+        Who sent it; clients of a model share it fairly.
+    turn : float
+        Its place among requests of its priority; see `gpuprof.serving.router.request_queue`.
+    overtaken : bool
+        Others that came later go before it, so that it may miss its deadline though it was let in.
     traceparent : str
         The client's span that it belongs to, as W3C Trace Context writes it; empty: none.
     """
@@ -143,6 +149,9 @@ class Inference:
     guest: object = None
     replica: str = ""
     traceparent: str = ""
+    client: str = ""
+    turn: float = 0.0
+    overtaken: bool = False
 
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""

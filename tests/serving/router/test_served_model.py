@@ -102,7 +102,8 @@ def test_looking_ahead_takes_no_turn() -> None:
 
 def test_both_refusals_are_counted_alike_and_a_traced_request_is_received() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
-        fill(model, 40)
+        for _ in range(40):
+            model.replicas[0].submit(inference(0))
         before = model.statistics
         assert not foresee(model)
         assert refused(model, inference(0, deadline_ms=SLO_MS))
@@ -134,7 +135,7 @@ class Tracer:
 def test_a_request_is_judged_by_what_goes_before_it() -> None:
     async def scene(model: ServedModel, workers: list[FakeWorker]) -> None:
         for _ in range(40):
-            model.submit(inference(0, deadline_ms=1e6, priority=5))
+            model.replicas[0].submit(inference(0, priority=5))
         assert not foresee(model, priority=5) and foresee(model, priority=4)
         assert refused(model, inference(1, deadline_ms=SLO_MS, priority=5))
         urgent = inference(2, deadline_ms=SLO_MS, priority=4)
