@@ -45,10 +45,10 @@ _STDIN = io.FileIO(0, closefd=False)
 
 def main() -> int:
     """Do the task on stdin; exit code 1 after an error, which was said on stdout."""
-    _die_with_parent()
+    die_with_parent()
     speech = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever libraries print must not get between our lines
-    task = json.loads(_STDIN.readline())
+    task = json.loads(read_task())
     try:
         if task.get("compare"):
             task["alone"] = _outputs_alone(task)
@@ -56,10 +56,10 @@ def main() -> int:
         with confine(part, task["group"]) if part else nullcontext():
             _TASKS[task["kind"]](task, speech)
     except GpuprofError as error:
-        _say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+        say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
         return 1
     except MemoryError:
-        _say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+        say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
         return 1
     return 0
 
@@ -69,21 +69,25 @@ def _latency(task: dict[str, Any], speech: TextIO) -> None:
     import numpy as np
 
     _load_runtime(task["provider"])  # before the baseline, as an idle server has it loaded
-    feeds = dict(np.load(task["inputs"]))
+    time_model(task, dict(np.load(task["inputs"])), speech)
+
+
+def time_model(task: dict[str, Any], feeds: dict[str, Any], speech: TextIO) -> None:
+    """Open the task's model, say ``ready``, and told to ``go`` time it: ``timed``, then its figures in ``done``."""
     path = Path(task["model"])
     baseline = _resident_bytes(reset_peak=True)
     session = open_session(path, threads=task["threads"], provider=task["provider"])
     run = session_run(session, feeds, path)
-    _warm_up(run, task)
-    _say(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
-    _wait_for("go")
-    starts, latencies, cpu_s = _measure(run, task)
+    warm_up(run, task)
+    say(speech, "ready", sms=visible_sms() if task["provider"] in GPU_PROVIDERS else None)
+    wait_for("go")
+    starts, latencies, cpu_s = measure_runs(run, task)
     if task["leads"]:  # what follows has pauses: nobody is to sample the device in them
-        _say(speech, "timed")
+        say(speech, "timed")
     peak, held = max(0, _status_bytes("VmHWM") - baseline), max(0, _status_bytes("VmRSS") - baseline)
     alone = task["leads"] and not task["beside_others"]
     usual = int(median(latencies))
-    _say(
+    say(
         speech,
         "done",
         starts_ns=starts,
@@ -113,12 +117,12 @@ def _nodes(task: dict[str, Any], speech: TextIO) -> None:
         optimized_path=Path(task["optimized"]),
     )
     run = session_run(session, feeds, path)
-    _say(speech, "ready")
-    _wait_for("go")
+    say(speech, "ready")
+    wait_for("go")
     repeats = _repeat(run, task)
     alone = task.get("alone")
     differs = outputs_differ(alone, run()) if alone else None
-    _say(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
+    say(speech, "done", profile=session.end_profiling(), repeats=repeats, differs=differs)
 
 
 def _outputs_alone(task: dict[str, Any]) -> dict[str, Any] | None:
@@ -136,7 +140,7 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
     """Run one small model after another under the runtime's own profiler, as they come in on stdin."""
     import numpy as np
 
-    _say(speech, "ready")
+    say(speech, "ready")
     for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
@@ -145,9 +149,9 @@ def _ops(task: dict[str, Any], speech: TextIO) -> None:
                 path, threads=task["threads"], provider=task["provider"], profile_prefix=str(path.with_suffix(""))
             )
             repeats = _repeat(session_run(session, dict(np.load(asked["inputs"])), path), task)
-            _say(speech, "op", profile=session.end_profiling(), repeats=repeats)
+            say(speech, "op", profile=session.end_profiling(), repeats=repeats)
         except GpuprofError as error:
-            _say(speech, "op", error=str(error))
+            say(speech, "op", error=str(error))
 
 
 def _kernels(task: dict[str, Any], speech: TextIO) -> None:
@@ -156,7 +160,7 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
     from torch import profiler
 
     kinds = profiler.supported_activities()
-    _say(speech, "ready")
+    say(speech, "ready")
     for line in _STDIN:
         asked = json.loads(line)
         path = Path(asked["model"])
@@ -173,16 +177,16 @@ def _kernels(task: dict[str, Any], speech: TextIO) -> None:
                 repeats = _repeat(run_marked, task)
             trace = path.with_suffix(".trace.json")
             recording.export_chrome_trace(str(trace))
-            _say(speech, "op", trace=str(trace), repeats=repeats)
+            say(speech, "op", trace=str(trace), repeats=repeats)
         except GpuprofError as error:
-            _say(speech, "op", error=str(error))
+            say(speech, "op", error=str(error))
 
 
 def _check(task: dict[str, Any], speech: TextIO) -> None:
     """Load a model to see whether the runtime takes it, and whether it computes the items of a batch apart."""
     path = Path(task["model"])
     open_session(path, threads=1, provider=task["provider"])
-    _say(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
+    say(speech, "done", mixed=find_mixed_output(path) if task.get("batches") else None)
 
 
 def _peak(task: dict[str, Any], speech: TextIO) -> None:
@@ -191,8 +195,8 @@ def _peak(task: dict[str, Any], speech: TextIO) -> None:
     import onnxruntime as ort
 
     session = open_session(Path(task["model"]), threads=task["threads"], provider=task["provider"])
-    _say(speech, "ready")
-    _wait_for("go")
+    say(speech, "ready")
+    wait_for("go")
     best = []
     for case in task["cases"]:
         binding = session.io_binding()
@@ -202,7 +206,7 @@ def _peak(task: dict[str, Any], speech: TextIO) -> None:
         held = ort.OrtValue.ortvalue_from_numpy(np.zeros(case["output_shape"], np.float32))
         binding.bind_ortvalue_output(output.name, held)
         best.append(_least_ns(partial(session.run_with_iobinding, binding), task))
-    _say(speech, "done", least_ns=best)
+    say(speech, "done", least_ns=best)
 
 
 def _least_ns(run: Callable[[], object], task: dict[str, Any]) -> int:
@@ -235,7 +239,8 @@ def _repeat(run: Callable[[], object], task: dict[str, Any]) -> int:
     return repeats
 
 
-def _warm_up(run: Callable[[], object], task: dict[str, Any]) -> None:
+def warm_up(run: Callable[[], object], task: dict[str, Any]) -> None:
+    """Run until caches are warm and clocks have risen."""
     start = time.monotonic()
     runs = 0
     while runs < _WARM_UP_RUNS or time.monotonic() - start < task.get("warm_up_s", _WARM_UP_S):
@@ -245,14 +250,14 @@ def _warm_up(run: Callable[[], object], task: dict[str, Any]) -> None:
             return
 
 
-def _measure(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
+def measure_runs(run: Callable[[], object], task: dict[str, Any]) -> tuple[list[int], list[int], float]:
     """Return starts and durations in nanoseconds, and the CPU seconds taken meanwhile."""
     limits = task["limits"]
     starts: list[int] = []
     latencies: list[int] = []
     over = _rule(latencies, limits) if task["leads"] else _told_to_stop
     if task["beside_others"]:  # until all others are at full speed
-        _warm_up(run, task)
+        warm_up(run, task)
     begin = time.monotonic()
     check = begin + _CHECK_EVERY_S
     cpu = time.process_time()
@@ -287,18 +292,26 @@ def _told_to_stop(elapsed_s: float) -> bool:
     return bool(select.select([_STDIN], [], [], 0)[0])
 
 
-def _die_with_parent() -> None:
+def read_task() -> bytes:
+    """Return the first line on stdin."""
+    return _STDIN.readline()
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends."""
     with suppress(OSError, AttributeError):  # Linux only; elsewhere a closed stdin ends us, later
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _wait_for(word: str) -> None:
+def wait_for(word: str) -> None:
+    """Wait for a line on stdin, which must be ``word``: anything else means that nobody wants the answer."""
     line = _STDIN.readline().decode()
     if line.strip() != word:  # the parent is gone: nobody wants the answer
         raise SystemExit(1)
 
 
-def _say(speech: TextIO, event: str, **content: object) -> None:
+def say(speech: TextIO, event: str, **content: object) -> None:
+    """Send one message."""
     speech.write(json.dumps({"event": event, **content}) + "\n")
     speech.flush()
 

@@ -19,6 +19,7 @@ from gpuprof import errors
 from gpuprof.errors import GpuprofError, UnavailableError
 
 _LOG_TAIL = 300
+_MODULE = "gpuprof.profiling.child.child"
 
 
 class Child:
@@ -34,6 +35,8 @@ class Child:
         A profiler's command that the child runs under.
     environment : mapping of str to str
         Added to this process's own.
+    module : str
+        The program: the usual one, or one that speaks as it does.
     """
 
     def __init__(
@@ -42,13 +45,14 @@ class Child:
         what: str,
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        module: str = _MODULE,
     ) -> None:
         self.what = what
         self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - lives as long as the child
         package = str(Path(__file__).parents[3])
         path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "gpuprof.profiling.child.child"],
+            [*prefix, sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -22,7 +22,7 @@ from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
-_GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
+GPU_WARM_UP_S = 1.0  # clocks and power rise for about that long
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ def _start(
         "slice": None if binding else asdict(part),
         "group": group,
         "limits": asdict(limits),
-        **({"warm_up_s": _GPU_WARM_UP_S} if binding else {}),
+        **({"warm_up_s": GPU_WARM_UP_S} if binding else {}),
     }
     children = []
     for process in range(job.processes):
@@ -279,6 +279,13 @@ def _run(
 
 def _sample(message: dict[str, object]) -> _Sample:
     return _Sample(**{name: message[name] for name in _Sample.__slots__})  # type: ignore[arg-type]
+
+
+def timing_of(job: Job, message: dict[str, object], limits: TimingLimits, sms: int | None = None) -> Timing:
+    """Return the figures of one process that had a device to itself, from what it said in the end."""
+    (part,) = slices_of([Share()])
+    samples = [_sample(message)]
+    return replace(_timing(job, part, samples, _common_window([samples]), limits), sms=sms)
 
 
 def _common_window(samples: Sequence[Sequence[_Sample]]) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +19,19 @@ from typing import Any
 
 import pandas as pd
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.machine.gpu_share import bind_shares, share_means
+from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
-from gpuprof.profiling.child.measurement import ShareBinding, Timing, keep_running, measure
+from gpuprof.profiling.child.measurement import (
+    GPU_WARM_UP_S,
+    ShareBinding,
+    Timing,
+    keep_running,
+    label,
+    measure,
+    timing_of,
+)
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.ort import colocation_rows
@@ -33,7 +42,7 @@ from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
 from gpuprof.profiling.nsight.nsys_tool import export_report, find_nsys, record_program
-from gpuprof.profiling.nsight.recorded_program import RecordedProgram
+from gpuprof.profiling.nsight.recorded_program import REPEATS, WARM_UP, RecordedProgram
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
@@ -43,6 +52,8 @@ from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
+_BATCH_PROCESS = "gpuprof.profiling.gpu.batch_process"
+_LOAD_S = 600.0
 #: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
 _IDLE_S, _GLANCE_S = 1.0, 0.1
 
@@ -106,20 +117,111 @@ class GpuCollector:
             bindings = [ShareBinding(self.provider, environment) for environment in environments]
             timings = measure(request.job, request.beside, request.limits, bindings, sampler.begin, sampler.stop)
             sampled = sampler.figures()
-            settings = {**session_settings(timings[0].part.threads, self.provider), **self._conditions()}
-            settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
-            settings |= {"power": sampled.power_source, "share_by": share_means(environments)}
+            settings = self._settings(request, timings[0], sampled, environments)
             if request.beside:
                 latency_ms = timings[0].stats.p50_ms
                 delay_ms, notes = self._dispatch_beside(request, bindings, latency_ms) if self.timeline else (None, ())
                 rows = _colocations(request, timings, sampled, delay_ms)
                 return Collected(colocations=rows, settings=settings, notes=notes)
             recorded, error = self._record(request, environments[0])
+        columns = _timing_columns(timings[0], sampled, idle)
+        return self._collected(request, timings[0], columns, recorded, error, settings)
+
+    @property
+    def batches_together(self) -> bool:
+        """Whether `collect_batches` measures as `collect` does: what counts or records from outside starts anew."""
+        return not self.counters and self.timeline in (None, "cupti")
+
+    def collect_batches(self, requests: Sequence[Request]) -> Iterator[Collected | GpuprofError]:
+        """Measure requests for one model under one share, alone, in one process; yield what came of each, in order.
+
+        All are timed first, then recorded (`gpuprof.profiling.gpu.batch_process`).
+
+        Raises
+        ------
+        InputError, UnavailableError
+            When the share cannot be given here.
+        """
+        idle = self._idle()
+        first = requests[0]
+        green = self.provider == TORCH_CUDA
+        with ExitStack() as stack:
+            (environment,) = stack.enter_context(bind_shares(first.device, [first.job.share], green=green))
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpuprof-")))
+            sampler = stack.enter_context(NvmlSampler())
+            programs = [self._program(one, directory / str(place)) for place, one in enumerate(requests)]
+            rows = [self._batch_row(program, bool(environment)) for program in programs]
+            task = {"model": str(first.job.path.absolute()), "provider": self.provider, "threads": 1, "leads": True}
+            task |= {"beside_others": False, "limits": asdict(first.limits), "warm_up_s": GPU_WARM_UP_S}
+            task |= {
+                "records": bool(self.timeline or environment),
+                "warm_up": WARM_UP,
+                "repeats": REPEATS,
+                "rows": rows,
+            }
+            said = label(first.job)
+            child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
+            timed = [_timed_batch(child, sampler, one) for one in requests]
+            child.tell("record")
+            for one, program, found in zip(requests, programs, timed, strict=True):
+                unrecorded = _recorded_batch(child, one.limits.tool_s)
+                if isinstance(found, GpuprofError):
+                    yield found
+                    continue
+                timing, sampled = found
+                settings = self._settings(one, timing, sampled, [environment])
+                recorded, error = self._read_batch(one, program, unrecorded, bool(environment))
+                yield self._collected(one, timing, _timing_columns(timing, sampled, idle), recorded, error, settings)
+
+    def _program(self, request: Request, directory: Path) -> RecordedProgram:
+        directory.mkdir()
+        return RecordedProgram(request.job, directory, self.provider, request.limits.tool_s)
+
+    def _batch_row(self, program: RecordedProgram, shared: bool) -> dict[str, Any]:
+        """Return what one batch size reads and leaves."""
+        row: dict[str, Any] = {"inputs": str(program.directory / "inputs.npz")}
+        if self.timeline:
+            row |= {name: str(program.directory / f"{name}.json") for name in ("kineto", "kineto_nodes")}
+        return row | ({"outputs": str(program.outputs("shared"))} if shared else {})
+
+    def _read_batch(
+        self, request: Request, program: RecordedProgram, unrecorded: GpuprofError | None, shared: bool
+    ) -> tuple[Recording, str | None]:
+        """Return what was recorded of one batch size, and how its outputs under the share differ."""
+        error = self._outputs.difference(request.job, program, program.outputs("shared")) if shared else None
+        if not self.timeline:
+            return _join(None, None, self._tools, ()), error
+        try:
+            if unrecorded is not None:
+                raise unrecorded
+            with _of_our_own():
+                plain, nodes = (program.directory / f"{name}.json" for name in ("kineto", "kineto_nodes"))
+                without = read_kineto(plain).select_runs()
+                timelines = _Timelines(without, read_kineto(nodes).select_runs() if nodes.exists() else without)
+        except GpuprofError as failure:
+            return _join(None, None, self._tools, (f"no kernels: {failure}",)), error
+        return _join(timelines, None, self._tools, ()), error
+
+    def _settings(
+        self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
+    ) -> dict[str, object]:
+        settings = {**session_settings(timing.part.threads, self.provider), **self._conditions()}
+        settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
+        return settings | {"power": sampled.power_source, "share_by": share_means(environments)}
+
+    def _collected(
+        self,
+        request: Request,
+        timing: Timing,
+        columns: dict[str, Any],
+        recorded: Recording,
+        error: str | None,
+        settings: dict[str, object],
+    ) -> Collected:
         recorded = recorded.estimate_occupancy(request.device)
-        needed = recorded.requirement(request.device, timings[0].stats.p50_ms)
-        measured = _timing_columns(timings[0], sampled, idle)
+        needed = recorded.requirement(request.device, timing.stats.p50_ms)
         return Collected(
-            models=(model_row(request, needed, **measured, error=error),),
+            models=(model_row(request, needed, **columns, error=error),),
             ops=op_rows(request, recorded.kernels),
             kernels=kernel_rows(request, recorded.kernels),
             devices=device_rows(request, recorded),
@@ -229,6 +331,30 @@ class GpuCollector:
             if not besides:
                 raise
             return None, (f"no counters: {error}",)
+
+
+def _timed_batch(child: Child, sampler: NvmlSampler, request: Request) -> tuple[Timing, NvmlFigures] | GpuprofError:
+    """Return what a process says of its next batch size, or why it cannot run it."""
+    try:
+        ready = child.expect("ready", _LOAD_S)
+        sampler.begin()
+        child.tell("go")
+        child.expect("timed", request.limits.max_time_s + request.limits.hang_s)
+        sampler.stop()
+        sampled = sampler.figures()
+        done = child.expect("done", request.limits.hang_s)
+    except GpuprofError as error:
+        return error
+    return timing_of(request.job, done, request.limits, ready["sms"]), sampled
+
+
+def _recorded_batch(child: Child, within_s: float) -> GpuprofError | None:
+    """Wait until a process has recorded its next batch size; return why it could not."""
+    try:
+        child.expect("recorded", within_s)
+    except GpuprofError as error:
+        return error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

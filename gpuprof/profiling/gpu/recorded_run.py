@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Do the task in the file; what went wrong stands on stderr as one line."""
     task: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     try:
-        _do(task)
+        record_model(task)
     except GpuprofError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code
@@ -45,7 +45,8 @@ class _Ranges:
         return opened
 
 
-def _do(task: dict[str, Any]) -> None:
+def record_model(task: dict[str, Any]) -> None:
+    """Run the task's model as its profiler wants it, and leave the traces and outputs that the task asks for."""
     import numpy as np
 
     feeds = dict(np.load(task["inputs"]))

@@ -8,7 +8,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import gpuprof
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
@@ -122,15 +122,46 @@ class Campaign:
         open_cells = [cell for cell in cells if self._key(cell) not in known]
         self._check_models(open_cells)
         alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
+        ahead: dict[tuple[object, ...], CellResult] = {}
         for cell in cells:
             begin(cell)
-            rows = known.get(self._key(cell))
+            key = self._key(cell)
+            rows = known.get(key)
             if rows is not None:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
-            outcome = self._measure(cell, alone)
-            alone[self._key(cell)] = outcome.row.latency_mean_ms
-            yield outcome
+            if key not in ahead and len(group := self._group_of(cell, open_cells)) > 1:
+                ahead |= {self._key(found.cell): found for found in self._measure_together(group)}
+            result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
+            alone[key] = result.row.latency_mean_ms
+            yield result
+
+    def _group_of(self, cell: Cell, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells that one process can measure with ``cell``: of the same model and share, alone."""
+        wanted = _alone_on(cell)
+        if wanted is None or not getattr(self.collector, "batches_together", False):
+            return [cell]
+        return [one for one in cells if _alone_on(one) == wanted]
+
+    def _measure_together(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
+        """Measure cells in one process and yield each when it is on the disk."""
+        requests = []
+        for cell in cells:
+            started = datetime.now(UTC)
+            requests.append(Request(new_run_id(started), started, self.device, cell.job, (), self.limits))
+        left = list(zip(cells, requests, strict=True))
+        clock = time.monotonic()
+        try:
+            for found in self.collector.collect_batches(requests):  # type: ignore[attr-defined]
+                if isinstance(found, InputError):
+                    raise found
+                cell, request = left.pop(0)
+                collected = _failure(request, cell, str(found)) if isinstance(found, GpuprofError) else found
+                yield self._keep(request, cell, collected, time.monotonic() - clock)
+                clock = time.monotonic()
+        except UnavailableError as error:  # of the share: all that is left would fail alike
+            for cell, request in left:
+                yield self._keep(request, cell, _failure(request, cell, str(error)), time.monotonic() - clock)
 
     def measure_ceilings(self, shares: Iterable[Share]) -> None:
         """Measure what the device can do at best under each share, where that is not known yet; CPUs only."""
@@ -154,13 +185,17 @@ class Campaign:
         request = Request(new_run_id(started), started, self.device, cell.job, cell.beside, self.limits)
         clock = time.monotonic()
         try:
-            collected = refuse_impossible_gaps(self.collector.collect(request))
+            collected = self.collector.collect(request)
             solo = [alone.get(self._key(Cell(job))) for job in (cell.job, *cell.beside)]
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
-            collected = say_variants(collected, (cell.job, *cell.beside), self.device)
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
-        self.database.append(self._run(request, cell, collected, time.monotonic() - clock))
+        return self._keep(request, cell, collected, time.monotonic() - clock)
+
+    def _keep(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
+        """Put what was measured of a cell on the disk."""
+        collected = say_variants(refuse_impossible_gaps(collected), (cell.job, *cell.beside), self.device)
+        self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
         compact_when_due(self.database)
         rows: Sequence[MeasuredRow] = collected.colocations if cell.beside else collected.models
@@ -245,6 +280,12 @@ class Campaign:
                 mixed = child.expect("done", _LOAD_S)["mixed"]
             if path in batched:
                 self.verdicts.keep(job.graph.sha256, mixed)
+
+
+def _alone_on(cell: Cell) -> tuple[object, ...] | None:
+    """Return the model and the share of a cell that has one process and nothing beside it; None of another."""
+    job = cell.job
+    return None if cell.beside or job.processes > 1 else (job.graph.name, job.path, job.share)
 
 
 def _run_key(run: RunRow) -> tuple[object, ...]:

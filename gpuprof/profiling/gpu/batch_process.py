@@ -1,0 +1,73 @@
+"""The process that goes through all batch sizes of a model under one share: ``python -m … gpu.batch_process``.
+
+Starting PyTorch or ONNX Runtime on CUDA takes seconds, timing a batch size two. All batch sizes are timed first, each
+in a session of its own, so that the memory of one is not another's; then each is recorded: once a profiler has begun,
+what runs in its process is slower. It speaks as `gpuprof.profiling.child.child` does. An ``error`` is of one batch
+size; the next follows.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import sys
+from typing import Any, TextIO
+
+from gpuprof.errors import GpuprofError
+from gpuprof.profiling.child.child import die_with_parent, read_task, say, time_model, wait_for
+from gpuprof.profiling.gpu.recorded_run import record_model
+from gpuprof.runtime.providers import TORCH_PROVIDERS
+
+
+def main() -> int:
+    """Do the task on stdin."""
+    die_with_parent()
+    speech = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever libraries print must not get between our lines
+    task = json.loads(read_task())
+    importlib.import_module("torch" if task["provider"] in TORCH_PROVIDERS else "onnxruntime")
+    for row in task["rows"]:
+        _attempt(_time, {**task, **row}, speech)
+        _release(task["provider"])
+    wait_for("record")
+    for row in task["rows"]:
+        _attempt(_record, {**task, **row}, speech)
+        _release(task["provider"])
+    return 0
+
+
+def _attempt(part: Any, row: dict[str, Any], speech: TextIO) -> None:
+    try:
+        part(row, speech)
+    except GpuprofError as error:
+        say(speech, "error", kind=type(error).__name__, message=error.message, fix=error.fix)
+    except MemoryError:
+        say(speech, "error", kind="UnavailableError", message="out of memory", fix="try a smaller batch")
+
+
+def _time(row: dict[str, Any], speech: TextIO) -> None:
+    import numpy as np
+
+    time_model(row, dict(np.load(row["inputs"])), speech)
+
+
+def _record(row: dict[str, Any], speech: TextIO) -> None:
+    if row["records"]:
+        record_model(row)
+    say(speech, "recorded")
+
+
+def _release(provider: str) -> None:
+    """Give back what a session held, so that the next one's memory is its own."""
+    gc.collect()
+    if provider in TORCH_PROVIDERS:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""All batch sizes of a model under a share in one process: times first, then recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, UnavailableError
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.profiling.child.children import Child
+from gpuprof.profiling.gpu import collectors
+from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector, NsysCollector, NsysNcuCollector
+from gpuprof.profiling.sweep.campaign import Campaign, Cell
+from tests.profiling.gpu.test_collectors import tools
+from tests.profiling.models import write_mlp
+from tests.profiling.requests import QUICK, a_job
+
+__all__ = ["tools"]  # a fixture
+V100 = device("v100")
+
+
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Programs that are started, and what they say."""
+    said: list[str] = []
+    begin, expect = Child.__init__, Child.expect
+
+    def begun(self: Child, task: Any, what: str, *given: Any, **more: Any) -> None:
+        said.append(str(task.get("kind", "batches")))
+        begin(self, task, what, *given, **more)
+
+    def expected(self: Child, event: str, within_s: float) -> dict[str, Any]:
+        found = expect(self, event, within_s)
+        said.append(event)
+        return found
+
+    monkeypatch.setattr(Child, "__init__", begun)
+    monkeypatch.setattr(Child, "expect", expected)
+    return said
+
+
+def _measured(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
+    database = KernelDb.create(directory / "db")
+    results = list(Campaign(database, V100, collector, limits=QUICK).run(cells))
+    assert [result.cell for result in results] == cells
+    return sorted(database.read("models").to_pylist(), key=lambda row: str(row["batch"]))
+
+
+def test_batch_sizes_are_timed_one_after_another_in_one_process_and_then_recorded(
+    tools: Path, heard: list[str]
+) -> None:
+    pytest.importorskip("torch")
+    path = write_mlp(tools / "m.onnx")
+    rows = _measured(tools, CuptiCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
+    assert heard == ["check", "done", "batches", *["ready", "timed", "done"] * 3, *["recorded"] * 3]
+    assert [row["batch"] for row in rows] == [1, 2, 4]
+    assert all(row["latency_mean_ms"] > 0 and row["latency_paused_mean_ms"] > 0 for row in rows)
+    assert all(row["runtime"] == "onnxruntime" and row["memory_peak_bytes"] for row in rows)
+    runs = KernelDb(tools / "db").read("runs").to_pylist()
+    assert all("no kernels" in run["notes"] for run in runs)  # there is no GPU to record
+
+
+def test_what_is_there_is_not_measured_again_and_what_is_missing_goes_together(tools: Path, heard: list[str]) -> None:
+    path = write_mlp(tools / "m.onnx")
+    _measured(tools, GpuCollector(), [Cell(a_job(path, 1))])
+    heard.clear()
+    rows = _measured(tools, GpuCollector(), [Cell(a_job(path, batch)) for batch in (1, 2, 4)])
+    assert len(rows) == 3 and heard.count("batches") == 1 and heard.count("timed") == 2
+
+
+@pytest.mark.slow
+def test_shares_and_models_have_processes_of_their_own(
+    tools: Path, heard: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def shares(_: object, wanted: list[Share], **__: object) -> Iterator[tuple[dict[str, str], ...]]:
+        yield tuple({"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": f"{share.sm_pct:g}"} for share in wanted)
+
+    monkeypatch.setattr(collectors, "bind_shares", shares)
+    paths = [write_mlp(tools / f"{name}.onnx") for name in "ab"]
+    cells = [Cell(a_job(path, batch, share)) for path in paths for share in (30.0, 60.0) for batch in (1, 2)]
+    rows = _measured(tools, GpuCollector(), cells)
+    assert heard.count("batches") == 4 and len(rows) == 8
+    assert all(row["error"] is None for row in rows)  # outputs under the share are those without
+
+
+def test_a_batch_size_that_fails_leaves_the_others(tools: Path, heard: list[str]) -> None:
+    fixed, free = write_mlp(tools / "fixed.onnx", batch=1), write_mlp(tools / "free.onnx")
+    cells = [Cell(replace(a_job(free, batch), path=fixed)) for batch in (1, 2)]
+    with pytest.raises(InputError):  # the runtime refuses the second: the user's error, said at the end
+        _measured(tools, GpuCollector(), cells)
+    rows = KernelDb(tools / "db").read("models").to_pylist()
+    assert [(row["batch"], row["latency_mean_ms"] is not None) for row in rows] == [(1, True)]
+
+
+def test_a_share_that_cannot_be_given_is_remembered_for_each(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refuse(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
+        raise UnavailableError("the MPS daemon does not start: busy")
+        yield
+
+    monkeypatch.setattr(collectors, "bind_shares", refuse)
+    rows = _measured(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), batch, 50.0)) for batch in (1, 2)])
+    assert [row["error"] for row in rows] == ["the MPS daemon does not start: busy"] * 2
+
+
+def test_only_collectors_without_outside_tools_take_batches_together() -> None:
+    assert CuptiCollector().batches_together and GpuCollector().batches_together
+    assert not NsysCollector().batches_together and not NsysNcuCollector().batches_together
