@@ -176,6 +176,7 @@ class Server:
                 connection.close()
             if self._grpc is not None:
                 await self._grpc.close()
+            self._api.pool.close()
             await self._workforce.stop()
             await self._engine.close()
             if self._settings.tracer is not None:
@@ -210,7 +211,7 @@ class Server:
         settings = self._settings
         assert settings.grpc_port is not None
         self._grpc = GrpcServer(
-            self.router, settings.max_body_bytes, settings.security, settings.stall_s, settings.idle_s
+            self.router, settings.max_body_bytes, settings.security, settings.stall_s, settings.idle_s, self._api.pool
         )
         port = await self._grpc.start(settings.host, settings.grpc_port)
         scheme = "grpc" if settings.security.context is None else "grpcs"

@@ -324,6 +324,17 @@ def test_a_large_chunked_body_is_answered_and_leaves_nothing_behind(null_server:
     assert "gpuprof_buffer_bytes 0.0" in metrics
 
 
+def test_large_tensors_as_json_come_back_as_json_and_leave_nothing_behind(null_server: RunningServer) -> None:
+    values = [float(number) for number in range(150_000)]
+    entry = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 150_000], "data": values}
+    status, answer = null_server.get("/v2/models/large/infer", "POST", json.dumps({"inputs": [entry]}).encode())
+    assert status == 200 and answer["outputs"][0]["data"] == values
+    entry["data"] = values[1:]
+    status, answer = null_server.get("/v2/models/large/infer", "POST", json.dumps({"inputs": [entry]}).encode())
+    assert status == 400 and "needs 150000 values" in answer["error"]
+    assert b"gpuprof_buffer_bytes 0.0" in null_server.get("/metrics")[1]
+
+
 def test_router_and_idle_workers_are_small(null_server: RunningServer) -> None:
     import psutil
 

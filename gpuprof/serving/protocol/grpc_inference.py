@@ -16,9 +16,18 @@ from urllib.parse import unquote
 
 import grpc
 
-from gpuprof.serving.protocol.grpc_messages import InferCall, read_infer, read_urgency, write_infer
+from gpuprof.serving.protocol.grpc_messages import (
+    InferCall,
+    LargeCall,
+    open_call,
+    read_infer,
+    read_urgency,
+    write_infer,
+)
 from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.http_api import kin
+from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
+from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
@@ -36,9 +45,12 @@ class InferenceCalls:
     router : Router
     receive_s : float
         How long the message of a call may take to arrive.
+    pool : ParsePool
+        Reads messages that have much beside raw tensors.
     """
 
-    def __init__(self, router: Router, receive_s: float) -> None:
+    def __init__(self, router: Router, receive_s: float, pool: ParsePool) -> None:
+        self._pool = pool
         self.arena = router.arena
         self._router = router
         self._receive_s = receive_s
@@ -53,7 +65,8 @@ class InferenceCalls:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inference = None
         try:
-            inference = self.submit(InferCall.decode(await self._receive(context)), context, partial(_settle, answer))
+            model, request = await self.read(open_call(await self._receive(context), ON_LOOP_BYTES), context)
+            inference = self.submit(model, request, context, partial(_settle, answer))
             body = await answer
             if not self.arena.charge(len(body)):
                 raise out_of_memory()
@@ -66,23 +79,40 @@ class InferenceCalls:
         context.add_done_callback(lambda _: self.arena.discharge(len(body)))
         return body
 
+    async def read(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
+        """Return what a message asks, and of which model.
+
+        Raises
+        ------
+        RefusedError
+            When it is wrong, or will not be answered anyhow.
+        """
+        model = self._router.find(call.name, call.version)
+        if isinstance(call, LargeCall):
+            refuse_long_text(call.text_bytes)
+            return model, await self._pool.run(read_large_call, model.spec, call.data)
+        if call.size > INLINE_BYTES:
+            model.foresee(partial(read_urgency, call.message), _peer_of(context))
+        return model, read_infer(model.spec, call)
+
     def submit(
-        self, call: InferCall, context: Any, settle: Callable[[Sequence[Buffer] | RefusedError], None]
+        self,
+        model: ServedModel,
+        request: InferRequest,
+        context: Any,
+        settle: Callable[[Sequence[Buffer] | RefusedError], None],
     ) -> Inference:
         """Submit a request; ``settle`` is called once, later, with the parts of the answer or the refusal.
 
         Raises
         ------
         RefusedError
-            When it is wrong, or cannot be answered in time; then ``settle`` is not called.
+            When it cannot be answered in time; then ``settle`` is not called.
         """
         arrived = time.monotonic()
-        model = self._router.find(call.message.model_name, call.message.model_version)
-        if call.size > INLINE_BYTES:
-            model.foresee(partial(read_urgency, call.message), _peer_of(context))
-        asked, slots = read_infer(model.spec, call, self.arena)
+        request, slots = place_inputs(request, self.arena)
         try:
-            inference = self._inference(model, asked, context, settle)
+            inference = self._inference(model, request, context, settle)
             inference.arrived, inference.slots = arrived, slots
             model.submit(inference)
         except RefusedError:

@@ -12,10 +12,9 @@ from google.protobuf.message import DecodeError
 from gpuprof.serving.protocol.grpc_raw import put_in, take_out, wrap
 from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.infer_request import InferRequest, Urgency, check_rows, check_size, check_tensor, in_bytes
-from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
 from gpuprof.serving.transport.datatypes import join_strings
-from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request, out_of_memory
+from gpuprof.serving.transport.inference import InputTensor, OutputTensor, RefusedError, bad_request
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
 from gpuprof.serving.transport.wire import Buffer
 
@@ -37,6 +36,7 @@ _CONTENTS = {
 #: Numbers of fields: ModelInferRequest.raw_input_contents, ModelInferResponse.raw_output_contents and
 #: ModelStreamInferResponse.infer_response.
 _RAW_INPUTS, _RAW_OUTPUTS, _STREAMED = 7, 6, 2
+_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID = 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +55,21 @@ class InferCall:
     raw: Sequence[Buffer]
     size: int
 
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return str(self.message.model_name)
+
+    @property
+    def version(self) -> str:
+        """Of the model; empty: the newest."""
+        return str(self.message.model_version)
+
+    @property
+    def id(self) -> str:
+        """Of the request."""
+        return str(self.message.id)
+
     @classmethod
     def decode(cls, data: bytes) -> InferCall:
         """Read it off the wire; the raw contents of a large one stay where they are.
@@ -71,12 +86,61 @@ class InferCall:
                 small, spans = take_out(data, _RAW_INPUTS)
             message = message_class("ModelInferRequest").FromString(small)
         except (DecodeError, ValueError) as error:
-            text = f"the message is no ModelInferRequest: {error}"
-            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
+            raise _no_request(error) from None
         if not spans:
             return cls(message, message.raw_input_contents, len(data))
         view = memoryview(data)
         return cls(message, [view[span] for span in spans], len(data))
+
+
+@dataclass(frozen=True, slots=True)
+class LargeCall:
+    """A ModelInferRequest that is large beside its raw contents, and not read yet but for what it asks.
+
+    Attributes
+    ----------
+    name, version, id : str
+        Of the model; of the request.
+    data : bytes
+    text_bytes : int
+        What it has beside raw contents.
+    """
+
+    name: str
+    version: str
+    id: str
+    data: bytes
+    text_bytes: int
+
+
+def open_call(data: bytes, most_bytes: int) -> InferCall | LargeCall:
+    """Read a ModelInferRequest, unless it has more than ``most_bytes`` beside its raw contents.
+
+    Raises
+    ------
+    RefusedError
+        When it is no such message.
+    """
+    if len(data) <= most_bytes:
+        return InferCall.decode(data)
+    try:
+        rest, _ = take_out(data, _RAW_INPUTS)
+        if len(rest) > most_bytes:
+            texts = [_last_text(rest, field) for field in (_MODEL_NAME, _MODEL_VERSION, _REQUEST_ID)]
+            return LargeCall(texts[0], texts[1], texts[2], data, len(rest))
+    except ValueError as error:
+        raise _no_request(error) from None
+    return InferCall.decode(data)
+
+
+def _last_text(data: bytes, field: int) -> str:
+    """Return a text of a message; where it stands twice, the last one counts."""
+    _, spans = take_out(data, field)
+    return data[spans[-1]].decode() if spans else ""
+
+
+def _no_request(error: Exception) -> RefusedError:
+    return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the message is no ModelInferRequest: {error}")
 
 
 def read_urgency(request: Any) -> Urgency:
@@ -92,30 +156,28 @@ def read_urgency(request: Any) -> Urgency:
     return Urgency(timeout_us / 1000.0 if timeout_us else None, priority)
 
 
-def read_infer(spec: ModelSpec, call: InferCall, arena: Arena) -> tuple[InferRequest, list[Slot]]:
-    """Read and check a request; large tensors are copied into the arena.
+def read_infer(spec: ModelSpec, call: InferCall) -> InferRequest:
+    """Read and check a request.
 
     Raises
     ------
     RefusedError
-        400, saying what is wrong; 503, when the arena is full.
+        400, saying what is wrong.
     """
     request = call.message
     data = _tensors(spec, request, call)
     urgency = read_urgency(request)
     outputs = _outputs(spec, request)
     rows = check_rows(spec, [InputTensor(shape, b"") for shape, _ in data])
-    slots: list[Slot] = []
-    asked = InferRequest(
+    return InferRequest(
         id=request.id or None,
         rows=rows,
-        inputs=[InputTensor(shape, _place(own, arena, slots)) for shape, own in data],
+        inputs=[InputTensor(shape, own) for shape, own in data],
         outputs=outputs,
         binary=None,
         timeout_ms=urgency.timeout_ms,
         priority=urgency.priority,
     )
-    return asked, slots
 
 
 def write_infer(spec: ModelSpec, asked: InferRequest, outputs: list[OutputTensor]) -> list[Buffer]:
@@ -172,20 +234,6 @@ def _from_contents(tensor: TensorSpec, contents: Any) -> bytes:
         raise bad_request(f"input {tensor.name!r} of type {tensor.datatype} must be sent as raw contents")
     values = list(getattr(contents, _CONTENTS[tensor.datatype]))
     return join_strings(values) if tensor.datatype == "BYTES" else in_bytes(tensor, values)
-
-
-def _place(data: Buffer, arena: Arena, slots: list[Slot]) -> Buffer | tuple[int, int]:
-    """Copy a large tensor into the arena; the slots that the request has so far are given back when it is full."""
-    if len(data) <= INLINE_BYTES:
-        return data
-    slot = arena.take(len(data))
-    if slot is None:
-        for taken in slots:
-            arena.give_back(taken)
-        raise out_of_memory()
-    slots.append(slot)
-    arena.view(slot.offset, len(data))[:] = data
-    return slot.offset, len(data)
 
 
 def _outputs(spec: ModelSpec, request: Any) -> list[int] | None:

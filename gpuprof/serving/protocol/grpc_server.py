@@ -18,6 +18,7 @@ from gpuprof.errors import InputError
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
 from gpuprof.serving.protocol.grpc_methods import GuardedMethods, inference_methods, standard_methods
 from gpuprof.serving.protocol.open_inference import SERVICE
+from gpuprof.serving.protocol.parse_pool import ParsePool
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.security import OPEN, Security
 
@@ -44,6 +45,8 @@ class GrpcServer:
         A client that does not read or send in the middle of a call for so long is given up.
     idle_s : float
         A connection on which nothing is asked for so long is closed.
+    pool : ParsePool or None
+        Reads messages that have much beside raw tensors.
     """
 
     def __init__(
@@ -53,11 +56,14 @@ class GrpcServer:
         security: Security = OPEN,
         stall_s: float = 30.0,
         idle_s: float = 300.0,
+        pool: ParsePool | None = None,
     ) -> None:
         self._router = router
         self._security = security
         self._health = health.aio.HealthServicer()
-        self._calls = InferenceCalls(router, stall_s + max_message_bytes / _LEAST_BYTES_PER_S)
+        self._calls = InferenceCalls(
+            router, stall_s + max_message_bytes / _LEAST_BYTES_PER_S, ParsePool() if pool is None else pool
+        )
         methods = inference_methods(router, self._calls) | standard_methods(self._health)
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
-from gpuprof.serving.protocol.grpc_messages import InferCall, write_stream_error, write_streamed
+from gpuprof.serving.protocol.grpc_messages import InferCall, LargeCall, open_call, write_stream_error, write_streamed
 from gpuprof.serving.protocol.grpc_refusal import abort_with
+from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES
 from gpuprof.serving.transport.inference import Inference, RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
@@ -70,22 +71,23 @@ class InferStream:
             if not isinstance(message, bytes):
                 break
             try:
-                call = InferCall.decode(message)
+                call = open_call(message, ON_LOOP_BYTES)
             except RefusedError as refusal:  # what follows need not make sense either
                 self._answers.put_nowait(refusal)
                 return
             self._unanswered += 1
-            self._submit(call)
+            await self._submit(call)
         self._client_ended = True
         self._finish_if_all_is_answered()
 
-    def _submit(self, call: InferCall) -> None:
-        request_id = call.message.id
+    async def _submit(self, call: InferCall | LargeCall) -> None:
         asked: list[Inference] = []
+        settle = partial(self._settle, call.id, asked)
         try:
-            inference = self._calls.submit(call, self._context, partial(self._settle, request_id, asked))
+            model, request = await self._calls.read(call, self._context)
+            inference = self._calls.submit(model, request, self._context, settle)
         except RefusedError as refusal:
-            self._settle(request_id, asked, refusal)
+            settle(refusal)
             return
         asked.append(inference)
         self._waiting.add(inference)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from functools import partial
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import unquote
 
 from gpuprof.serving.protocol import descriptions
@@ -14,12 +16,15 @@ from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, ConnectionSe
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
+from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
+from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 from gpuprof.serving.watch.stalls import StallMeter
 
@@ -65,6 +70,8 @@ class HttpApi:
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[int] = Counter()
+        self.pool = ParsePool()
+        self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
         self._admits = admits
         self._routes: dict[tuple[bytes, bytes], Route] = {}
@@ -184,12 +191,37 @@ class HttpApi:
     def _infer(self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody) -> None:
         slots = [] if received.slot is None else [received.slot]
         try:
-            asked = read_request(model.spec, received.body)
+            refuse_long_text(received.body.json_bytes)
+            if received.body.json_bytes > ON_LOOP_BYTES:
+                self._do_apart(self._infer_apart(model, connection, head, received))
+                return
+            request = read_request(model.spec, received.body)
+        except RefusedError as refusal:
+            self._refuse(connection, refusal, slots)
+        else:
+            self._submit(model, connection, head, request, slots, received.arrived)
+
+    def _refuse(self, connection: HttpClient, refusal: RefusedError, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            self.arena.give_back(slot)
+        connection.refuse(refusal)
+
+    def _submit(
+        self,
+        model: ServedModel,
+        connection: HttpClient,
+        head: HttpHead,
+        asked: InferRequest,
+        slots: list[Slot],
+        arrived: float,
+    ) -> None:
+        """Submit a request; one that is refused gives its slots back."""
+        try:
             inference = Inference(
                 rows=asked.rows,
                 inputs=asked.inputs,
                 wanted=asked.outputs,
-                arrived=received.arrived,
+                arrived=arrived,
                 deadline_ms=deadline_ms(model, asked),
                 on_done=partial(self._done, model, connection, asked),
                 on_refused=lambda _, refusal: connection.refuse(refusal),
@@ -201,11 +233,35 @@ class HttpApi:
             )
             model.submit(inference)
         except RefusedError as refusal:
-            for slot in slots:
-                self.arena.give_back(slot)
-            connection.refuse(refusal)
+            self._refuse(connection, refusal, slots)
             return
         connection.on_gone = partial(_cancel, inference)
+
+    def _do_apart(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._parsing.add(task)
+        task.add_done_callback(self._parsing.discard)
+
+    async def _infer_apart(
+        self, model: ServedModel, connection: HttpClient, head: HttpHead, received: ReceivedBody
+    ) -> None:
+        """Submit a request whose text is read in another process."""
+        gone: list[bool] = []
+        connection.on_gone = lambda: gone.append(True)
+        body, slots = received.body, [] if received.slot is None else [received.slot]
+        try:
+            request = await self.pool.run(read_large_request, model.spec, bytes(body.data), body.json_bytes)
+            placed, own = place_inputs(request, self.arena)
+        except RefusedError as refusal:
+            self._refuse(connection, refusal, slots)
+            return
+        for slot in slots:
+            self.arena.give_back(slot)
+        if gone:
+            for slot in own:
+                self.arena.give_back(slot)
+        else:
+            self._submit(model, connection, head, placed, own, received.arrived)
 
     def _done(
         self,
@@ -216,18 +272,58 @@ class HttpApi:
         outputs: list[OutputTensor],
         slot: Slot | None,
     ) -> None:
+        if _text_bytes(asked, outputs) > ON_LOOP_BYTES:
+            self._do_apart(self._answer_apart(model, connection, asked, outputs, slot))
+            return
         try:
             text, tensors = write_response(model.spec, asked, outputs)
         except RefusedError as refusal:
-            if slot is not None:
-                self.arena.give_back(slot)
+            self._refuse(connection, refusal, [] if slot is None else [slot])
+        else:
+            self._answer(connection, text, tensors, slot)
+
+    def _answer(self, connection: HttpClient, text: bytes, tensors: list[Buffer], slot: Slot | None) -> None:
+        """Send an answer; what of it is large lies in the arena until it is sent."""
+        if tensors:
+            extra = b"Inference-Header-Content-Length: %d\r\n" % len(text)
+            connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
+            return
+        if slot is not None:
+            self.arena.give_back(slot)  # the text is all there is
+        if len(text) <= INLINE_BYTES:
+            connection.respond(200, CONTENT_JSON, text)
+        elif (own := self.arena.take(len(text))) is None:
+            connection.refuse(out_of_memory())
+        else:
+            view = self.arena.view(own.offset, len(text))
+            view[:] = text
+            connection.respond(200, CONTENT_JSON, b"", [view], own)
+
+    async def _answer_apart(
+        self,
+        model: ServedModel,
+        connection: HttpClient,
+        asked: InferRequest,
+        outputs: list[OutputTensor],
+        slot: Slot | None,
+    ) -> None:
+        """Answer with large tensors as JSON, written in another process."""
+        copied = [OutputTensor(output.position, output.shape, bytes(output.data)) for output in outputs]
+        if slot is not None:
+            self.arena.give_back(slot)
+        try:
+            text, tensors = await self.pool.run(write_large_response, model.spec, asked, copied)
+        except RefusedError as refusal:
             connection.refuse(refusal)
-            return
-        if not tensors:
-            connection.respond(200, CONTENT_JSON, text, slot=slot)
-            return
-        extra = b"Inference-Header-Content-Length: %d\r\n" % len(text)
-        connection.respond(200, CONTENT_BINARY, text, tensors, slot, extra)
+        else:
+            self._answer(connection, text, tensors, None)
+
+
+def _text_bytes(asked: InferRequest, outputs: list[OutputTensor]) -> int:
+    """Return how many bytes of tensors an answer has as JSON."""
+    if asked.binary is None:
+        return 0
+    return sum(len(output.data) for output in outputs if output.position not in asked.binary)
 
 
 def _foresee(model: ServedModel, text: Buffer, client: str) -> None:

@@ -1,0 +1,119 @@
+"""Reads and writes large texts in processes of their own: JSON of megabytes would keep the router from everybody.
+
+Threads would not do: who makes a million Python objects of a text holds the interpreter's lock meanwhile. What arrives
+is parsed under a limit of memory, and what goes wrong there, even the end of the process, is one request's refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import resource
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from http import HTTPStatus
+from multiprocessing import get_context
+from typing import Any, ParamSpec, TypeVar
+
+from gpuprof.serving.transport.inference import RefusedError
+
+#: What is parsed on the event loop: a few milliseconds' work.
+ON_LOOP_BYTES = 1 << 18
+#: Larger texts are not read at all: tensors can be sent as they are.
+MAX_TEXT_BYTES = 1 << 24
+_PROCESSES = 1
+_MAX_PENDING = 16
+_MAX_MEMORY_BYTES = 4 << 30
+_PR_SET_PDEATHSIG = 1
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """A refusal on its way between processes: what `RefusedError` is made of."""
+
+    status: HTTPStatus
+    message: str
+
+
+class ParsePool:
+    """Runs functions elsewhere; its process is started when the first is to be run."""
+
+    def __init__(self) -> None:
+        self._executor: ProcessPoolExecutor | None = None
+        self._pending = 0
+
+    async def run(self, function: Callable[P, R], *arguments: P.args, **named: P.kwargs) -> R:
+        """Return what a function of a module returns; its arguments and results travel between processes.
+
+        Raises
+        ------
+        RefusedError
+            What the function raised; 413, when it needs too much memory; 503, when too much waits already.
+        """
+        if self._pending >= _MAX_PENDING:
+            message = "too many large texts wait to be read: send tensors as binary data"
+            raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
+        self._pending += 1
+        try:
+            outcome = await asyncio.wrap_future(self._start().submit(_guard, function, arguments, named))
+        except BrokenProcessPool:
+            self._executor = None
+            raise _too_costly() from None
+        finally:
+            self._pending -= 1
+        if isinstance(outcome, _Refusal):
+            raise RefusedError(outcome.status, outcome.message)
+        return outcome
+
+    def close(self) -> None:
+        """End the process when it has done what it is at."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+        self._executor = None
+
+    def _start(self) -> ProcessPoolExecutor:
+        if self._executor is None:
+            self._executor = ProcessPoolExecutor(_PROCESSES, get_context("spawn"), _limit)
+        return self._executor
+
+
+def refuse_long_text(size: int) -> None:
+    """Refuse a text that is not worth reading.
+
+    Raises
+    ------
+    RefusedError
+        413.
+    """
+    if size > MAX_TEXT_BYTES:
+        message = f"the request has {size} bytes of text, more than {MAX_TEXT_BYTES}: send tensors as binary data"
+        raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+def _guard(function: Callable[..., R], arguments: tuple[Any, ...], named: dict[str, Any]) -> R | _Refusal:
+    try:
+        return function(*arguments, **named)
+    except RefusedError as refusal:
+        return _Refusal(refusal.status, refusal.message)
+    except (MemoryError, RecursionError):
+        costly = _too_costly()
+        return _Refusal(costly.status, costly.message)
+
+
+def _too_costly() -> RefusedError:
+    message = "the request's text takes too much memory to read: send tensors as binary data"
+    return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+
+
+def _limit() -> None:
+    """End with the router, not before, and take only so much memory."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY_BYTES, _MAX_MEMORY_BYTES))
