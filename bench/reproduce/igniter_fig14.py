@@ -22,7 +22,7 @@ from gpuprof.placement.policies import Policy
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.reporting.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 _POLICIES: Mapping[str, Policy] = {
     "igniter": Igniter(),
@@ -108,7 +108,7 @@ def _chart(outcomes: Mapping[str, Outcome]) -> Chart:
     names = tuple(outcomes)
     costs = {"here": [_figures(outcomes[name])[1] for name in names]}
     costs["as printed"] = [_PRINTED[name][1] if name in _PRINTED else None for name in names]
-    bars = side_by_side(names, costs, "$ per hour")
+    bars = group_bars(names, costs, "$ per hour")
     title = "Cost of twelve workloads on V100 (iGniter, Figure 14)"
     return Chart(title, Axis("policy", names=names), Axis("cost ($ per hour)"), boxes=bars)
 

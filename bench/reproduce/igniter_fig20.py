@@ -18,7 +18,7 @@ from bench.reproduce.igniter_runs import ByDevice, place, problem, scaled, seen,
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.published.igniter import Igniter
-from gpuprof.reporting.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 #: GPUs and $ per hour on each kind (§5.3, Figure 20).
 _PRINTED = {"t4": (15, 7.89), "v100": (6, 18.36)}
@@ -82,7 +82,7 @@ def _chart(outcomes: Mapping[str, Outcome]) -> Chart:
     names = tuple(outcomes)
     costs = {"here": [_figures(outcomes[name])[1] for name in names]}
     costs["as printed"] = [_PRINTED[name][1] if name in _PRINTED else None for name in names]
-    bars = side_by_side(names, costs, "$ per hour")
+    bars = group_bars(names, costs, "$ per hour")
     title = "Cost of twelve workloads by kind of GPU (iGniter, Figure 20)"
     return Chart(title, Axis("GPUs to be had", names=names), Axis("cost ($ per hour)"), boxes=bars)
 

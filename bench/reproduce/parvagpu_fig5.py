@@ -16,7 +16,7 @@ from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, gpus, saved_pct, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.placement.comparison import Outcome
-from gpuprof.reporting.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 #: The deployment maps that the authors publish with their code.
 _PUBLISHED = (2, 3, 5, 7, 13, 16)
@@ -83,7 +83,7 @@ def _facts(runs: Sequence[Mapping[str, Outcome]], numbers: Sequence[int]) -> tup
 
 def _chart(runs: Sequence[Mapping[str, Outcome]], numbers: Sequence[int]) -> Chart:
     groups = tuple(f"S{number}" for number in numbers)
-    bars = side_by_side(groups, {name: [gpus(run[name]) for run in runs] for name in POLICIES}, "GPUs")
+    bars = group_bars(groups, {name: [gpus(run[name]) for run in runs] for name in POLICIES}, "GPUs")
     title = "GPUs by scenario and policy (ParvaGPU, Figure 5)"
     return Chart(title, Axis("scenario", names=groups), Axis("A100-80GB GPUs"), boxes=bars)
 

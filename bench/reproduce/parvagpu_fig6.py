@@ -19,7 +19,7 @@ from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOU
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.domain.deployment import Replica
 from gpuprof.placement.comparison import Outcome
-from gpuprof.reporting.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 #: §IV-B2: more internal slack than ParvaGPU's on average, in points of percent.
 _MORE = {"gpulet": 26.0, "igniter": 32.0, "mig-serving": 30.0, "parvagpu-single": 4.7}
@@ -121,7 +121,7 @@ def _facts(slack_pct: Mapping[str, list[float | None]], how: str) -> tuple[Fact,
 def _chart(asked: Mapping[str, list[float | None]], numbers: Sequence[int]) -> Chart:
     groups = tuple(f"S{number}" for number in numbers)
     title = "Internal slack by scenario and policy (ParvaGPU, Figure 6)"
-    bars = side_by_side(groups, asked, "%")
+    bars = group_bars(groups, asked, "%")
     return Chart(title, Axis("scenario", names=groups), Axis("internal slack (%)"), boxes=bars)
 
 

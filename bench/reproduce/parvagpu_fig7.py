@@ -16,7 +16,7 @@ from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, fragmentation, scenarios, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.placement.comparison import Outcome
-from gpuprof.reporting.chart import Axis, Chart, side_by_side
+from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 _WHY = (
     "Equation 4 prints the part that is in use; its figure and text speak of what is left over, which is shown here.",
@@ -67,7 +67,7 @@ def _facts(left: Mapping[str, list[float | None]]) -> tuple[Fact, ...]:
 def _chart(left: Mapping[str, list[float | None]], numbers: Sequence[int]) -> Chart:
     groups = tuple(f"S{number}" for number in numbers)
     title = "External fragmentation by scenario and policy (ParvaGPU, Figure 7)"
-    bars = side_by_side(groups, left, "%")
+    bars = group_bars(groups, left, "%")
     return Chart(title, Axis("scenario", names=groups), Axis("compute units in no share (%)"), boxes=bars)
 
 

@@ -59,7 +59,7 @@ def similarity(
 
 
 def _print_maps(found: Sequence[ModelSimilarity]) -> None:
-    from gpuprof.merging.heat_map import text_map
+    from gpuprof.merging.similarity_grid import text_map
 
     for one in found:
         for line in text_map(one):

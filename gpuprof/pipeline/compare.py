@@ -25,6 +25,8 @@ from gpuprof.placement.policies import make_policy, policy_names
 from gpuprof.placement.problem import Problem
 
 _PICTURES = {".svg", ".png"}
+#: Maps beside one another in a picture.
+_ABREAST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,21 +47,21 @@ class CompareResult(Result):
         ------
         InputError
             When its name ends otherwise, or it cannot be written.
+        UnavailableError
+            For a .png where what draws it is not installed.
         """
-        from gpuprof.placement.bitmap import to_png
-        from gpuprof.placement.picture import draw, to_svg
+        from gpuprof.reporting.map_figures import map_figure
+        from gpuprof.reporting.picture import write_picture
 
         target = check_picture(path)
         devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-        maps = [
-            (f"{one.policy}: {_count_gpus(one)} devices", one.deployment) for one in self.outcomes if one.deployment
+        found = [(one, one.deployment) for one in self.outcomes if one.deployment]
+        models = list(dict.fromkeys(model for _, deployment in found for model in deployment.models))
+        charts = [
+            map_figure(deployment, devices, title=f"{one.policy}: {_count_gpus(one)} devices", models=models)
+            for one, deployment in found
         ]
-        scene = draw(maps, devices)
-        content = to_svg(scene).encode() if target.suffix == ".svg" else to_png(scene)
-        try:
-            target.write_bytes(content)
-        except OSError as error:
-            raise InputError(f"cannot write {target}: {error.strerror or error}") from None
+        write_picture(charts, target, columns=min(_ABREAST, max(1, len(charts))))
         return target
 
 

@@ -7,13 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
 from gpuprof.pipeline.train import DEFAULT_REGRESSORS, load_training_data
 
 if TYPE_CHECKING:
     from gpuprof.estimators.learned.evaluation import Prediction, Summary
+    from gpuprof.reporting.chart import Chart
+
+_UNITS = {"op time": "ns", "latency": "ms", "memory": "bytes"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ def evaluate(
     by_architecture : bool
         A summary for each architecture, not one for all.
     plot : path, optional
-        File to write predicted against measured figures to, as SVG.
+        File to write predicted against measured figures to, ``.svg`` or ``.png``.
     db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``.
     progress : callable, optional
@@ -102,13 +104,24 @@ def evaluate(
 
 def _write_plot(path: Path, predictions: Sequence[Prediction]) -> str:
     """Draw the predictions that stand for each quantity; return the note on it."""
+    from gpuprof.reporting.picture import write_picture
+
+    write_picture(draw_predictions(predictions), path, columns=2)
+    return f"wrote {path}"
+
+
+def draw_predictions(predictions: Sequence[Prediction]) -> list[Chart]:
+    """Return predicted against measured figures of each quantity, a series a model."""
     from gpuprof.estimators.learned.evaluation import INTERPOLATION, NEW_BATCH, UNSEEN
-    from gpuprof.estimators.learned.evaluation_plot import svg
+    from gpuprof.reporting.figures import against_figure
 
     panels = [(UNSEEN, "op time", "stack"), (UNSEEN, "latency", "stack"), (UNSEEN, "memory", "allocation")]
-    panels.append((NEW_BATCH, "latency", INTERPOLATION))
-    try:
-        path.write_text(svg(predictions, panels), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    return f"wrote {path}"
+    charts = []
+    for setting, quantity, predictor in (*panels, (NEW_BATCH, "latency", INTERPOLATION)):
+        pairs = [
+            (one.model, f"{one.model} batch {one.batch}", one.measured, one.predicted)
+            for one in predictions
+            if (one.setting, one.quantity, one.predictor) == (setting, quantity, predictor)
+        ]
+        charts.append(against_figure(f"{quantity}: {setting}, {predictor}", _UNITS[quantity], pairs))
+    return [chart for chart in charts if chart is not None]

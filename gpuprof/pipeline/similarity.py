@@ -10,8 +10,13 @@ from pathlib import Path
 from gpuprof.errors import InputError
 from gpuprof.merging.pipeline import read_weights
 from gpuprof.merging.similarity import ModelSimilarity, compare_models
+from gpuprof.merging.similarity_grid import similarity_grid
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.reporting.chart import Chart
+from gpuprof.reporting.heat_map import heat_map as draw_heat_map
+from gpuprof.reporting.heat_map import heat_scale
+from gpuprof.reporting.picture import write_picture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,7 @@ def similarity(
     tolerance : float
         Weights that differ by no more are the same.
     heat_map : path, optional
-        File to write the heat map of layers to, as SVG.
+        File to write the heat maps of layers to, ``.svg`` or ``.png``.
     progress : callable, optional
         Told after each pair of models.
 
@@ -74,14 +79,12 @@ def similarity(
     >>> gpuprof.similarity(files).to_frame()["matched"].tolist()
     [1.0]
     """
-    from gpuprof.merging.heat_map import check_target, write_heat_maps
-
     if len(models) < 2:
         raise InputError("similarity takes at least two models but got one", "gpuprof similarity A.onnx B.onnx")
     if not 0.0 < tolerance < 1.0:
         raise InputError(f"--tolerance must be above 0 and below 1 but is {tolerance:g}")
     if heat_map is not None:
-        check_target(Path(heat_map))
+        _check_target(Path(heat_map))
     sources = read_weights([Path(model) for model in models])
     wanted = list(combinations(range(len(sources)), 2))
     found: list[ModelSimilarity] = []
@@ -90,8 +93,28 @@ def similarity(
         found.append(compare_models(sources[i], sources[j], tolerance))
         progress(Progress("comparing", len(found), len(wanted)))
     if heat_map is not None:
-        write_heat_maps(found, Path(heat_map))
+        write_picture(_draw_heat_maps(found), Path(heat_map))
     return SimilarityResult(pairs=tuple(found))
+
+
+def _check_target(path: Path) -> None:
+    """Refuse a heat map that cannot be written, before the work is done."""
+    if path.suffix not in (".svg", ".png"):
+        raise InputError(f"a heat map is written as .svg or .png but {path} ends otherwise", "name it something.svg")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: {path.parent} is no directory")
+
+
+def _draw_heat_maps(found: Sequence[ModelSimilarity]) -> list[Chart]:
+    """Return the scale of the colours, and a map for each pair of models and kind of layers."""
+    label = "entries of their longest common submatrix, as a part of the entries of both: 0 none, 1 the same"
+    charts = [heat_scale("Similarity of two layers", label)]
+    for one in found:
+        for kind in sorted({layer.kind for layer in one.layers}):
+            rows, columns, grid = similarity_grid(one, kind)
+            title = f"{kind}: layers of {one.first} (down) × {one.second} (across), in the order they run"
+            charts.append(draw_heat_map(title, rows, columns, grid))
+    return charts
 
 
 def _layer_rows(one: ModelSimilarity, most: int) -> list[dict[str, object]]:

@@ -21,6 +21,8 @@ class Axis:
         Of the whole numbers 0, 1, …, for an axis of things instead of numbers.
     marks : tuple of float
         The values that are labelled; empty: round ones.
+    downwards : bool
+        Whether a vertical axis begins at the top.
     """
 
     label: str
@@ -29,6 +31,7 @@ class Axis:
     high: float | None = None
     names: tuple[str, ...] = ()
     marks: tuple[float, ...] = ()
+    downwards: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,15 @@ class Points:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A rectangle in the units of the axes, with a text in it and one when it is pointed at."""
+    """A rectangle in the units of the axes, with a text in it and one when it is pointed at.
+
+    Attributes
+    ----------
+    shade : float
+        Of its colour, from 0, that of the ground, to 1.
+    framed : bool
+        An edge around nothing instead of a filled rectangle.
+    """
 
     name: str
     x0: float
@@ -65,6 +76,8 @@ class Box:
     tip: str
     color: int
     label: str = ""
+    shade: float = 1.0
+    framed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +91,9 @@ class Chart:
     x, y : Axis
     lines, points, boxes : tuples
     height : int
-        Of the drawing area, in pixels; the width is given.
+        Of the drawing area, in pixels.
+    width : int
+        Of the whole, in pixels.
     """
 
     title: str
@@ -89,14 +104,15 @@ class Chart:
     boxes: tuple[Box, ...] = field(default=())
     note: str = ""
     height: int = 260
+    width: int = 580
 
-    def names(self) -> dict[str, tuple[int, bool]]:
-        """Return the names of the marks, each once, with their colours and whether they are dashed: the legend."""
+    def legend(self) -> dict[str, Line | Points | Box]:
+        """Return a mark of each name, the last."""
         marks: tuple[Line | Points | Box, ...] = (*self.lines, *self.points, *self.boxes)
-        return {mark.name: (mark.color, isinstance(mark, Line) and mark.dashed) for mark in marks if mark.name}
+        return {mark.name: mark for mark in marks if mark.name}
 
 
-def stacked(
+def stack_bars(
     groups: Sequence[str], parts: Mapping[str, Sequence[float]], unit: str, colors: Sequence[int]
 ) -> tuple[Box, ...]:
     """Return bars at 0, 1, …, one a group, of the parts on top of one another."""
@@ -111,7 +127,7 @@ def stacked(
     return tuple(boxes)
 
 
-def side_by_side(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
+def group_bars(groups: Sequence[str], parts: Mapping[str, Sequence[float | None]], unit: str) -> tuple[Box, ...]:
     """Return bars at 0, 1, …, for each group those of its parts beside one another; a part that is None is left out."""
     width = 0.8 / max(1, len(parts))
     return tuple(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
 
 Row = Mapping[str, Any]
 _STAGE_COLORS = {"router": 6, "network": 5, "batching": 4, "queue": 1, "service": 0}
@@ -46,14 +46,14 @@ def goodput_figure(rows: Sequence[Row]) -> Chart:
         "goodput": [row["goodput_rps"] for row in rows],
     }
     names = tuple(row["model"] for row in rows)
-    return _bars("Requests and goodput", names, "requests/s", side_by_side(names, parts, "requests/s"))
+    return _bars("Requests and goodput", names, "requests/s", group_bars(names, parts, "requests/s"))
 
 
 def stage_figure(models: Sequence[Row]) -> Chart:
     """Return where the time of a mean request went, by model."""
     names = tuple(model["model"] for model in models)
     parts = {stage: [model["stage_mean_ms"].get(stage) or 0.0 for model in models] for stage in _STAGE_COLORS}
-    boxes = stacked(names, parts, "ms", tuple(_STAGE_COLORS.values()))
+    boxes = stack_bars(names, parts, "ms", tuple(_STAGE_COLORS.values()))
     return _bars("Mean latency by stage", names, "latency in ms", boxes)
 
 
@@ -111,7 +111,7 @@ def misses_figure(models: Sequence[Row]) -> Chart | None:
         cause: [100.0 * model["missed"].get(cause, 0) / max(1, model["requests"]) for model in models]
         for cause in causes
     }
-    boxes = stacked(names, parts, "%", [_MISS_COLORS[cause] for cause in causes])
+    boxes = stack_bars(names, parts, "%", [_MISS_COLORS[cause] for cause in causes])
     return _bars("Requests outside their SLO, by cause", names, "requests in %", boxes)
 
 
@@ -163,12 +163,15 @@ def against_figure(title: str, unit: str, pairs: Sequence[tuple[str, str, float,
         )
         points.append(Points(series, tuple(p[2] for p in own), tuple(p[3] for p in own), tips, i))
     low, high = min(min(p[2:]) for p in kept), max(max(p[2:]) for p in kept)
-    line = Line("equal", (low, high), (low, high), 6, dashed=True)
+    lines = tuple(
+        Line(name, (low, high), (low * factor, high * factor), 6, dashed=name != "equal")
+        for name, factor in (("equal", 1.0), ("10% off", 1.1), ("10% off", 1 / 1.1))
+    )
     return Chart(
         title,
         Axis(f"measured in {unit}", log=True, low=low / 1.3, high=high * 1.3),
         Axis(f"predicted in {unit}", log=True, low=low / 1.3, high=high * 1.3),
-        lines=(line,),
+        lines=lines,
         points=tuple(points),
         height=320,
     )
@@ -191,7 +194,7 @@ def load_figures(rows: Sequence[Row]) -> list[Chart]:
     ]
     charts = [
         goodput_figure(rows),
-        _bars("Latency", names, "latency in ms", side_by_side(names, latency, "ms")),
+        _bars("Latency", names, "latency in ms", group_bars(names, latency, "ms")),
         against_figure("Latency, predicted against measured", "ms", pairs),
     ]
     return [chart for chart in charts if chart is not None]
@@ -203,7 +206,7 @@ def evaluation_figure(rows: Sequence[Row]) -> Chart:
     predictors = list(dict.fromkeys(row["predictor"] for row in rows))
     errors = {(f"{row['setting']}: {row['quantity']}", row["predictor"]): row["median_pct"] for row in rows}
     parts: dict[str, Sequence[float | None]] = {p: [errors.get((group, p)) for group in groups] for p in predictors}
-    upright = side_by_side(groups, parts, "%")
+    upright = group_bars(groups, parts, "%")
     boxes = tuple(Box(b.name, b.y0, b.y1, b.x0, b.x1, b.tip, b.color) for b in upright)
     return Chart(
         "Median error of estimates",

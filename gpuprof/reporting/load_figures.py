@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gpuprof.reporting.chart import Axis, Chart, side_by_side, stacked
+from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
 
 #: Stages of a served request, in the order in which it passes them.
 _STAGES = ("router", "queue", "gather", "infer", "scatter")
@@ -22,7 +22,7 @@ def load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
         _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in known]
         for stage in _STAGES
     }
-    boxes = stacked(names, parts, "ms", tuple(range(len(_STAGES))))
+    boxes = stack_bars(names, parts, "ms", tuple(range(len(_STAGES))))
     return Chart("Mean latency by stage", Axis("model", names=names), Axis("latency in ms", low=0.0), boxes=boxes)
 
 
@@ -34,7 +34,7 @@ def batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
         return None
     parts = {model: [100.0 * own.get(size, 0) / sum(own.values()) for size in sizes] for model, own in known.items()}
     names = tuple(str(size) for size in sizes)
-    boxes = side_by_side(names, parts, "%")
+    boxes = group_bars(names, parts, "%")
     return Chart("Batches by size", Axis("batch size", names=names), Axis("batches in %", low=0.0), boxes=boxes)
 
 

@@ -2,58 +2,100 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
-from gpuprof.reporting.chart import Axis, Box, Chart, side_by_side
+from gpuprof.domain.catalogue import devices as catalogued
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, share_of
+from gpuprof.domain.device import Device
+from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
+from gpuprof.reporting.palette import COLORS
 
-#: Memory slices that a MIG geometry is drawn in.
-_SLICES = 8
 _MOST_GPUS = 48
+#: Beyond the colours of the palette they come again, each time paler; the names in the replicas tell them apart.
+_SHADES = (1.0, 0.75, 0.55, 0.4)
 
 
-def map_figure(deployment: DeploymentMap) -> Chart:
-    """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares."""
-    models = [*deployment.models, *deployment.merges]
+def map_figure(
+    deployment: DeploymentMap,
+    devices: Mapping[str, Device] | None = None,
+    *,
+    title: str = "",
+    models: Sequence[str] | None = None,
+) -> Chart:
+    """Return the map as a picture: a bar for each GPU, its partitions and replicas as wide as their shares.
+
+    Parameters
+    ----------
+    deployment : DeploymentMap
+    devices : mapping of str to Device, optional
+        By name; what it lacks is looked up in the catalogue.
+    title : str
+        By default the policy's name.
+    models : sequence of str, optional
+        In the order of their colours, where several maps are to agree; by default the map's own.
+
+    Returns
+    -------
+    Chart
+        A MIG instance stands at its memory slices. Where nobody knows the slices of a device, the note says so and
+        its instances are drawn equally wide.
+    """
+    colors = list(models if models is not None else [*deployment.models, *deployment.merges])
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
-    boxes = [box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _gpu(row, name, gpu, models)]
-    note = "" if len(gpus) <= _MOST_GPUS else f"The first {_MOST_GPUS} of {len(gpus)} GPUs."
+    known = {**catalogued(), **(devices or {})}
+    boxes = [
+        box for row, (name, gpu) in enumerate(gpus[:_MOST_GPUS]) for box in _draw_gpu(row, name, gpu, known, colors)
+    ]
     return Chart(
-        f"Deployment map of {deployment.policy}",
-        Axis("part of the device in %", low=0.0, high=100.0),
-        Axis("GPU", names=tuple(name for name, _ in gpus[:_MOST_GPUS])),
+        title or f"Deployment map of {deployment.policy}",
+        Axis("% of the device (MIG: of its memory slices)", low=0.0, high=100.0),
+        Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), downwards=True),
         boxes=tuple(boxes),
-        note=note,
+        note=" ".join(_describe(gpus, known)),
         height=max(60, 30 * min(len(gpus), _MOST_GPUS)),
     )
 
 
-def _gpu(row: int, name: str, gpu: Gpu, models: Sequence[str]) -> list[Box]:
-    boxes = []
-    for partition in gpu.partitions:
-        at, width = _extent(partition)
+def _describe(gpus: Sequence[tuple[str, Gpu]], devices: Mapping[str, Device]) -> Iterator[str]:
+    if len(gpus) > _MOST_GPUS:
+        yield f"The first {_MOST_GPUS} of {len(gpus)} GPUs."
+    unknown = {gpu.device for _, gpu in gpus for partition in gpu.partitions if _slots(partition, gpu, devices) is None}
+    if unknown:
+        yield f"The MIG slices of {', '.join(sorted(unknown))} are not known: instances are drawn equally wide."
+
+
+def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], models: Sequence[str]) -> Iterator[Box]:
+    low, high = row - 0.4, row + 0.4
+    yield Box("", 0.0, 100.0, low, high, f"{name} ({gpu.device})", 0, framed=True)
+    for index, partition in enumerate(gpu.partitions):
+        known = _slots(partition, gpu, devices)
+        at, width = known or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
+        instance = "" if partition.mig is None else f" in {partition.mig.profile} at {partition.mig.start}"
+        if partition.mig is not None:
+            label = "" if partition.replicas else partition.mig.profile
+            yield Box("", at, at + width, low, high, f"{name} ({gpu.device}){instance}", 0, label, framed=True)
         for replica in partition.replicas:
-            part = width * replica.sm_share_pct / 100.0
-            mig = "" if partition.mig is None else f" in {partition.mig.profile} at {partition.mig.start}"
-            tip = (
-                f"{name} ({gpu.device}): {replica.model}{mig}, {replica.sm_share_pct:g}% share, batch {replica.batch}, "
-                f"{replica.processes} process(es), {replica.rate_rps:.4g} requests/s"
-            )
-            label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
+            part = width * share_of(partition, replica).sm_pct / 100.0
             color = models.index(replica.model) if replica.model in models else len(models)
-            boxes.append(Box(replica.model, at + 0.15, at + part - 0.15, row - 0.4, row + 0.4, tip, color, label))
+            label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
+            tip = (
+                f"{name} ({gpu.device}): {replica.model}{instance}, {replica.sm_share_pct:g}% share, "
+                f"batch {replica.batch}, {replica.processes} process(es), {replica.rate_rps:.4g} requests/s"
+            )
+            shade = _SHADES[color // COLORS % len(_SHADES)]
+            yield Box(replica.model, at + 0.15, at + part - 0.15, low, high, tip, color, label, shade)
             at += part
-    return boxes
 
 
-def _extent(partition: Partition) -> tuple[float, float]:
-    """Return where a partition begins and how wide it is, in percent; a MIG instance by its memory slices."""
+def _slots(partition: Partition, gpu: Gpu, devices: Mapping[str, Device]) -> tuple[float, float] | None:
+    """Return where a partition begins and how wide it is, in percent; None where the device's slices are not known."""
     if partition.mig is None:
         return 0.0, 100.0
-    compute = int(partition.mig.profile.split("g", 1)[0])
-    # From the profile's name alone: 3g takes 4 memory slices, 7g all 8, the others as many as compute slices.
-    slices = {3: 4, 7: 8}.get(compute, compute)
-    return 100.0 * partition.mig.start / _SLICES, 100.0 * slices / _SLICES
+    device = devices.get(gpu.device)
+    if device is None or not device.mig_slices:
+        return None
+    slices = device.mig_profile(partition.mig.profile).memory_slices
+    return 100.0 * partition.mig.start / device.mig_slices, 100.0 * slices / device.mig_slices
 
 
 def cost_figure(maps: Mapping[str, DeploymentMap]) -> Chart:
@@ -70,6 +112,6 @@ def _bars(title: str, names: tuple[str, ...], unit: str, values: Sequence[float 
         title,
         Axis("map", names=names),
         Axis(unit, low=0.0),
-        boxes=side_by_side(names, {unit: values}, unit),
+        boxes=group_bars(names, {unit: values}, unit),
         height=200,
     )

@@ -30,6 +30,7 @@ def style(values: Mapping[str, str]) -> str:
         f".title{{fill:{values['ink']};{_TEXT};font-size:14px;font-weight:600}}",
         f".grid{{stroke:{values['grid']};stroke-width:1}}",
         f".axis{{stroke:{values['faint']};stroke-width:1}}",
+        f".frame{{fill:none;stroke:{values['faint']};stroke-width:1}}",
         f".inbox{{fill:{values['paper']};{_TEXT};font-size:11px}}",
     ]
     for i in range(COLORS):

@@ -1,7 +1,8 @@
-"""Writes a chart as SVG or PNG."""
+"""Writes charts as SVG or PNG."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpuprof.errors import InputError, UnavailableError
@@ -11,8 +12,8 @@ from gpuprof.reporting.svg import standalone
 _ZOOM = 2.0  # of PNGs, so that they are sharp in print
 
 
-def write_picture(chart: Chart, path: Path, theme: str = "light") -> None:
-    """Write the chart in the format that the name ends in, ``.svg`` or ``.png``.
+def write_picture(charts: Chart | Sequence[Chart], path: Path, theme: str = "light", columns: int = 1) -> None:
+    """Write a chart, or several in so many columns, in the format that the name ends in, ``.svg`` or ``.png``.
 
     Raises
     ------
@@ -21,7 +22,7 @@ def write_picture(chart: Chart, path: Path, theme: str = "light") -> None:
     UnavailableError
         For a PNG without resvg-py.
     """
-    svg = standalone(chart, theme)
+    svg = standalone([charts] if isinstance(charts, Chart) else charts, theme, columns)
     if path.suffix == ".svg":
         content = svg.encode()
     elif path.suffix == ".png":

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, side_by_side, stacked
+from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points, group_bars, stack_bars
+from gpuprof.reporting.heat_map import heat_map
 from gpuprof.reporting.palette import DARK, LIGHT, THEMES
 from gpuprof.reporting.scale import scale_of, tick_text
 from gpuprof.reporting.sparkline import sparkline
@@ -57,7 +61,7 @@ def test_ticks_are_short(value: float, text: str) -> None:
 
 
 def test_an_svg_is_xml_has_axes_with_units_and_escapes_what_it_is_given() -> None:
-    root = ElementTree.fromstring(standalone(a_chart("<script>alert(1)</script>")))
+    root = ElementTree.fromstring(standalone([a_chart("<script>alert(1)</script>")]))
     texts = [element.text for element in root.iter(f"{SVG}text")]
     assert {"time in s", "rate in requests/s", "A <title> & more", "label"} <= set(texts)
     assert not list(root.iter(f"{SVG}script"))
@@ -69,7 +73,7 @@ def test_names_beside_the_drawing_get_the_room_they_need_and_marks_stand_where_a
     names = ("node0/0 a_model_of_some_length", "b")
     box = Box("b", 1.0, 4.0, -0.4, 0.4, "", 0)
     chart = Chart("", Axis("batch", log=True, marks=(1.0, 3.0, 4.0)), Axis("", names=names), boxes=(box,))
-    root = ElementTree.fromstring(standalone(chart))
+    root = ElementTree.fromstring(standalone([chart]))
     labels = {element.text: element for element in root.iter(f"{SVG}text")}
     assert {"1", "3", "4"} <= set(labels)
     assert "2" not in labels
@@ -78,12 +82,12 @@ def test_names_beside_the_drawing_get_the_room_they_need_and_marks_stand_where_a
 
 
 def test_the_legend_names_each_series_once_and_shows_dashes() -> None:
-    assert a_chart().names() == {"a": (0, False), "dashed": (1, True), "p": (2, False), "b": (3, False)}
+    assert {name: mark.color for name, mark in a_chart().legend().items()} == {"a": 0, "dashed": 1, "p": 2, "b": 3}
     assert 'stroke-dasharray="4 2"' in inline(a_chart())
 
 
 def test_a_picture_has_its_theme_in_it_and_a_page_has_it_once_for_all() -> None:
-    assert THEMES["dark"]["paper"] in standalone(a_chart(), "dark")
+    assert THEMES["dark"]["paper"] in standalone([a_chart()], "dark")
     assert "<style>" not in inline(a_chart())
 
 
@@ -105,12 +109,12 @@ def test_the_colors_differ_from_their_background() -> None:
 
 
 def test_stacked_bars_stand_on_one_another() -> None:
-    boxes = stacked(("a", "b"), {"x": [1.0, 0.0], "y": [2.0, 3.0]}, "ms", (0, 1))
+    boxes = stack_bars(("a", "b"), {"x": [1.0, 0.0], "y": [2.0, 3.0]}, "ms", (0, 1))
     assert [(box.name, box.y0, box.y1) for box in boxes] == [("x", 0.0, 1.0), ("y", 1.0, 3.0), ("y", 0.0, 3.0)]
 
 
 def test_bars_side_by_side_do_not_overlap_and_leave_out_what_is_not_known() -> None:
-    boxes = side_by_side(("a", "b"), {"x": [1.0, None], "y": [2.0, 3.0]}, "ms")
+    boxes = group_bars(("a", "b"), {"x": [1.0, None], "y": [2.0, 3.0]}, "ms")
     assert [(box.name, round(box.x0)) for box in boxes] == [("x", 0), ("y", 0), ("y", 1)]
     assert boxes[0].x1 <= boxes[1].x0
 
@@ -119,3 +123,32 @@ def test_a_sparkline_goes_from_nothing_to_the_top() -> None:
     assert sparkline([0, 1, 4, 8]) == " ▂▅█"
     assert sparkline([0, 0]) == "  "
     assert sparkline([]) == ""
+
+
+def test_charts_beside_and_below_one_another_do_not_overlap() -> None:
+    root = ElementTree.fromstring(standalone([a_chart(), replace(a_chart(), width=700), a_chart()], columns=2))
+    places = [tuple(map(int, re.findall(r"\d+", group.attrib["transform"]))) for group in root.findall(f"{SVG}g")]
+    height = int(root.attrib["height"]) // 2
+    assert places == [(0, 0), (580, 0), (0, height)]
+    assert int(root.attrib["width"]) == 1280
+
+
+def test_a_downward_axis_begins_at_the_top_and_its_line_stays_below() -> None:
+    boxes = tuple(Box(name, 0.0, 1.0, i - 0.4, i + 0.4, name, i) for i, name in enumerate(("first", "second")))
+    for downwards in (False, True):
+        chart = Chart("", Axis("x"), Axis("", names=("first", "second"), downwards=downwards), boxes=boxes)
+        root = ElementTree.fromstring(standalone([chart]))
+        tops = {box.get("data-tip"): float(box.attrib["y"]) for box in root.iter(f"{SVG}rect") if box.get("data-tip")}
+        assert (tops["first"] < tops["second"]) is downwards
+        (line,) = (line for line in root.iter(f"{SVG}line") if line.get("class") == "axis")
+        assert float(line.attrib["y1"]) > max(tops.values())
+
+
+def test_a_heat_map_has_a_cell_for_each_value_that_can_be_seen_as_full_as_it_is_large() -> None:
+    values = np.array([[0.0, 0.5, 1.0], [0.005, 0.25, 0.0]])
+    chart = heat_map("map", ("a", "b"), ("x", "y", "z"), values)
+    cells = {box.tip: box.shade for box in chart.boxes if not box.framed}
+    assert cells == {"a × y: 0.5": 0.5, "a × z: 1": 1.0, "b × y: 0.25": 0.25}
+    drawn = standalone([chart])
+    assert 'fill-opacity="0.5"' in drawn and 'fill-opacity="0.25"' in drawn
+    assert heat_map("wide", ("a",), tuple(map(str, range(100))), np.ones((1, 100))).width > 1200

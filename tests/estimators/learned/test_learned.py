@@ -23,7 +23,6 @@ from gpuprof.estimators.learned.evaluation import (
     new_batches,
     summarise,
 )
-from gpuprof.estimators.learned.evaluation_plot import svg
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, kind_of
 from gpuprof.estimators.learned.fusion_rule import learn_fusion
 from gpuprof.estimators.learned.learned import LearnedModel, fit, fit_with_intervals
@@ -180,12 +179,6 @@ def test_one_architecture_cannot_be_left_out(tmp_path: Path) -> None:
     db = measure(tmp_path, {"thin": (8, 8)})
     with pytest.raises(InputError, match="needs two but there is 1"):
         leave_one_architecture_out(load_training_set(db, CPU, database_graphs(db)), QUICK)
-
-
-def test_the_plot_has_a_point_for_each_prediction_of_its_panels() -> None:
-    shown = [Prediction(UNSEEN, "latency", "stack", f"net<{i}>", 1, 1.0 + i, 2.0) for i in range(3)]
-    drawn = svg([*shown, replace(shown[0], predictor=ROOFLINE)], [(UNSEEN, "latency", "stack")])
-    assert drawn.count("<circle") == 3 and "net&lt;0&gt;" in drawn
 
 
 def test_what_is_kept_predicts_the_same(model: LearnedModel, world: tuple[Path, TrainingSet], tmp_path: Path) -> None:
