@@ -23,6 +23,7 @@ def check(
         Path | None, typer.Option(help="slo.csv to check instead of what the map says was asked.")
     ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Another one than the map was planned with.")] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -30,7 +31,7 @@ def check(
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
-    result = check_map(map_file, against=against, db=db, note=say_note)
+    result = check_map(map_file, against=against, db=db, estimator=estimator, note=say_note)
     rows = result.rows()
     if chosen is Format.JSON:
         print_json({"map": str(map_file), "sound": result.is_sound, "violations": rows})

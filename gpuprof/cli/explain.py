@@ -41,12 +41,13 @@ def explain(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")],
     model: Annotated[str, typer.Argument(help="A model of the map.")],
     db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
+    estimator: Annotated[str | None, typer.Option(help="Another one than the map was planned with.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
     from gpuprof.pipeline.explain import explain as explain_model
 
-    result = explain_model(map_file, model, db=db, note=say_note)
+    result = explain_model(map_file, model, db=db, estimator=estimator, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
     if as_json:
         print_json({"model": model, "places": places, "alternatives": choices, "what_if": changes})

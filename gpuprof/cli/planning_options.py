@@ -38,8 +38,11 @@ class DemandOptions:
 
 @dataclass(frozen=True)
 class PlanningRuleOptions:
-    """What a map must keep, and how large its replicas may be."""
+    """What a map must keep, how large its replicas may be, and whose times it rests on."""
 
+    estimator: Annotated[str, typer.Option(help="database, measured, gk, igniter, usher, or package.module:Class.")] = (
+        "database"
+    )
     confidence: Annotated[
         float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
     ] = None
@@ -59,6 +62,7 @@ class PlanningRuleOptions:
         from gpuprof.pipeline.planning_options import PlanningOptions
 
         return PlanningOptions(
+            estimator=self.estimator,
             confidence=self.confidence,
             latency_budget=self.latency_budget,
             max_batch=self.max_batch,

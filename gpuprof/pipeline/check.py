@@ -59,6 +59,7 @@ def check(
     *,
     against: DemandsArgument | None = None,
     db: PathArgument | None = None,
+    estimator: str | None = None,
     note: NoteCallback = ignore_note,
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
@@ -70,6 +71,8 @@ def check(
         Demands to check instead of those that the map says were made.
     db : path, optional
         Kernel database; without one the times that stand in the map are believed.
+    estimator : str, optional
+        Name of another estimator than the map was planned with.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -95,7 +98,7 @@ def check(
     notes = NoteList(note)
     demands = None if against is None else resolve_demands(against)
     found = resolve_map(deployment)
-    evidence = map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add)
+    evidence = map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, estimator)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     violations = feasibility.check(found, evidence)

@@ -13,6 +13,7 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
+    from gpuprof.domain.estimate import Estimator
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
@@ -103,6 +104,24 @@ def make_database_estimator(
     from gpuprof.estimators.database import DatabaseEstimator
 
     return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note))
+
+
+def make_named_estimator(
+    name: str,
+    db: KernelDb | None,
+    graphs: Mapping[str, Path] | None = None,
+    note: NoteCallback = ignore_note,
+) -> Estimator:
+    """Return an estimator by its name, the default one with the regressors that were trained.
+
+    Raises
+    ------
+    InputError
+        When there is none of this name, or the database has not what it needs.
+    """
+    from gpuprof.estimators.builtin import DEFAULT, make_estimator
+
+    return make_database_estimator(db, graphs, note) if name == DEFAULT else make_estimator(name, db, graphs)
 
 
 def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ def explain(
     model: str = "",
     *,
     db: PathArgument | None = None,
+    estimator: str | None = None,
     note: NoteCallback = ignore_note,
 ) -> ExplainResult:
     """Say what a model could have had instead, and what 10% more rate or 10% less SLO would change.
@@ -53,6 +54,8 @@ def explain(
         A model of the map; may be left out where it has only one.
     db : path, optional
         Kernel database that the map was planned from.
+    estimator : str, optional
+        Name of another estimator than the map was planned with.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -82,7 +85,7 @@ def explain(
         model = next(iter(found.models))
     if model not in found.models:
         raise unknown_name("model of the map", model, sorted(found.models))
-    problem = map_problem(found, optional_path(db), notes.add)
+    problem = map_problem(found, optional_path(db), notes.add, estimator)
     return ExplainResult(
         model=model,
         deployment=found,

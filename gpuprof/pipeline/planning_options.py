@@ -16,6 +16,8 @@ class PlanningOptions:
 
     Attributes
     ----------
+    estimator : str
+        By name: ``"database"``, ``"measured"``, ``"gk"``, ``"igniter"``, ``"usher"``, or ``"module:Class"``.
     confidence : float or None
         Plan on the upper end of the estimates' intervals, 0.9 for 90%; None: on the means.
     latency_budget : float or None
@@ -34,6 +36,7 @@ class PlanningOptions:
         Time that the map says it was made at; None: that of ``SOURCE_DATE_EPOCH``, else none.
     """
 
+    estimator: str = "database"
     confidence: float | None = None
     latency_budget: float | None = None
     max_batch: int = 256

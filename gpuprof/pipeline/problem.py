@@ -51,11 +51,13 @@ def build_problem(
     InputError
         For a file, device or model that is wrong or unknown.
     """
+    from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.pipeline.devices import (
         describe_superseded,
         describe_variants,
         make_database_estimator,
+        make_named_estimator,
         open_database,
     )
     from gpuprof.placement.problem import Problem
@@ -67,7 +69,8 @@ def build_problem(
     database = open_database(db, needed=len(given) < len(named))
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
     devices = _find_fleet(fleet, database)
-    estimator = make_database_estimator(database, graphs, note)
+    known = make_database_estimator(database, graphs, note)
+    estimator = known if planning.estimator == DEFAULT else make_named_estimator(planning.estimator, database, graphs)
     models = [demand.model for demand in named]
     options = replace(options, host=_host_work(database, devices, named))
     if planning.overhead_ms is None:
@@ -76,11 +79,11 @@ def build_problem(
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     targets = [entry.device.name for entry in devices.entries]
-    for remark in (*describe_superseded(estimator, models), *describe_variants(estimator, models, targets)):
+    for remark in (*describe_superseded(known, models), *describe_variants(known, models, targets)):
         note(remark)
     files = _find_files(database, graphs)
     if options.max_batch > 1:
-        _note_mixing_models(estimator.verdicts, files, models, note)
+        _note_mixing_models(known.verdicts, files, models, note)
     return Problem(
         demands=named,
         fleet=devices,
@@ -88,8 +91,8 @@ def build_problem(
         queueing=BatchQueue(),
         options=options,
         files=files,
-        planned_with=_record_settings(demands, database, devices, options),
-        tried=collect_tried_runs(estimator, models),
+        planned_with=_record_settings(demands, database, devices, options, planning.estimator),
+        tried=collect_tried_runs(known, models),
     )
 
 
@@ -212,7 +215,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 
 
 def _record_settings(
-    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options
+    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options, estimator: str
 ) -> PlannedWith:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
     slo_sha256 = database_sha256 = None
@@ -222,6 +225,7 @@ def _record_settings(
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
+        estimator=estimator,
         fleet=tuple(PlannedDevices(device=one.device.name, count=one.count) for one in fleet.entries),
         confidence=options.confidence,
         latency_budget=options.latency_budget,

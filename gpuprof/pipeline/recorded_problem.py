@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import Problem
 
 
-def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note) -> Problem:
-    """Return the problem that a map answers, from what the map says of it.
+def map_problem(
+    deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note, estimator: str | None = None
+) -> Problem:
+    """Return the problem that a map answers, from what the map says of it; its estimator unless another is named.
 
     Raises
     ------
@@ -32,8 +34,14 @@ def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback =
     from gpuprof.domain.demand import Demand, Slo
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.planned_with import PlannedDevices
+    from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
+    from gpuprof.pipeline.devices import (
+        make_database_estimator,
+        make_named_estimator,
+        open_database,
+        resolve_device,
+    )
     from gpuprof.pipeline.problem import collect_tried_runs
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import recorded_work
@@ -42,12 +50,13 @@ def map_problem(deployment: DeploymentMap, db: Path | None, note: NoteCallback =
     settings = deployment.planned_with
     kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
-    estimator = make_database_estimator(database, note=note)
+    known = make_database_estimator(database, note=note)
+    name = estimator or settings.estimator
     return Problem(
         demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
-        estimator=estimator,
-        tried=collect_tried_runs(estimator, deployment.models),
+        estimator=known if name == DEFAULT else make_named_estimator(name, database),
+        tried=collect_tried_runs(known, deployment.models),
         queueing=BatchQueue(),
         options=Options(
             confidence=settings.confidence,
@@ -74,14 +83,22 @@ def map_evidence(
     against: Sequence[Demand] | None,
     base: Path = Path(),
     note: NoteCallback = ignore_note,
+    estimator: str | None = None,
 ) -> Evidence:
     """Return what a map from a file in ``base`` is checked against; without a database, its own times.
 
-    ``against`` are demands to be checked instead of those that the map says were made.
+    ``against`` are demands to be checked instead of those that the map says were made; ``estimator`` names another
+    than the one that it was planned with.
     """
     from gpuprof.domain.failure import NOTHING_TRIED
+    from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
-    from gpuprof.pipeline.devices import make_database_estimator, open_database, resolve_device
+    from gpuprof.pipeline.devices import (
+        make_database_estimator,
+        make_named_estimator,
+        open_database,
+        resolve_device,
+    )
     from gpuprof.pipeline.problem import collect_tried_runs, model_name
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import recorded_work
@@ -97,18 +114,20 @@ def map_evidence(
         except InputError:
             continue  # the check names it
     graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
-    estimator: Estimator | None = None
+    asked: Estimator | None = None
     tried = NOTHING_TRIED
+    name = estimator or settings.estimator
     if database is not None:
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
-        estimator = measured = make_database_estimator(database, known, note)
+        measured = make_database_estimator(database, known, note)
+        asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
         tried = collect_tried_runs(measured, deployment.models)
-        estimator = MergedEstimator(estimator, merged_works(deployment, base)) if deployment.merges else estimator
+        asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(
         devices=found,
         queueing=BatchQueue(),
-        estimator=estimator,
+        estimator=asked,
         demands=None if against is None else tuple(replace(one, model=model_name(one.model)) for one in against),
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
+from scipy.optimize import curve_fit, least_squares
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
@@ -121,6 +121,42 @@ def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
         float(beta_sch),
         profile.share_unit,
     )
+
+
+def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:
+    """Return the coefficients of a model as iGniter's authors fit them, for a profile by their own tools.
+
+    k_1 … k_5 by plain least squares over shares in percent, without bounds; the rest as `fit_workload` does. The
+    paper's plans hang on these: with coefficients that stay positive its twelve workloads fit on five GPUs, not six.
+
+    Raises
+    ------
+    InputError
+        When there are fewer configurations than coefficients.
+    """
+    ours = fit_workload(profile, hardware)
+    batch, percent, time = (
+        np.array(column)
+        for column in zip(
+            *(
+                (
+                    one.batch,
+                    100.0 * one.share,
+                    one.gpu_ms * min(1.0, one.clock_mhz / hardware.max_clock_mhz) - profile.idle_ms,
+                )
+                for one in profile.configurations
+            ),
+            strict=True,
+        )
+    )
+    fitted, _ = curve_fit(_active_of_percent, np.array([batch, percent]), time, maxfev=100_000)
+    k1, k2, k3, k4, k5 = (float(value) for value in fitted)
+    return replace(ours, active=(k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
+
+
+def _active_of_percent(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
+    batch, percent = at
+    return np.asarray((k1 * batch**2 + k2 * batch + k3) / (percent + k4) + k5)
 
 
 def fit_workload(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:

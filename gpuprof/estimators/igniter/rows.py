@@ -64,7 +64,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     InputError
         Saying what is missing.
     """
-    imported = _imported(db, device)
+    imported = imported_profile(db, device)
     if imported is not None:
         return imported
     models = comparable_rows(read_records(db, ModelRow, {"device": device.name, "processes": 1}))
@@ -89,8 +89,8 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     return _hardware(device, complete, beside, pcie), workloads
 
 
-def _imported(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
-    """Return the last profile of iGniter's own that was imported, which its run keeps whole."""
+def imported_profile(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str, WorkloadProfile]] | None:
+    """Return the last profile by iGniter's own tools that was imported, None where none was."""
     runs = read_records(db, RunRow, {"device": device.name, "collector": _IMPORTED})
     for run in sorted(runs, key=lambda run: run.run_id, reverse=True):
         tables = json.loads(run.settings or "{}")

@@ -14,7 +14,8 @@ DEVICE = "a100-80"
 #: MIG size in compute slices → the profile of an A100-80 that ParvaGPU measured.
 _PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
 _NOTES = (
-    "latencies are published to 1 ms; throughput is published of one process and multiplied here by their number; "
+    "latencies are batch over throughput, being published to 1 ms only; throughput is published of one process and "
+    "multiplied here by their number; "
     "0,0 means out of memory"
 )
 
@@ -37,7 +38,7 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
     for line, row in source.rows():
         size, batch = int(source.given(line, row, HEADER[0])), int(source.given(line, row, HEADER[1]))
         processes = int(source.given(line, row, HEADER[2]))
-        throughput, latency_s = source.given(line, row, HEADER[3]), source.given(line, row, HEADER[4])
+        throughput = source.given(line, row, HEADER[3])
         if size not in _PROFILES:
             raise InputError(f"{source.path}:{line}: MIG size {size} is none of {', '.join(map(str, _PROFILES))}")
         measured = throughput > 0
@@ -50,7 +51,7 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
                 sm_share_pct=100.0,
                 mig_profile=_PROFILES[size],
                 processes=processes,
-                latency_mean_ms=1000.0 * latency_s if measured else None,
+                latency_mean_ms=1000.0 * batch / throughput if measured else None,
                 throughput_rps=throughput * processes if measured else None,
                 error=None if measured else "out of memory",
             )

@@ -39,16 +39,19 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
     run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
     models = []
     for line, row in source.rows():
-        latency_s = source.number(line, row, "latency_s")
+        latency_s, batch = source.number(line, row, "latency_s"), int(source.given(line, row, "batch"))
+        throughput_rps = source.number(line, row, "throughput_rps")
+        if throughput_rps:  # published to more digits than the latency
+            latency_s = batch / throughput_rps
         memory_pct = source.number(line, row, "mem_capacity_pct")
         models.append(
             ModelRow(
                 run_id=run.run_id,
                 model=row["model"],
                 device=run.device,
-                batch=int(source.given(line, row, "batch")),
+                batch=batch,
                 latency_mean_ms=None if latency_s is None else 1000.0 * latency_s,
-                throughput_rps=source.number(line, row, "throughput_rps"),
+                throughput_rps=throughput_rps,
                 memory_peak_bytes=None if memory_pct is None else round(memory_pct / 100.0 * _MEMORY_BYTES),
                 max_occupancy_pct=source.number(line, row, "achieved_occupancy_pct"),
                 wavg_occupancy_pct=source.number(line, row, "weighted_achieved_occupancy_pct"),

@@ -1,0 +1,115 @@
+"""iGniter's analytical model (TPDS'22, section 3) as an estimator to choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
+from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
+from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
+from gpuprof.estimators.igniter.rows import imported_profile, profile_of
+from gpuprof.kernel_db.store import KernelDb
+
+SOURCE = "iGniter"
+#: The largest batch that iGniter profiles, and beyond which its lines are not to be trusted.
+_MOST_BATCH = 32
+
+Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
+
+
+class IgniterEstimator:
+    """Implements `gpuprof.domain.estimate.Estimator` by equations 1 to 10 of the paper.
+
+    The coefficients of a device are those of iGniter's own profile where one was imported, fitted as its authors fit
+    them; else those that ``gpuprof calibrate`` kept beside the database; else fitted to what the database measured.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+    graphs : mapping of str to Path, optional
+        Not needed: nothing is read off a graph.
+    coefficients : mapping of str to (HardwareCoefficients, mapping of str to WorkloadCoefficients), optional
+        By device, instead of a database.
+    """
+
+    def __init__(
+        self,
+        db: KernelDb | None,
+        graphs: Mapping[str, Path] | None = None,
+        coefficients: Mapping[str, Coefficients] | None = None,
+    ) -> None:
+        self._db = db
+        self._known: dict[str, Coefficients] = dict(coefficients or {})
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the time beside all neighbours; loading the next batch is hidden (equation 2).
+
+        Raises
+        ------
+        InputError
+            For several processes, a MIG instance, or a model or device without coefficients.
+        """
+        if processes > 1 or share.mig is not None or batch < 1:
+            raise InputError(
+                f"iGniter's model has one process on a share of the whole device: nothing is known of {model} "
+                f"at batch {batch} with {processes} processes under {share}"
+            )
+        workload = Workload(model, batch, share)
+        hardware, _ = self.coefficients(device)
+        victim, others = self._placed(device, workload), [self._placed(device, other) for other in beside]
+        predicted = predict(hardware, victim, others)
+        return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes up to 32, the largest that iGniter profiles."""
+        self._workload(device, model)
+        return tuple(range(1, _MOST_BATCH + 1))
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the multiples of the smallest unit of a share."""
+        self._workload(device, model)
+        unit = self.coefficients(device)[0].share_unit
+        return tuple(Share(min(100.0, 100.0 * unit * n)) for n in range(1, round(1.0 / unit) + 1))
+
+    def coefficients(self, device: Device) -> Coefficients:
+        """Return the coefficients of a device and of the models on it.
+
+        Raises
+        ------
+        InputError
+            When nothing is known of the device.
+        """
+        if device.name not in self._known:
+            self._known[device.name] = self._read(device)
+        return self._known[device.name]
+
+    def _read(self, device: Device) -> Coefficients:
+        if self._db is None:
+            raise InputError(f"iGniter's coefficients of {device.name} are not known", "give --db DATABASE")
+        imported = imported_profile(self._db, device)
+        if imported is not None:
+            hardware = fit_hardware(imported[0])
+            return hardware, {name: fit_published_workload(one, hardware) for name, one in imported[1].items()}
+        path = coefficients_path(self._db.path, device.name)
+        if path.is_file():
+            _, hardware, kept = read_coefficients(path)
+            return hardware, kept
+        profile, models = profile_of(self._db, device)
+        hardware = fit_hardware(profile)
+        return hardware, {name: fit_workload(one, hardware) for name, one in models.items()}
+
+    def _workload(self, device: Device, model: str) -> WorkloadCoefficients:
+        workloads = self.coefficients(device)[1]
+        if model not in workloads:
+            raise unknown_name(f"model with iGniter's coefficients of {device.name}", model, sorted(workloads))
+        return workloads[model]
+
+    def _placed(self, device: Device, workload: Workload) -> Placed:
+        return Placed(self._workload(device, workload.model), workload.batch, workload.share.sm_pct / 100.0)

@@ -1,0 +1,151 @@
+"""Estimators that say what was measured and nothing else: as it is, or under USHER's premise on shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Estimate, Figure, Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.kernel_db.store import KernelDb
+
+_LITTLE = 1e-6
+
+
+class MeasuredEstimator:
+    """Implements `gpuprof.domain.estimate.Estimator`: the rows of the database, and no word beyond them.
+
+    Neighbours are regarded as none inside MIG instances of their own, and refused elsewhere: what several models do to
+    one another is another estimator's to say.
+
+    Parameters
+    ----------
+    db : KernelDb or None
+    graphs : mapping of str to Path, optional
+        ONNX files; one that the database knows by its hash has its figures.
+    """
+
+    def __init__(self, db: KernelDb | None, graphs: Mapping[str, Path] | None = None) -> None:
+        if db is None:
+            raise InputError("only what was measured is asked for, and there is no database", "give --db DATABASE")
+        self._models = read_measured(db)
+        self._graphs = dict(graphs or {})
+        self._points: dict[tuple[str, str], dict[tuple[int, Share, int], Point]] = {}
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what was measured.
+
+        Raises
+        ------
+        InputError
+            When exactly this was not measured, or something runs beside it.
+        """
+        workload = Workload(model, batch, share, processes)
+        point = self._points_of(model, device).get((batch, share, processes))
+        if point is None:
+            raise InputError(
+                f"{model} was not measured on {device.name} at batch {batch} with {processes} "
+                f"{'process' if processes == 1 else 'processes'} under {share}",
+                "profile it so, or choose another --estimator",
+            )
+        self._require_alone(workload, beside)
+        return _estimate_of_point(workload, device, point, MEASURED)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes that were measured under the share."""
+        return tuple(sorted({point.batch for point in self._points_of(model, device).values() if point.share == share}))
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares that were measured."""
+        found = {point.share for point in self._points_of(model, device).values()}
+        return tuple(sorted(found, key=lambda share: (device.fraction(share), share.mig or "")))
+
+    def _require_alone(self, workload: Workload, beside: Sequence[Workload]) -> None:
+        if beside:
+            names = ", ".join(one.model for one in beside)
+            raise InputError(
+                f"{workload.model} was measured alone and not beside {names}", "choose --estimator database"
+            )
+
+    def _points_of(self, model: str, device: Device) -> dict[tuple[int, Share, int], Point]:
+        key = (model, device.name)
+        if key not in self._points:
+            points = self._find_model(model).points.get(device.name, ())
+            self._points[key] = {(one.batch, one.share, one.processes): one for one in points}
+        return self._points[key]
+
+    def _find_model(self, model: str) -> MeasuredModel:
+        path = self._graphs.get(model)
+        if path is not None:
+            from gpuprof.graph.load import load_graph, only_batch
+
+            sha256 = load_graph(path, only_batch(path) or 1).sha256
+            found = next((known for known in self._models.values() if known.sha256 == sha256), None)
+            return found or MeasuredModel(model)
+        if model not in self._models:
+            raise unknown_name("model", model, list(self._models))
+        return self._models[model]
+
+
+class UsherEstimator(MeasuredEstimator):
+    """USHER's premise (OSDI'24 §3): under a share of at least its compute requirement a model is as quick as alone.
+
+    So what was measured on the whole device holds under every share down to the smallest of the requirements that are
+    known of the batch, whatever runs beside. Elvinger's thesis measures where that fails (§6.2).
+    """
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what was measured on the whole device.
+
+        Raises
+        ------
+        InputError
+            When it was not measured there, or requires more than the share.
+        """
+        workload = Workload(model, batch, share, processes)
+        points = self._points_of(model, device)
+        point = points.get((batch, share, processes))
+        if point is not None:
+            return _estimate_of_point(workload, device, point, MEASURED)
+        whole = points.get((batch, Share(), processes))
+        required = [] if whole is None else _requirements(whole)
+        if whole is None or share.mig is not None or not required or min(required) > share.sm_pct + _LITTLE:
+            raise InputError(
+                f"{model} at batch {batch} is not known to require {share} of {device.name} or less",
+                "profile its compute requirement, or choose another --estimator",
+            )
+        return _estimate_of_point(workload, device, whole, INTERPOLATED if share.sm_pct < 100.0 else MEASURED)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes that were measured under the share, or on the whole device."""
+        return super().batches(model, device, share) or super().batches(model, device, Share())
+
+
+def _requirements(point: Point) -> list[float]:
+    return [point.figures[column] for column in CREQ_METRICS.values() if column in point.figures]
+
+
+def _estimate_of_point(workload: Workload, device: Device, point: Point, source: str) -> Estimate:
+    error = point.relative_error
+    ends = (point.latency_ms / (1.0 + error), point.latency_ms * (1.0 + error)) if error else (None, None)
+    figures = {name: Figure(value, MEASURED) for name, value in point.figures.items()}
+    return Estimate(
+        workload=workload,
+        device=device.name,
+        latency_ms=Figure(point.latency_ms, source, *ends),
+        latency_cv=point.cv,
+        pause_factor=point.pause_factor,
+        pause_cv=point.pause_cv,
+        memory_bytes=figures.get("memory_peak_bytes"),
+        creq_pct=tuple((metric, figures[column]) for metric, column in CREQ_METRICS.items() if column in figures),
+        dram_pct=figures.get("dram_pct"),
+        l2_pct=figures.get("l2_pct"),
+        power_w=figures.get("power_w"),
+    )

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, Workload
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.estimators.builtin import make_estimator
+from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.kernel_db.store import KernelDb
+from tests.estimators.rows import GPU, database, measured
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> KernelDb:
+    rows = [measured("net", batch, 2.0 + batch, device=GPU.name, memory=1000 * batch) for batch in (1, 4)]
+    rows = [replace(row, max_occupancy_pct=40.0, wavg_sm_util_pct=30.0) for row in rows]
+    rows.append(measured("net", 4, 9.0, device=GPU.name, share=20.0))
+    rows.append(ModelRow("r1", "net", GPU.name, 8, 100.0, None, 1, error="out of memory"))
+    return database(tmp_path / "db", rows)
+
+
+def test_what_was_measured_is_said_and_nothing_between(db: KernelDb) -> None:
+    estimator = make_estimator("measured", db)
+    said = estimator.estimate("net", GPU, 4, Share())
+    assert (said.latency_ms.value, said.latency_ms.source) == (6.0, MEASURED)
+    assert said.memory_bytes is not None and said.memory_bytes.value == 4000.0
+    for batch, share in ((2, Share()), (4, Share(50.0))):
+        with pytest.raises(InputError, match="was not measured on gpu-test"):
+            estimator.estimate("net", GPU, batch, share)
+    assert estimator.shares("net", GPU) == (Share(20.0), Share())
+    assert estimator.batches("net", GPU, Share(20.0)) == (4,)
+
+
+def test_it_says_nothing_of_neighbours(db: KernelDb) -> None:
+    with pytest.raises(InputError, match="alone and not beside net"):
+        make_estimator("measured", db).estimate("net", GPU, 4, Share(20.0), [Workload("net", 1, Share(20.0))])
+
+
+def test_by_ushers_premise_a_share_of_what_is_required_costs_nothing(db: KernelDb) -> None:
+    estimator = make_estimator("usher", db)
+    fits = estimator.estimate("net", GPU, 4, Share(30.0), [Workload("net", 1, Share(40.0))])
+    assert (fits.latency_ms.value, fits.latency_ms.source) == (6.0, INTERPOLATED)
+    assert estimator.estimate("net", GPU, 4, Share(20.0)).latency_ms.value == 9.0  # measured, so it is known
+    with pytest.raises(InputError, match="not known to require 29%"):
+        estimator.estimate("net", GPU, 4, Share(29.0))
+
+
+class Boundless:
+    """Knows everything."""
+
+    def __init__(self, db: KernelDb | None) -> None:
+        self._database = make_estimator("database", db)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._database, name)
+
+    def estimate(self, model: str, device: object, batch: int, *_: object, **__: object) -> int:
+        return batch
+
+
+@pytest.mark.parametrize("name", ["database", "measured", "usher", f"{__name__}:Boundless"])
+def test_no_estimator_answers_for_what_failed(db: KernelDb, name: str) -> None:
+    estimator = make_estimator(name, db)
+    assert estimator.estimate("net", GPU, 4, Share())
+    for batch, share in ((8, Share()), (16, Share(30.0))):
+        with pytest.raises(InputError):
+            estimator.estimate("net", GPU, batch, share)
+
+
+def test_without_a_database_it_says_so() -> None:
+    with pytest.raises(InputError, match="there is no database"):
+        make_estimator("measured", None)
