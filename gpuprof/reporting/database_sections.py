@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict, replace
 
+from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.reporting.document import Section
 from gpuprof.reporting.profile_figures import over_figures, roofline_figure, timeline_figure
@@ -19,22 +21,30 @@ def database_sections(database: KernelDb, name: str) -> list[Section]:
     InputError
         When a file of it is damaged.
     """
-    models = [row for row in database.read("models").to_pylist() if not row["error"]]
-    devices: dict[str, dict[str, Any]] = {}
-    for row in database.read("devices").to_pylist():  # a later run may know less of the device
-        known = {name: value for name, value in row.items() if value is not None}
-        devices[row["device"]] = devices.get(row["device"], {}) | known
-    sections = [Section("Profiles", f"{name}: {len(models)} measured workloads.", tuple(over_figures(models)))]
-    for model in list(dict.fromkeys(row["model"] for row in models))[:_MOST_WORKLOADS]:
-        last = max((row for row in models if row["model"] == model), key=lambda row: (row["batch"], row["run_id"]))
-        ops = database.read("ops", where={"run_id": last["run_id"], "model": model}).to_pylist()
-        ops.sort(key=lambda op: op["position"])
-        kernels = database.read("kernels", where={"run_id": last["run_id"], "model": model}).to_pylist()
-        workload = f"{model}, batch {last['batch']}"
-        charts = (
-            roofline_figure(f"{workload}: roofline", ops, devices.get(last["device"])),
-            timeline_figure(f"{workload}: timeline", ops, kernels),
+    models = [row for row in read_records(database, ModelRow) if not row.error]
+    devices: dict[str, DeviceRow] = {}
+    for row in read_records(database, DeviceRow):  # a later run may know less of the device
+        earlier = devices.get(row.device, row)
+        devices[row.device] = replace(
+            earlier, **{name: value for name, value in asdict(row).items() if value is not None}
         )
-        if shown := tuple(chart for chart in charts if chart is not None):
-            sections.append(Section(model, f"{len(ops)} ops on {last['device']}, batch {last['batch']}.", shown))
+    sections = [Section("Profiles", f"{name}: {len(models)} measured workloads.", tuple(over_figures(models)))]
+    for model in list(dict.fromkeys(row.model for row in models))[:_MOST_WORKLOADS]:
+        last = max((row for row in models if row.model == model), key=lambda row: (row.batch, row.run_id))
+        if (section := _workload_section(database, last, devices.get(last.device))) is not None:
+            sections.append(section)
     return sections
+
+
+def _workload_section(database: KernelDb, measured: ModelRow, device: DeviceRow | None) -> Section | None:
+    where = {"run_id": measured.run_id, "model": measured.model}
+    ops = sorted(read_records(database, OpRow, where), key=lambda op: op.position)
+    kernels = read_records(database, KernelRow, where)
+    workload = f"{measured.model}, batch {measured.batch}"
+    charts = (
+        roofline_figure(f"{workload}: roofline", ops, device),
+        timeline_figure(f"{workload}: timeline", ops, kernels),
+    )
+    shown = tuple(chart for chart in charts if chart is not None)
+    text = f"{len(ops)} ops on {measured.device}, batch {measured.batch}."
+    return Section(measured.model, text, shown) if shown else None

@@ -3,92 +3,103 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 
-Row = Mapping[str, Any]
 _TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one
 _OTHER = 6
 _REST = "other"
 _MOST_MARKS = 10  # labels of an axis that stand at what was measured
 
 
-def roofline_figure(title: str, ops: Sequence[Row], device: Row | None) -> Chart | None:
+def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) -> Chart | None:
     """Return arithmetic intensity and rate of each op, under what the device can do; None when no op has both.
 
     Parameters
     ----------
     title : str
-    ops : sequence of mapping
-        With ``name``, ``op_type``, ``flops``, ``bytes_read``, ``bytes_written``, ``duration_p50_ns``.
-    device : mapping or None
-        With ``float32_flops_per_s`` and ``dram_bytes_per_s``, whose roofs are drawn.
+    ops : sequence of OpRow
+    device : DeviceRow or None
+        Whose roofs are drawn.
     """
-    kept = [op for op in ops if op["flops"] and _bytes(op) and op["duration_p50_ns"]]
-    if not kept:
+    timed = [one for op in ops if (one := _timed(op)) is not None]
+    if not timed:
         return None
-    colors = _type_colors([op for op in ops if op["duration_p50_ns"]])  # as in the timeline
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for op in kept:
-        groups[op["op_type"] if op["op_type"] in colors else "other"].append(op)
+    colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
+    groups: dict[str, list[_TimedOp]] = defaultdict(list)
+    for one in timed:
+        groups[one.op.op_type if one.op.op_type in colors else _REST].append(one)
     points = tuple(
         Points(
             name,
-            tuple(op["flops"] / _bytes(op) for op in rows),
-            tuple(op["flops"] / op["duration_p50_ns"] for op in rows),
-            tuple(_op_tip(op) for op in rows),
+            tuple(one.intensity for one in own),
+            tuple(one.gflops for one in own),
+            tuple(one.tip for one in own),
             colors.get(name, _OTHER),
         )
-        for name, rows in groups.items()
+        for name, own in groups.items()
     )
     intensity = [x for group in points for x in group.x]
     lines = _roofs(device, min(intensity) / 2, max(intensity) * 2)
     return Chart(title, Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True), lines, points, height=340)
 
 
-def _bytes(op: Row) -> float:
-    return float((op["bytes_read"] or 0) + (op["bytes_written"] or 0))
+@dataclass(frozen=True, slots=True)
+class _TimedOp:
+    """An op with its rate in GFLOP/s, its FLOP per byte and its time."""
+
+    op: OpRow
+    gflops: float
+    intensity: float
+    duration_us: float
+
+    @property
+    def tip(self) -> str:
+        return (
+            f"{self.op.name} ({self.op.op_type}): {self.gflops:.4g} GFLOP/s, "
+            f"{self.intensity:.4g} FLOP/byte, {self.duration_us:.4g} µs"
+        )
 
 
-def _op_tip(op: Row) -> str:
-    return (
-        f"{op['name']} ({op['op_type']}): {op['flops'] / op['duration_p50_ns']:.4g} GFLOP/s, "
-        f"{op['flops'] / _bytes(op):.4g} FLOP/byte, {op['duration_p50_ns'] / 1e3:.4g} µs"
-    )
+def _timed(op: OpRow) -> _TimedOp | None:
+    moved = float((op.bytes_read or 0) + (op.bytes_written or 0))
+    if not op.flops or not moved or not op.duration_p50_ns:
+        return None
+    return _TimedOp(op, op.flops / op.duration_p50_ns, op.flops / moved, op.duration_p50_ns / 1e3)
 
 
-def _roofs(device: Row | None, low: float, high: float) -> tuple[Line, ...]:
-    if device is None or not device.get("float32_flops_per_s") or not device.get("dram_bytes_per_s"):
+def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...]:
+    if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
         return ()
-    peak, bandwidth = device["float32_flops_per_s"] / 1e9, device["dram_bytes_per_s"] / 1e9
+    peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
     ridge = peak / bandwidth
     x = tuple(sorted({low, min(max(ridge, low), high), high}))
     return (Line("roof of the device, float32", x, tuple(min(peak, bandwidth * at) for at in x), 7),)
 
 
-def timeline_figure(title: str, ops: Sequence[Row], kernels: Sequence[Row] = ()) -> Chart | None:
+def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:
     """Return when what runs in one inference, a row an op type; None when nothing was timed.
 
     Parameters
     ----------
     title : str
-    ops : sequence of mapping
-        With ``name``, ``op_type``, ``duration_p50_ns``; where the start of nothing is known, they stand one after the
+    ops : sequence of OpRow
+        Where the start of nothing is known, they stand one after the
         other in the order of the graph.
-    kernels : sequence of mapping
-        With ``name``, ``op_type``, ``repeat``, ``start_ns``, ``duration_ns``; where starts were measured, the
+    kernels : sequence of KernelRow
+        Where starts were measured, the
         repetition of median length is shown as it ran.
     """
     measured = _median_repeat(kernels)
-    spans = [_Span(row["name"], row["op_type"], *_when(row)) for row in measured] or _in_order(ops)
+    spans = measured or _in_order(ops)
     if not spans:
         return None
     first = min(span.start_ms for span in spans)
-    colors = _type_colors([{"op_type": span.kind, "duration_p50_ns": span.length_ms} for span in spans])
+    colors = _type_colors([(span.kind, span.length_ms) for span in spans])
     rows = [*colors, *([_REST] if any(span.kind not in colors for span in spans) else [])]
     boxes = []
     for span in spans:
@@ -117,46 +128,39 @@ class _Span:
     length_ms: float
 
 
-def _in_order(ops: Sequence[Row]) -> list[_Span]:
-    timed = [op for op in ops if op["duration_p50_ns"]]
-    ends = list(accumulate(op["duration_p50_ns"] / 1e6 for op in timed))
-    lengths = [op["duration_p50_ns"] / 1e6 for op in timed]
-    return [
-        _Span(op["name"], op["op_type"], end - length, length)
-        for op, end, length in zip(timed, ends, lengths, strict=True)
-    ]
+def _in_order(ops: Sequence[OpRow]) -> list[_Span]:
+    timed = [(op, op.duration_p50_ns / 1e6) for op in ops if op.duration_p50_ns]
+    ends = accumulate(length for _, length in timed)
+    return [_Span(op.name, op.op_type, end - length, length) for (op, length), end in zip(timed, ends, strict=True)]
 
 
-def _when(kernel: Row) -> tuple[float, float]:
-    return kernel["start_ns"] / 1e6, kernel["duration_ns"] / 1e6
-
-
-def _median_repeat(kernels: Sequence[Row]) -> list[Row]:
+def _median_repeat(kernels: Sequence[KernelRow]) -> list[_Span]:
     """Return the kernels of the repetition whose time from its first start to its last end is the median of all."""
-    repeats: dict[int, list[Row]] = defaultdict(list)
+    repeats: dict[int, list[_Span]] = defaultdict(list)
     for kernel in kernels:
-        if kernel["start_ns"] is not None and kernel["duration_ns"]:
-            repeats[kernel["repeat"]].append({**kernel, "op_type": kernel["op_type"] or _REST})
+        if kernel.start_ns is not None and kernel.duration_ns:
+            span = _Span(kernel.name, kernel.op_type or _REST, kernel.start_ns / 1e6, kernel.duration_ns / 1e6)
+            repeats[kernel.repeat].append(span)
 
-    def length_ns(rows: Sequence[Row]) -> float:
-        return float(max(row["start_ns"] + row["duration_ns"] for row in rows) - min(row["start_ns"] for row in rows))
+    def length_ms(spans: Sequence[_Span]) -> float:
+        return max(one.start_ms + one.length_ms for one in spans) - min(one.start_ms for one in spans)
 
-    ordered = sorted(repeats.values(), key=length_ns)
-    return sorted(ordered[len(ordered) // 2], key=lambda row: float(row["start_ns"])) if ordered else []
+    ordered = sorted(repeats.values(), key=length_ms)
+    return sorted(ordered[len(ordered) // 2], key=lambda one: one.start_ms) if ordered else []
 
 
-def _type_colors(ops: Sequence[Row]) -> dict[str, int]:
+def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
     """Return the op types that take the most time and a colour for each."""
-    times: dict[str, float] = defaultdict(float)
-    for op in ops:
-        times[op["op_type"]] += op["duration_p50_ns"]
-    largest = sorted(times, key=lambda name: (-times[name], name))[:_TYPES]
+    sums: dict[str, float] = defaultdict(float)
+    for op_type, time in times:
+        sums[op_type] += time
+    largest = sorted(sums, key=lambda name: (-sums[name], name))[:_TYPES]
     return {name: i for i, name in enumerate(largest)}
 
 
-def over_figures(models: Sequence[Row]) -> list[Chart]:
+def over_figures(models: Sequence[ModelRow]) -> list[Chart]:
     """Return latency and throughput over the batch, and latency over the share, of what was measured."""
-    rows = [row for row in models if row["latency_p50_ms"] and row["batch"]]
+    rows = [row for row in models if row.latency_p50_ms and row.batch]
     return [
         chart
         for chart in (
@@ -170,12 +174,12 @@ def over_figures(models: Sequence[Row]) -> list[Chart]:
     ]
 
 
-def _over(rows: Sequence[Row], along: str, x_label: str, key: str, y_label: str, title: str) -> Chart | None:
+def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Chart | None:
     others = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != along]
     series: dict[str, dict[float, float]] = defaultdict(dict)
     for row in rows:
-        if row.get(key):
-            series[_label(row, others)][float(row[along])] = float(row[key])
+        if value := getattr(row, key):
+            series[_label(row, others)][float(getattr(row, along))] = float(value)
     several = {name: points for name, points in series.items() if len(points) > 1}
     if not several:
         return None
@@ -198,14 +202,14 @@ def _over(rows: Sequence[Row], along: str, x_label: str, key: str, y_label: str,
     return Chart(title, Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True), lines, dots)
 
 
-def _label(row: Row, names: Sequence[str]) -> str:
-    words = [str(row["model"])]
+def _label(row: ModelRow, names: Sequence[str]) -> str:
+    words = [row.model]
     if "batch" in names:
-        words.append(f"batch {row['batch']}")
-    if "sm_share_pct" in names and row["sm_share_pct"] is not None:
-        words.append(f"{row['sm_share_pct']:g}%")
-    if row.get("mig_profile"):
-        words.append(str(row["mig_profile"]))
-    if (row.get("processes") or 1) > 1:
-        words.append(f"{row['processes']} processes")
+        words.append(f"batch {row.batch}")
+    if "sm_share_pct" in names and row.sm_share_pct is not None:
+        words.append(f"{row.sm_share_pct:g}%")
+    if row.mig_profile:
+        words.append(row.mig_profile)
+    if row.processes > 1:
+        words.append(f"{row.processes} processes")
     return " ".join(words)

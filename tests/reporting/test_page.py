@@ -23,6 +23,7 @@ from gpuprof.domain.deployment import (
     ReplicaPrediction,
 )
 from gpuprof.errors import GpuprofError, InputError
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.document import read_json, sections_of
 from gpuprof.reporting.map_figures import cost_figure, map_figure
 from gpuprof.reporting.page import page
@@ -109,18 +110,15 @@ def simulation() -> dict[str, Any]:
     }
 
 
-def ops() -> list[dict[str, Any]]:
+def ops() -> list[OpRow]:
+    kinds: tuple[tuple[str, int | None], ...] = (("Conv", 9000), ("Relu", 100), ("Reshape", None))
     return [
-        {
-            "name": f"op{i}",
-            "op_type": kind,
-            "flops": flops,
-            "bytes_read": 1000,
-            "bytes_written": 500,
-            "duration_p50_ns": 2000 * (i + 1),
-        }
-        for i, (kind, flops) in enumerate((("Conv", 9000), ("Relu", 100), ("Reshape", None)))
-    ]
+        OpRow(
+            "r", "m", "cpu", 1, i, f"op{i}", kind, kind,
+            flops=flops, bytes_read=1000, bytes_written=500, duration_p50_ns=2000 * (i + 1),
+        )
+        for i, (kind, flops) in enumerate(kinds)
+    ]  # fmt: skip
 
 
 def whole_page() -> str:
@@ -165,7 +163,7 @@ def test_cost_is_in_dollars_only_where_all_have_a_price() -> None:
 
 
 def test_a_roofline_has_the_ops_with_flops_under_the_roof_of_the_device() -> None:
-    device = {"float32_flops_per_s": 1e12, "dram_bytes_per_s": 1e11}
+    device = DeviceRow("r", "cpu", "cpu", float32_flops_per_s=1e12, dram_bytes_per_s=1e11)
     chart = roofline_figure("m", ops(), device)
     assert chart is not None
     conv = next(points for points in chart.points if points.name == "Conv")
@@ -184,8 +182,8 @@ def test_a_timeline_puts_ops_one_after_the_other() -> None:
 
 
 def test_a_timeline_of_kernels_shows_the_median_repetition_as_it_ran() -> None:
-    def kernel(repeat: int, start: int | None, length: int, op_type: str | None = "Conv") -> dict[str, Any]:
-        return {"name": "k", "op_type": op_type, "repeat": repeat, "start_ns": start, "duration_ns": length}
+    def kernel(repeat: int, start: int | None, length: int, op_type: str | None = "Conv") -> KernelRow:
+        return KernelRow("r", "m", "cpu", 1, "k", 0, repeat, op_type=op_type, start_ns=start, duration_ns=length)
 
     slow = [kernel(0, 0, 9_000_000), kernel(0, 20_000_000, 1_000_000)]
     median = [kernel(1, 50_000_000, 1_000_000), kernel(1, 50_500_000, 2_000_000, None)]  # on two streams at once
@@ -201,15 +199,7 @@ def test_a_timeline_of_kernels_shows_the_median_repetition_as_it_ran() -> None:
 
 def test_latency_and_throughput_are_drawn_over_batch_and_share() -> None:
     rows = [
-        {
-            "model": "m",
-            "batch": batch,
-            "sm_share_pct": share,
-            "mig_profile": None,
-            "processes": 1,
-            "latency_p50_ms": 1.0 * batch,
-            "throughput_rps": 900.0,
-        }
+        ModelRow("r", "m", "cpu", batch, share, latency_p50_ms=1.0 * batch, throughput_rps=900.0)
         for batch in (1, 2)
         for share in (50.0, 100.0)
     ]
