@@ -13,9 +13,13 @@
 # in OUT/steps.csv; OUT/packed has it all in files of at most 15 MiB, OUT/page the tables and plots. With COMMIT=1 each
 # step's output is committed. Saving takes up to 100 s after LIMIT_S, as a rule ten.
 #
-# The time: a row takes about 15 s, of which two starts of PyTorch on CUDA take ten. 3 models at 5 batches 4 min, counters
-# 1, shares 4, co-locations 2, place and serve 1; 12 min. Then 5 more models at 2 batches 3 min, ops 2, the configurations
-# of iGniter that are not there yet 3 a model; and what is left of 25 min for more batches and counters.
+# The time: all models are built first, side by side. A model under a share is one process that goes through all its
+# batch sizes, times first and recordings then: about 4 s a row. Nothing is measured twice within a run. 3 models at 5
+# batches 1 min, counters 1, shares 2, co-locations 2, place and serve 1; then 5 more models at 2 batches 1 min, iGniter's
+# configurations 2 a model, ops 2, PyTorch's kernels by node 1; calibrate runs afterwards, from what was measured.
+# ONNX Runtime runs the models where its provider for GPUs starts: ORT_SITE names a folder with the package, where it is
+# not installed. PyTorch then runs three models once more, into a database of its own (gpuprof-db-pytorch).
+# COPY_TO=DIR copies what is packed there in the end.
 # Nothing of the device is set: its settings before and after are compared in the end. Without a GPU, and not
 # rehearsed, the steps that need none run on the CPU and the others say why not.
 set -uo pipefail
@@ -40,7 +44,15 @@ if [ -n "${WHEELS:-}" ]; then
   "$python" -m pip install -q --no-index --no-deps --upgrade --target "$out/site" "$WHEELS"/*.whl || exit 1
 fi
 [ ! -d "$out/site" ] || export PYTHONPATH="$PYTHONPATH:$out/site"
+# ONNX Runtime for GPUs in a folder of its own, before the one that is installed, and CUDA's libraries that pip brought.
+main_path=$PYTHONPATH
+if [ -n "${ORT_SITE:-}" ]; then
+  main_path="$ORT_SITE:$PYTHONPATH"
+  cuda_libraries=$("$python" -c 'import glob, nvidia; print(":".join(d for p in nvidia.__path__ for d in glob.glob(p + "/*/lib")))' 2>/dev/null)
+  export LD_LIBRARY_PATH="${cuda_libraries:-}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
 if [ -n "${REHEARSE:-}" ]; then
+  main_path="$root/bench/gpu/rehearsal/site:$main_path"
   export PATH="$root/bench/gpu/rehearsal/bin:$PATH" PYTHONPATH="$root/bench/gpu/rehearsal/site:$PYTHONPATH"
   export REHEARSAL_WITHOUT=${REHEARSAL_WITHOUT-nvtx,xgboost,lightgbm,skops,ray,resvg_py}
 fi
@@ -49,15 +61,9 @@ settings() {
   command -v nvidia-smi >/dev/null 2>&1 || { echo "no nvidia-smi"; return; }
   nvidia-smi --query-gpu=name,driver_version,power.limit,clocks.applications.graphics,clocks.applications.memory,compute_mode,mig.mode.current,persistence_mode --format=csv
 }
-end_tree() { # end_tree PID: a process and all that it started
-  local child
-  for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do end_tree "$child"; done
-  kill "$1" 2>/dev/null
-}
 # Daemons of MPS that a killed step left are told to quit, whatever ends this run.
 clean_up() {
-  [ -z "${ahead:-}" ] || end_tree "$ahead"
-  for pipe in "$TMPDIR"/gpuprof-mps-*/pipe; do
+  for pipe in "$TMPDIR"/gpuprof-mps-*/pipe "$TMPDIR"/mps/pipe; do
     [ ! -d "$pipe" ] || echo quit | CUDA_MPS_PIPE_DIRECTORY=$pipe timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
   done
   find "$TMPDIR" -maxdepth 1 -name 'gpuprof-*.log' -exec mv {} "$out/logs" \; 2>/dev/null
@@ -93,6 +99,13 @@ step() {
   fi
   return $code
 }
+# runtime main|pytorch: what runs the models from here on, and into which database.
+runtime() {
+  case $1 in
+  main) export PYTHONPATH=$main_path GPUPROF_DB="$out/gpuprof-db" ;;
+  pytorch) export PYTHONPATH=$plain_path GPUPROF_DB="$out/gpuprof-db-pytorch" ;;
+  esac
+}
 gpuprof() { # gpuprof STEP SECONDS VERB...
   local name=$1 seconds=$2
   shift 2
@@ -104,20 +117,27 @@ build() { # of a build that is cut off no half a model is left
   rm -f "$out/done/02-build-$1" # the model was not kept with the rest
   gpuprof "02-build-$1" 120 zoo build "$1" -o "models/building/$1.onnx" && mv "$out/models/building/$1.onnx"* "$out/models"
 }
-build_ahead() { # where there are cores for it, models are made while others are measured
-  [ "$(nproc)" -ge 8 ] || return
-  (COMMIT=0; for model in $1; do build "$model"; done) >"$out/02-build.log" 2>&1 &
-  ahead=$!
-}
-built() { # built MODEL: waits for the one who makes it, if somebody does
-  while [ ! -e "$out/models/$1.onnx" ] && [ -n "${ahead:-}" ] && kill -0 "$ahead" 2>/dev/null; do sleep 1; done
-  build "$1"
+build_all() { # side by side, as many as there are cores: nothing is measured meanwhile
+  local model running=()
+  for model in $1; do
+    (COMMIT=0; build "$model") &
+    running+=($!)
+    [ ${#running[@]} -lt "$(nproc)" ] || { wait "${running[0]}"; running=("${running[@]:1}"); }
+  done
+  wait "${running[@]}"
 }
 files() { for model in $1; do [ ! -e "$out/models/$model.onnx" ] || echo "models/$model.onnx"; done; }
 profile() { # profile STEP SECONDS FILE...: with the collector of the run unless another is named
   local name=$1 seconds=$2
   shift 2
-  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --profiler-limit 90 --csv
+  gpuprof "$name" "$seconds" profile "$@" --device "$kind" --time-limit $row_s --profiler-limit 90 \
+    --keep-unstable --csv
+}
+batches_of() { # batches_of MODEL BATCHES: EfficientNet-B7 takes seconds and tens of gigabytes above 16
+  case $1 in
+  efficientnet_b7) echo "$2" | tr , '\n' | awk '$1 <= 16' | paste -sd, ;;
+  *) echo "$2" ;;
+  esac
 }
 
 # What works here: every timing is by one collector, so that what one step measured no other measures again. PyTorch's
@@ -131,38 +151,39 @@ gpus = local_gpus()
 kind = "gpu" if gpus else "cpu"
 working = [name for name in ("cupti", "nsys", "nvml", "ncu") if gpus and works(name)]
 timing = next((name for name in working if name != "ncu"), "nvml") if gpus else "ort"
+from gpuprof.runtime.session import gpu_provider
 counting = f"{timing}+ncu" if timing != "nvml" else "ncu"
 others = ",".join(name for name in working if name != timing)
-print(kind, gpus[0].name if gpus else "cpu", timing, counting if gpus and works(counting) else "none", others or "none")
+print(kind, gpus[0].name if gpus else "cpu", timing, counting if gpus and works(counting) else "none", others or "none", (gpus and gpu_provider()) or "CPUExecutionProvider")
 '
 settings >"$out/settings-before.csv" 2>&1
+plain_path=$PYTHONPATH
+runtime main
 found=$("$python" -c "$probe") || { echo "gpuprof does not start: bench/gpu/wheels.txt says what it needs"; exit 1; }
-read -r kind device timing counting also <<<"$found"
-echo "on $device, timed by $timing, counted by $counting, also there: $also"
+read -r kind device timing counting also provider <<<"$found"
+echo "on $device by $provider, timed by $timing, counted by $counting, also there: $also"
 if [ "$kind" = cpu ]; then
   shared="squeezenet" others="shufflenet" batches=1,2 more_batches=1,2 most_batches=1,2 batch=1 shares=50,100 row_s=0.5 load_s=5
   matrices="--device cpu --size 1024 --mib 256" op_batches=1
 elif [ -n "${REHEARSE:-}" ]; then
   shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1 most_batches=1,2 batch=16
-  shares=20,50,100 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --size 512 --mib 64"
+  shares=20,50 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
-  batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70,100 row_s=2 load_s=20
+  batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70 row_s=2 load_s=20
   op_batches=1,16 matrices="--device cuda"
 fi
 shared=${SHARED:-$shared} others=${OTHERS:-$others}
 
-build_ahead "$shared $others"
-
+build_all "$shared $others"
 # 1. What is here, and its ceilings.
 gpuprof 01-doctor 60 doctor
 step 01-ceilings 90 "$python" -m bench.gpu.ceilings $matrices --db "$GPUPROF_DB"
 
 # 2. Three models at batch 1 to 64, of which everything else is made; counters of one.
 for model in $shared; do
-  built "$model"
   for file in $(files "$model"); do
-    profile "02-profile-$model" 120 "$file" --batch "$batches" --share 100 --collector "$timing"
+    profile "02-profile-$model" 120 "$file" --batch "$(batches_of "$model" "$batches")" --share 100 --collector "$timing"
   done
 done
 first=$(files "$shared" | head -1)
@@ -170,18 +191,40 @@ if [ "$counting" != none ] && [ -n "$first" ]; then
   profile 02-counted 120 "$first" --batch 1,$batch --share 100 --collector "$counting"
 fi
 
-# 3. Shares, and what runs beside what, where a client of MPS starts: else each of some dozen rows would find out anew.
+# 3. Shares, and what runs beside what, under one daemon of MPS for all: its logs stay in OUT/mps. Where no client of it
+# starts, shares alone are held by PyTorch's green contexts, where that runs the models, and nothing is co-located.
+mps_on() {
+  mkdir -p "$TMPDIR/mps/pipe" "$out/mps"
+  export CUDA_MPS_PIPE_DIRECTORY="$TMPDIR/mps/pipe" CUDA_MPS_LOG_DIRECTORY="$out/mps"
+  nvidia-cuda-mps-control -d >"$out/mps/start.log" 2>&1
+}
+mps_off() {
+  [ -n "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || return 0
+  echo quit | timeout 10 nvidia-cuda-mps-control >/dev/null 2>&1
+  unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+}
 client='
 import os, subprocess, sys
 from gpuprof.machine.mps import mps_daemon
 with mps_daemon() as daemon:
-    program = "import torch; torch.zeros(1, device=\"cuda\") if not sys.argv[1:] else None"
+    program = "import torch; assert torch.cuda.is_available(); torch.zeros(1, device=\"cuda\") if not sys.argv[1:] else None"
+    program += "; from gpuprof.machine.visible_sms import visible_sms; print(\"SMs of a client of 50%:\", visible_sms())"
     words = [sys.executable, "-c", "import sys; " + program, *sys.argv[1:]]
-    sys.exit(subprocess.run(words, env={**os.environ, **daemon.environment(50.0)}, timeout=60).returncode)
+    code = subprocess.run(words, env={**os.environ, **daemon.environment(50.0)}, timeout=60).returncode
+sys.exit(code)
 '
 with_mps=yes
-[ "$kind" = cpu ] || step 03-mps 90 "$python" -c "$client" ${REHEARSE:+rehearsed} || with_mps=
-for model in ${with_mps:+$shared}; do
+if [ "$kind" != cpu ]; then
+  mps_on
+  step 03-mps 90 "$python" -c "$client" ${REHEARSE:+rehearsed} || with_mps=
+  for log in "$out"/mps/*.log; do # what MPS says is the run's to show
+    [ ! -s "$log" ] || { echo "-- $(basename "$log")"; tail -n 5 "$log"; }
+  done
+  [ -n "$with_mps" ] || mps_off
+fi
+with_shares=$with_mps
+[ -n "$with_shares" ] || ! "$python" -c 'import sys, torch; from torch.cuda import green_contexts' 2>/dev/null || with_shares=yes
+for model in ${with_shares:+$shared}; do
   for file in $(files "$model"); do
     profile "03-shares-$model" 150 "$file" --batch $batch --share "$shares" --collector "$timing"
   done
@@ -202,7 +245,16 @@ elif [ $# -ge 1 ]; then
   beside 03-pair-1-1 50 "$1" "$1"
 fi
 
-# 5. Place the models, serve the map, load it: predicted against measured. Before 4, which takes longer.
+# 4. iGniter: what its coefficients need is measured while the daemon is there; the fit comes last, from the database.
+if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
+  for file in $(files "$shared"); do
+    profile "04-igniter-$(basename "$file" .onnx)" 240 "$file" --igniter --collector "$timing"
+    [ -z "${REHEARSE:-}" ] || break
+  done
+fi
+mps_off
+
+# 5. Place the models, serve the map, load it: predicted against measured.
 demand='
 import sys
 from pathlib import Path
@@ -238,29 +290,27 @@ fi
 
 # 2 again: more architectures, and each distinct op by itself.
 for model in $others; do
-  built "$model"
   for file in $(files "$model"); do
-    profile "02-profile-$model" 100 "$file" --batch "$more_batches" --share 100 --collector "$timing"
+    profile "02-profile-$model" 100 "$file" --batch "$(batches_of "$model" "$more_batches")" --share 100 --collector "$timing"
   done
 done
 [ -z "$first" ] || gpuprof 02-per-op 180 profile $(files "$shared") --batch $op_batches --share 100 --device "$kind" \
   --collector "$timing" --per-op --csv
 
-# 4. iGniter: what its coefficients need, the fit, and how far its prediction and the other interference models' are
-# off the co-locations measured here and in step 3, each victim left out in turn. A model at a time, the fit over all.
-if [ "$kind" = gpu ] && [ -n "$with_mps" ]; then
-  measured=()
+# PyTorch beside ONNX Runtime: its ranges tell which node each kernel is of. Into a database of its own.
+if [ "$kind" = gpu ] && [ "$provider" != TorchCUDA ]; then
+  runtime pytorch
   for file in $(files "$shared"); do
-    [ -z "${REHEARSE:-}" ] || [ ${#measured[@]} = 0 ] || break
-    measured+=("$file")
-    gpuprof "04-calibrate-${#measured[@]}" 240 calibrate "${measured[@]}" --device gpu --collector "$timing" \
-      --time-limit $row_s -o igniter.json
+    profile "02-pytorch-$(basename "$file" .onnx)" 90 "$file" --batch 1,$batch --share 100 --collector "$timing"
   done
+  step 02-check-pytorch 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
+  runtime main
 fi
 
 # 2 once more: the batches between, more counters, the other collectors.
 for file in $(files "$others"); do
-  profile "02-batches-$(basename "$file" .onnx)" 100 "$file" --batch "$most_batches" --share 100 --collector "$timing"
+  model=$(basename "$file" .onnx)
+  profile "02-batches-$model" 100 "$file" --batch "$(batches_of "$model" "$most_batches")" --share 100 --collector "$timing"
 done
 if [ "$kind" = gpu ] && [ -n "$first" ]; then
   for collector in ${also//,/ }; do
@@ -280,6 +330,10 @@ gpuprof 06-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
+# iGniter's fit, and how far its prediction and the other interference models' are off the co-locations measured here,
+# each victim left out in turn: from the database, which needs no GPU and can be done again elsewhere.
+[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device gpu -o igniter.json
+step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.
 gpuprof 06-evaluate 30 evaluate --regressors lasso,kernel_ridge,gradient_boosting --json
@@ -287,6 +341,7 @@ step 06-page 60 "$python" -m bench.gpu.page . page
 rm -rf "$out/packed" && mkdir "$out/packed"
 tar -C "$out" --exclude=./models --exclude=./site --exclude=./packed -cf - . | gzip -9 |
   split -b 15M - "$out/packed/gpu-run.tar.gz."
+[ -z "${COPY_TO:-}" ] || { mkdir -p "$COPY_TO" && cp "$out"/packed/* "$COPY_TO"; }
 echo "database ${size_mib:-0} MiB; packed: cat packed/gpu-run.tar.gz.* | tar xz"
 echo "$(($(date +%s) - began)) s; what each step did: $out/steps.csv"
 cmp -s "$out/settings-before.csv" "$out/settings-after.csv" && echo "the device's settings are as they were found" ||

@@ -75,12 +75,17 @@ class MeasurementOptions:
         float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
     ] = 900.0
     force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False
+    keep_unstable: Annotated[
+        bool, typer.Option("--keep-unstable", help="Leave rows that are there and unstable as they are.")
+    ] = False
 
     def settings(self, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
         """Return the settings of a measurement with so many processes."""
         from gpuprof.pipeline.profile import ProfileSettings
 
-        return ProfileSettings(self.collector, processes, self.time_limit, self.profiler_limit, self.force)
+        return ProfileSettings(
+            self.collector, processes, self.time_limit, self.profiler_limit, self.force, self.keep_unstable
+        )
 
 
 @dataclass(frozen=True)
@@ -134,4 +139,5 @@ class ClusterOptions:
         }
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         words += [f"--beside={text}" for text in workloads.beside or ()]
+        words += ["--keep-unstable"] * means.keep_unstable
         return [*words, *["--force"] * means.force, *["--igniter"] * instead.igniter]

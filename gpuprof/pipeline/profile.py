@@ -44,6 +44,8 @@ class ProfileSettings:
         After which a profiler counts as hung and is ended.
     force : bool
         Measure what is in the database already, too.
+    keep_unstable : bool
+        Leave what was measured and is marked unstable as it is.
     """
 
     collector: str = "auto"
@@ -51,6 +53,7 @@ class ProfileSettings:
     time_limit_s: float = 10.0
     profiler_limit_s: float = 900.0
     force: bool = False
+    keep_unstable: bool = False
 
     def limits(self) -> TimingLimits:
         """Return when a measurement ends."""
@@ -347,7 +350,9 @@ def _free_models(models: Sequence[PathArgument], batches: Sequence[int], db: Pat
 def _measure(
     target: _Target, cells: Sequence[Cell], db: Path, settings: ProfileSettings, progress: ProgressCallback
 ) -> ProfileResult:
-    campaign = Campaign(KernelDb.create(db), target.device, target.collector, settings.force, settings.limits())
+    campaign = Campaign(
+        KernelDb.create(db), target.device, target.collector, settings.force, settings.limits(), settings.keep_unstable
+    )
     progress(Progress(target.headline))
     outcomes = run_campaign(campaign, cells, progress)
     progress(Progress("what serving adds to a request", len(cells), len(cells)))

@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.gpu.check import find_wrong_rows
 from bench.gpu.rehearsal import kernels
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import read_ncu_csv
@@ -18,7 +20,7 @@ from gpuprof.profiling.timeline.kernel_join import join_kernels
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "bench" / "gpu" / "run.sh"
 #: Steps that are done anew each time.
-LAST = {"06-verify", "06-compact", "06-evaluate", "06-page"}
+LAST = {"06-verify", "06-compact", "06-calibrate", "06-check", "06-evaluate", "06-page"}
 
 
 def _event(name: str, start: float, duration: float, kind: str = "cpu_op") -> dict[str, object]:
@@ -58,8 +60,9 @@ def _played_python(directory: Path) -> Path:
     path = directory / "python"
     path.write_text(
         f"#!/bin/sh\n"
-        f'case "$*" in *local_gpus*) echo gpu h200 cupti cupti+ncu nvml,ncu;;\n'
-        f'*mps_daemon*) exit ${{MPS_CODE:-0}};; -c*) exec {sys.executable} "$@";;\n'
+        f'case "$*" in *local_gpus*) echo gpu h200 cupti cupti+ncu nvml,ncu ${{PROVIDER:-CUDAExecutionProvider}};;\n'
+        f"*green_contexts*) exit ${{GREEN_CODE:-1}};; *mps_daemon*) exit ${{MPS_CODE:-0}};;\n"
+        f'-c*) exec {sys.executable} "$@";;\n'
         f'*"zoo build"*) touch "$7";; *" doctor"*) exit 3;; *) echo "asked: $*";; esac\n'
     )
     path.chmod(0o755)
@@ -84,15 +87,64 @@ def test_a_step_that_fails_stops_none_of_those_after_it(ran: list[str]) -> None:
     codes = dict(line.split(",")[:2] for line in ran)
     assert codes["01-doctor"] == "3"
     assert all(code == "0" for step, code in codes.items() if step != "01-doctor")
-    for step in ("01-ceilings", "02-counted", "03-shares-bert_base", "03-triple", "04-calibrate-3", "02-per-op"):
+    for step in (
+        "01-ceilings",
+        "02-counted",
+        "03-shares-bert_base",
+        "03-triple",
+        "04-igniter-bert_base",
+        "02-per-op",
+        "06-calibrate",
+    ):
         assert step in codes
 
 
 def test_at_least_eight_architectures_are_profiled(ran: list[str]) -> None:
     steps = [line.split(",")[0] for line in ran]
     assert len([step for step in steps if step.startswith("02-profile-")]) >= 8
-    assert steps.index("03-triple") < steps.index("02-profile-vgg19") < steps.index("04-calibrate-1")
-    assert steps.index("04-calibrate-3") < steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
+    assert max(map(steps.index, [step for step in steps if step.startswith("02-build-")])) < steps.index(
+        "02-profile-bert_base"
+    )
+    assert steps.index("03-triple") < steps.index("04-igniter-resnet50") < steps.index("02-profile-vgg19")
+    assert steps.index("02-pytorch-resnet50") < steps.index("02-batches-vgg19") < steps.index("02-with-ncu")
+    assert steps.index("02-with-ncu") < steps.index("06-calibrate") < steps.index("06-check")
+
+
+def _asked(out: Path, step: str) -> str:
+    return (out / f"{step}.log").read_text()
+
+
+def test_efficientnet_b7_has_no_batch_above_16_and_nothing_is_measured_again(tmp_path: Path, ran: list[str]) -> None:
+    out = tmp_path / "out"
+    for step in ("02-profile-efficientnet_b7", "02-batches-efficientnet_b7"):
+        assert "64" not in _asked(out, step) and "16" in _asked(out, step)
+    assert "--batch 1,4,16,32,64" in _asked(out, "02-profile-resnet50")
+    assert all(
+        "--keep-unstable" in _asked(out, step) for step in ("02-profile-resnet50", "03-triple", "02-batches-vgg19")
+    )
+    assert "--share 10,20,30,50,70 " in _asked(out, "03-shares-resnet50")  # the whole was measured without MPS
+
+
+def test_pytorchs_kernels_by_node_go_into_a_database_of_their_own(tmp_path: Path, ran: list[str]) -> None:
+    out = tmp_path / "out"
+    assert "gpuprof-db-pytorch" in _asked(out, "02-check-pytorch")
+    assert "gpuprof-db-pytorch" not in _asked(out, "06-check")
+    eager = tmp_path / "eager"
+    _run(eager, tmp_path, PROVIDER="TorchCUDA")
+    assert "02-pytorch" not in (eager / "steps.csv").read_text()  # PyTorch is the main runtime there
+
+
+def test_shares_alone_go_on_by_green_contexts_where_mps_does_not_start(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _run(out, tmp_path, MPS_CODE="1", GREEN_CODE="0")
+    steps = [line.split(",")[0] for line in (out / "steps.csv").read_text().splitlines()[1:]]
+    assert "03-shares-bert_base" in steps
+    assert not [step for step in steps if step.startswith(("03-pair", "03-triple", "04-"))]
+
+
+def test_what_is_packed_is_copied_where_it_is_asked_for(tmp_path: Path) -> None:
+    _run(tmp_path / "out", tmp_path, COPY_TO=str(tmp_path / "back"))
+    assert [path.name for path in (tmp_path / "back").iterdir()] == ["gpu-run.tar.gz.aa"]
 
 
 def test_where_no_client_of_mps_starts_no_row_tries_again(tmp_path: Path) -> None:
@@ -117,12 +169,7 @@ def test_what_was_packed_is_gone_on_with_elsewhere(tmp_path: Path, ran: list[str
     elsewhere = tmp_path / "elsewhere"
     _run(elsewhere, tmp_path, RESUME=str(tmp_path / "out" / "packed"))
     steps = [line.split(",")[0] for line in (elsewhere / "steps.csv").read_text().splitlines()[1 + len(ran) :]]
-    assert {step for step in steps if not step.startswith("02-build-")} == {
-        "06-verify",
-        "06-compact",
-        "06-evaluate",
-        "06-page",
-    }
+    assert {step for step in steps if not step.startswith("02-build-")} == LAST
     assert (elsewhere / "models" / "resnet50.onnx").exists()  # made again: models are not packed
 
 
@@ -132,3 +179,32 @@ def test_without_time_every_step_is_skipped_and_said_to_be(tmp_path: Path) -> No
     lines = (out / "steps.csv").read_text().splitlines()[1:]
     assert {line for line in lines if not line.startswith("06-")} >= {"01-doctor,skipped,0", "01-ceilings,skipped,0"}
     assert sorted(path.name for path in (out / "packed").iterdir()) == ["gpu-run.tar.gz.aa"]
+
+
+def _tables(**rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    run = {"run_id": "r", "device": "h200", "provider": "CUDAExecutionProvider", "collector": "cupti"}
+    model = {
+        "run_id": "r", "model": "net", "device": "h200", "batch": 1, "sm_share_pct": 100.0, "mig_profile": None,
+        "processes": 1, "runtime": "onnxruntime", "precision": "tf32", "dispatch_ms": 0.5, "latency_mean_ms": 2.0,
+        "client_sms": 132, "error": None,
+    }  # fmt: skip
+    plain: dict[str, list[dict[str, Any]]] = {"runs": [run], "models": [model], "kernels": [], "colocations": []}
+    return {name: [{**plain[name][0], **row} for row in rows[name]] if name in rows else plain[name] for name in plain}
+
+
+def test_the_check_after_a_run_finds_what_did_not_happen_there() -> None:
+    assert find_wrong_rows(_tables()) == {}
+    half = {"sm_share_pct": 50.0, "client_sms": 66}
+    assert find_wrong_rows(_tables(models=[{}, half])) == {}
+    wrong: list[tuple[dict[str, list[dict[str, Any]]], str]] = [
+        (_tables(runs=[{"provider": "CPUExecutionProvider"}]), "of the CPU's provider under a GPU's name"),
+        (_tables(models=[{}, {"runtime": "pytorch", "batch": 2}]), "of two runtimes in one database"),
+        (_tables(models=[{"precision": "int64"}]), "with the precision of an input instead of the arithmetic's"),
+        (_tables(models=[{"dispatch_ms": 2.5}]), "with a gap between launches that is longer than the batch"),
+        (_tables(models=[{}, {}]), "measured again within the run"),
+        (_tables(models=[{}, {**half, "client_sms": 132}]), "whose client got other SMs than its share"),
+    ]
+    for tables, rule in wrong:
+        assert find_wrong_rows(tables) == {rule: 1}
+    nothing = {**_tables(), "kernels": [{"achieved_occupancy_pct": 0.0, "duration_ns": 5}]}
+    assert find_wrong_rows(nothing) == {"of kernels that ran and occupied nothing": 1}

@@ -83,12 +83,13 @@ def _write_csv(path: Path, events: Sequence[Event]) -> None:
 
 def _launch(event: Event) -> dict[str, Any]:
     blocks = 1 + len(str(event["name"])) * 8
+    large = "mm" in str(event["name"])  # of products torch.profiler says that they occupy nothing: it is not believed
     return {
         "registers per thread": 32,
-        "shared memory": 1024,
+        "shared memory": 98304 if large else 1024,
         "grid": [blocks, 1, 1],
         "block": [_BLOCK, 1, 1],
-        "est. achieved occupancy %": 37,
+        "est. achieved occupancy %": 0 if large else 37,
     }
 
 

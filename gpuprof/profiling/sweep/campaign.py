@@ -76,6 +76,8 @@ class Campaign:
     force : bool
         Measure what is there already, too.
     limits : TimingLimits
+    keep_unstable : bool
+        Leave unstable rows as they are, too, where time is short.
 
     Attributes
     ----------
@@ -90,12 +92,14 @@ class Campaign:
         collector: Collector,
         force: bool = False,
         limits: TimingLimits = DEFAULT_LIMITS,
+        keep_unstable: bool = False,
     ) -> None:
         self.database = database
         self.device = device
         self.collector = collector
         self.force = force
         self.limits = limits
+        self.keep_unstable = keep_unstable
         self.verdicts = BatchVerdicts(database.path)
 
     def run(
@@ -264,7 +268,7 @@ class Campaign:
         found = {}
         for run in sorted(runs, key=lambda run: run.run_id):
             own = by_run.get(run.run_id, [])
-            if own and all(row.error is None and row.stable is not False for row in own):
+            if own and all(row.error is None and (self.keep_unstable or row.stable is not False) for row in own):
                 found[_run_key(run)] = own
         return found
 

@@ -196,3 +196,14 @@ def test_a_gap_between_launches_that_is_longer_than_the_batch_is_refused(
     assert [row["dispatch_ms"] for row in database.read("models").to_pylist()] == [None, 1.5]
     notes = [run["notes"] for run in database.read("runs").to_pylist()]
     assert "longer than the batch: 2.5 ms of 2 ms" in notes[0] and "longer" not in notes[1]
+
+
+def test_unstable_rows_are_left_as_they_are_where_time_is_short(
+    tmp_path: Path, collector: FakeCollector, model: Path
+) -> None:
+    collector.stable = False
+    _run(tmp_path, collector, [Cell(a_job(model, 1))])
+    for keep, times in ((True, 1), (False, 2)):
+        database = KernelDb.create(tmp_path / "db")
+        list(Campaign(database, CPU, collector, limits=QUICK, keep_unstable=keep).run([Cell(a_job(model, 1))]))
+        assert len(collector.asked) == times

@@ -2,7 +2,9 @@
 
 PyTorch says that it sees a GPU and puts tensors into the host's memory; a trace of its profiler gets a kernel for each
 operator that calls no other. What is measured so is of a device called ``rehearsal-gpu``, which no catalogue has.
-``REHEARSAL_WITHOUT`` names packages that are to be missing, as they are where the run is meant to go.
+ONNX Runtime lists the provider for GPUs and opens sessions on the CPU, as its build for GPUs does without CUDA's
+libraries. A client of MPS is told its part of the SMs; ``REHEARSAL_MPS=refuse`` refuses clients, and their daemon's log
+says so. ``REHEARSAL_WITHOUT`` names packages that are to be missing, as they are where the run is meant to go.
 """
 
 from __future__ import annotations
@@ -28,11 +30,22 @@ PathFinder.find_spec = classmethod(_find_but_hidden)  # type: ignore[assignment,
 
 
 def _torch(module: ModuleType) -> None:
-    module.cuda.is_available = lambda: True
+    refused = os.environ.get("REHEARSAL_MPS") == "refuse" and "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in os.environ
+    module.cuda.is_available = lambda: not refused
+    module.cuda.empty_cache = lambda: None
     module.cuda.synchronize = lambda device=None: None
     module.version.cuda = module.version.cuda or "rehearsed"
     module.cuda.nvtx.range_push = lambda name: 0
     module.cuda.nvtx.range_pop = lambda: 0
+
+
+def _onnxruntime(module: Any) -> None:
+    listed = module.get_available_providers()
+    module.get_available_providers = lambda: ["CUDAExecutionProvider", *listed]
+
+
+def _visible_sms(module: Any) -> None:
+    module.visible_sms = lambda: round(132 * float(os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")) / 100)
 
 
 def _torch_session(module: ModuleType) -> None:
@@ -66,6 +79,8 @@ def _runner(module: Any) -> None:
 
 
 _AFTER: dict[str, Callable[[ModuleType], None]] = {
+    "onnxruntime": _onnxruntime,
+    "gpuprof.machine.visible_sms": _visible_sms,
     "torch": _torch,
     "gpuprof.runtime.torch_session": _torch_session,
     "torch.profiler.profiler": _profiler,
