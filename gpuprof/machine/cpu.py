@@ -16,6 +16,7 @@ from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.machine.cgroup_limits import cpu_quota_cores, memory_limit_bytes, usable_cores
+from gpuprof.machine.core_sharing import allowed_cores
 
 #: Assumed where nothing was measured: what one core of a server streams without effort, and four channels of DDR4.
 ASSUMED_BYTES_PER_S_A_CORE = 8e9
@@ -66,7 +67,7 @@ def local_cpu(root: Path = Path("/"), affinity: Collection[int] | None = None) -
     affinity : collection of int, optional
         Processors to use; by default those that the scheduler allows this process.
     """
-    allowed = sorted(os.sched_getaffinity(0) if affinity is None else affinity)
+    allowed = sorted(allowed_cores() if affinity is None else affinity)
     quota = cpu_quota_cores(root)
     units = usable_cores(len(allowed), quota)
     info = read_cpuinfo(root, allowed[:units])

@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.cgroup import CpuQuota
 from gpuprof.machine.cgroup_limits import cpu_quota_cores, usable_cores
+from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.rules.cpu_slices import CpuSlice
 
 
 def own_cores() -> tuple[int, ...]:
     """Return the cores that this process can keep busy, sorted: of those it may run on, as many as its quota feeds."""
-    allowed = sorted(os.sched_getaffinity(0))
+    allowed = sorted(allowed_cores())
     return tuple(allowed[: usable_cores(len(allowed), cpu_quota_cores())])
 
 

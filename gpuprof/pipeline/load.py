@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.machine.core_sharing import allowed_cores, staying_off
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, resolve_map
 from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
-from gpuprof.serving.load.load import LoadOutcome, RequestStream, run_load
+from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, run_load
+from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
 from gpuprof.serving.load.report import beside_prediction, report_row
 
 #: Where a server listens unless told otherwise.
@@ -110,7 +112,13 @@ def load(
     target = access.reach(server)
     predictions = None if found is None else predict_load(found, streams, settings, note=notes.add)
     notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
-    outcome = run_load(target, streams, settings)
+    taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
+    enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
+    with staying_off(taken if enough else ()):
+        if found is not None and taken and found.planned_with.host.host_cores:
+            for remark in check_machine(target, streams, found).notes():
+                notes.add(remark)
+        outcome = run_load(target, streams, settings)
     warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
     return LoadResult(notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.errors import GpuprofError, InputError
+from gpuprof.machine.core_sharing import CoreSharing
 from gpuprof.machine.scheduling import answer_quickly
 from gpuprof.serving.change.adapt import Adapter, AdaptSettings
 from gpuprof.serving.change.shadow import Shadows
@@ -118,6 +119,7 @@ class Server:
         self._planner = planner
         self._settings = settings
         self._stop = asyncio.Event()
+        self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
@@ -279,7 +281,9 @@ class Server:
         """Plan the workers of a map on the machines as they are, and have exactly these."""
         parts = await self._engine.parts(self._planner.nodes(source))
         plan = await asyncio.to_thread(self._planner.plan, source, parts)
-        return await self._workforce.move(source.deployment, plan)
+        move = await self._workforce.move(source.deployment, plan)
+        self._cores.take(self._workforce.local_cores())
+        return move
 
     async def _watch(self) -> None:
         """Look after workers that hang, clients that stand still and clients that have gone."""
@@ -289,6 +293,7 @@ class Server:
             for worker in self._workforce.workers:
                 worker.watch(now, self.stalls.stalled_since)
             self._engine.watch(self.stalls.awake_s(now))
+            self._cores.watch(now)
             for connection in self._api.connections:
                 still_s = now - connection.touched
                 if connection.is_idle:

@@ -144,7 +144,8 @@ def test_only_what_can_no_longer_meet_its_slo_is_refused_and_told_when_to_come_a
 
 
 def test_a_large_request_is_refused_by_its_json_before_its_tensor_has_come(tmp_path: Path) -> None:
-    document = map_of({"m": "null:600k"}, [replica("m", latency_ms=1000.0)], slo_ms=2500.0)
+    # One at a time, 1 s each: one runs, one is at hand, one waits, and of the fourth it is known that it is late.
+    document = map_of({"m": "null:600k"}, [replica("m", latency_ms=1000.0)], slo_ms=3500.0)
     tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 150_000]}
     text = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": 600_000}}]}).encode()
     head = (

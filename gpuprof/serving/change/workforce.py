@@ -77,6 +77,10 @@ class Workforce:
         self._claimed: dict[str, float] = {}
         self.workers: list[WorkerHandle] = []
 
+    def local_cores(self) -> frozenset[int]:
+        """Return the cores of this machine that workers compute on."""
+        return frozenset(core for worker in self.workers if not worker.order.node for core in worker.order.cores)
+
     async def move(self, deployment: DeploymentMap, plan: Sequence[PlannedReplica]) -> Move:
         """Serve ``plan`` from now on; replicas that are in it already go on, the others answer what they have.
 

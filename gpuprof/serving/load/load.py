@@ -102,6 +102,18 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results))
 
 
+def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:
+    """Return how many client processes `run_load` starts.
+
+    Raises
+    ------
+    GpuprofError
+        When no server answers, or it lacks a model.
+    """
+    requests = tuple(requests_for(target, stream.model, stream.path, settings.seed) for stream in streams)
+    return settings.clients or _clients_needed(streams, requests)
+
+
 def make_schedules(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:

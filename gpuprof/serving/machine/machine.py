@@ -22,6 +22,7 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cgroup import remove_group
+from gpuprof.machine.core_sharing import CoreSharing
 from gpuprof.serving.machine.fork_server import WorkerSetup
 from gpuprof.serving.machine.fork_server_link import ForkServerLink
 from gpuprof.serving.machine.gpu_holder import GpuHolder
@@ -81,6 +82,7 @@ class MachineProcess:
         self._router_has_gone = asyncio.Event()
         self._connection = FrameConnection(self)
         self._gpus = GpuHolder(self._tell_legacy)
+        self._cores = CoreSharing()
         self._fork_server = ForkServerLink(WorkerSetup(order.key, order.memory))
 
     async def run(self) -> None:
@@ -139,9 +141,16 @@ class MachineProcess:
     def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
         post = SupervisedWorker(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
         self._posts[number] = post
+        self._stay_off_workers()
         if post.order.gpu is None:
             self._do(self._fork_server.prepare())  # also where the worker lives: it may have to be replaced
         post.begin(None if living is None else LivingProcess.adopt(*living))
+
+    def _stay_off_workers(self) -> None:
+        """Stay off the workers' cores; not where some have none, since they would inherit that."""
+        orders = [post.order for post in self._posts.values()]
+        confined = all(order.cores for order in orders)
+        self._cores.take({core for order in orders for core in order.cores} if confined else ())
 
     async def _start(self, number: str, order: WorkerOrder) -> LivingProcess:
         return await self._fork_server.start(number, await self._gpus.bound(order))
@@ -150,6 +159,7 @@ class MachineProcess:
         post = self._posts.pop(number, None)
         if post is not None:
             await post.dismiss(patience_s)
+            self._stay_off_workers()
             group = post.order.group
             if post.order.quota_cores is not None and all(other.order.group != group for other in self._posts.values()):
                 remove_group(group)

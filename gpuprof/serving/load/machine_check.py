@@ -1,0 +1,121 @@
+"""Before a load: whether this machine is as fast as when it was profiled, and has nothing else to do.
+
+Latencies that come out longer than predicted are the machine's as often as the prediction's. A second or two tell.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpuprof.domain.deployment import DeploymentMap, Replica
+from gpuprof.errors import InputError
+from gpuprof.machine.busy_cores import busy_cores
+from gpuprof.machine.core_sharing import allowed_cores
+from gpuprof.machine.cpu_share import own_cores
+from gpuprof.rules.cpu_slices import plan_slices
+from gpuprof.rules.host_work import recorded_work
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.serving.load.target import Target
+
+#: Of a core; less is what any system does in the background.
+BUSY_CORES = 0.25
+#: Other speeds than the profile's by so much are told.
+OTHER_SPEED = 0.1
+_WATCH_S, _PROBE_S, _MOST_PROBED = 0.5, 1.0, 2
+_PROBED_LOAD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class MachineCheck:
+    """What was found of the machine.
+
+    Attributes
+    ----------
+    busy_cores : float or None
+        Cores that something else keeps busy; None: not known.
+    slowdowns : mapping of str to float
+        Model → time of its batches of one now, over that of the profile.
+    """
+
+    busy_cores: float | None
+    slowdowns: Mapping[str, float]
+
+    def notes(self) -> Iterator[str]:
+        """Yield what somebody who is about to measure must know."""
+        if self.busy_cores is not None and self.busy_cores > BUSY_CORES:
+            yield (
+                f"something else keeps {self.busy_cores:.1f} of this machine's {len(allowed_cores())} cores busy: "
+                "expect longer latencies than predicted"
+            )
+        for model, factor in self.slowdowns.items():
+            if abs(factor - 1.0) > OTHER_SPEED:
+                word = "longer" if factor > 1.0 else "less long"
+                yield (
+                    f"{model}: a batch of one takes {100.0 * abs(factor - 1.0):.0f}% {word} than when it was profiled: "
+                    "the machine's speed is another now, and all latencies with it"
+                )
+
+
+def is_local(host: str) -> bool:
+    """Return whether this name or address is this machine's own loopback."""
+    try:
+        return ipaddress.ip_address(socket.gethostbyname(host.strip("[]"))).is_loopback
+    except (OSError, ValueError):
+        return host.strip("[]") == "::1"
+
+
+def worker_cores(deployment: DeploymentMap) -> frozenset[int]:
+    """Return the cores of this machine that the workers of a map hold if they are served here; none if they cannot."""
+    if len(deployment.nodes) != 1:
+        return frozenset()
+    shares = [
+        replica.sm_share_pct
+        for gpu in deployment.nodes[0].gpus
+        if gpu.device.startswith("cpu") and not gpu.index
+        for partition in gpu.partitions
+        for replica in partition.replicas
+    ]
+    try:
+        return frozenset(core for part in plan_slices(shares, own_cores()) for core in part.cores)
+    except InputError:
+        return frozenset()
+
+
+def check_machine(target: Target, streams: Sequence[RequestStream], deployment: DeploymentMap) -> MachineCheck:
+    """Watch the machine, then ask each model for answers one after another and compare the time of its batches.
+
+    Of more than two models the first two speak for the machine: each takes a second.
+
+    Raises
+    ------
+    GpuprofError
+        When no server answers, or it lacks a model.
+    """
+    busy = busy_cores(_WATCH_S, allowed_cores())
+    handover_ms = recorded_work(deployment.planned_with).handover_ms
+    known = {stream.model: expected_ms(deployment, stream.model, handover_ms) for stream in streams}
+    slowdowns = {}
+    for stream in [one for one in streams if known[one.model]][:_MOST_PROBED]:
+        wanted = known[stream.model]
+        assert wanted is not None
+        settings = LoadSettings(_PROBE_S, 0.0, arrivals="constant", clients=1)
+        probe = RequestStream(stream.model, _PROBED_LOAD * 1000.0 / (wanted + handover_ms), stream.slo_ms, stream.path)
+        (stages,) = run_load(target, [probe], settings).stages
+        seen, batches = stages.get("infer_ms"), stages.get("batches")
+        if isinstance(seen, float) and isinstance(batches, dict) and set(batches) == {1}:
+            slowdowns[stream.model] = seen / wanted
+    return MachineCheck(busy, slowdowns)
+
+
+def expected_ms(deployment: DeploymentMap, model: str, handover_ms: float) -> float | None:
+    """Return the time of a batch of one that finds its worker at rest, without its handover; None: not one time."""
+    own: list[Replica] = [replica for *_, replica in deployment.places() if model in replica.rates()]
+    times = {
+        round(replica.batch_latency_ms[0] * replica.predicted.pause_factor, 9)
+        for replica in own
+        if replica.batch_latency_ms and replica.model == model
+    }
+    return max(0.0, times.pop() - handover_ms) or None if len(times) == 1 else None

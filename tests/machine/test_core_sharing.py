@@ -1,0 +1,63 @@
+"""Who is no worker stays off the workers' cores: tried in a process of its own, whose affinity may change."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+CORES = sorted(os.sched_getaffinity(0))
+needs_two = pytest.mark.skipif(len(CORES) < 2, reason="takes two cores")
+
+
+def run(program: str) -> str:
+    modules = "gpuprof.machine.core_sharing", "gpuprof.machine.cpu_share"
+    head = "import os, subprocess, sys, threading\n" + "".join(f"from {one} import *\n" for one in modules)
+    done = subprocess.run([sys.executable, "-c", head + program], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+@needs_two
+def test_every_thread_stays_off_and_the_cores_that_are_planned_with_stay_the_same() -> None:
+    program = f"""
+done = threading.Event()
+threading.Thread(target=done.wait, daemon=True).start()
+before = own_cores()
+print(stay_off([{CORES[0]}]), own_cores() == before)
+print([sorted(os.sched_getaffinity(int(one))) == {CORES[1:]} for one in os.listdir('/proc/self/task')])
+print(stay_off([]), sorted(os.sched_getaffinity(0)) == {CORES})
+"""
+    assert run(program).splitlines() == ["True True", "[True, True]", "False True"]
+
+
+def test_where_every_core_computes_nothing_changes() -> None:
+    assert run(f"print(stay_off({CORES}), sorted(os.sched_getaffinity(0)) == {CORES})") == "False True"
+
+
+@needs_two
+def test_a_process_that_fills_the_free_cores_uses_the_others_too_until_it_has_less_to_do() -> None:
+    program = f"""
+sharing = CoreSharing(0.0)
+sharing._spent_s = 0.0
+sharing.take({CORES[1:]})
+seen = [sharing.is_off]
+sharing.watch(4.0, 1.0); seen.append(sharing.is_off)
+sharing.watch(8.0, 4.9); seen.append(sharing.is_off)
+sharing.watch(12.0, 5.5); seen.append(sharing.is_off)
+sharing.take([]); seen.append(sharing.is_off)
+print(seen, sorted(os.sched_getaffinity(0)) == {CORES})
+"""
+    assert run(program) == "[True, True, False, True, False] True"
+
+
+@needs_two
+def test_processes_that_are_started_inside_stay_off_too() -> None:
+    program = f"""
+with staying_off([{CORES[0]}]):
+    told = 'import os; print(sorted(os.sched_getaffinity(0)))'
+    print(subprocess.check_output([sys.executable, '-c', told], text=True))
+print(sorted(os.sched_getaffinity(0)) == {CORES})
+"""
+    assert run(program).split("\n") == [str(CORES[1:]), "", "True"]
