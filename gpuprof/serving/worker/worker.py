@@ -22,6 +22,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine
 from gpuprof.machine.scheduling import compute_steadily
 from gpuprof.rules.cpu_slices import CpuSlice
+from gpuprof.runtime.providers import GPU_PROVIDERS
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, Kind
@@ -84,7 +85,7 @@ def _obey(stream: BlockingStream, order: dict[str, Any], arena: memoryview | Non
 
 
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
-    """Take the share, load the model and run it once at each batch size that will be common."""
+    """Take the share, load the model and run it once at each batch size that `warm_sizes` names."""
     if order["cores"]:
         compute_steadily()
         held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
@@ -98,11 +99,21 @@ def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
         threads=order["threads"],
         provider=order["provider"],
     )
-    sizes = {2**power for power in range(order["batch"].bit_length())} | {order["batch"]}
     with suppress(ModelError):  # not every model works on zeros
-        for rows in sorted(sizes if runtime.spec.max_batch else {1}):
+        for rows in warm_sizes(order["batch"], order["provider"]) if runtime.spec.max_batch else (1,):
             runtime.run(example_inputs(runtime.spec, rows), range(len(runtime.spec.outputs)))
     return runtime
+
+
+def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
+    """Return the batch sizes that a model is run at before it is served, ascending.
+
+    On a CPU the powers of two, which are common. On a GPU every size: the first run of each chooses algorithms, plans
+    and allocates, which takes many times what the batch takes, in the middle of serving.
+    """
+    if provider in GPU_PROVIDERS:
+        return tuple(range(1, batch + 1))
+    return tuple(sorted({2**power for power in range(batch.bit_length())} | {batch}))
 
 
 if __name__ == "__main__":

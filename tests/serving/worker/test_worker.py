@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
 from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.worker import worker
+from gpuprof.serving.worker.worker import warm_sizes
 
 ORDER = {
     "model": "m", "version": "1", "path": "null:4", "batch": 2, "threads": 1, "provider": "CPUExecutionProvider",
@@ -59,3 +61,8 @@ def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
     BlockingStream(router).send(Kind.RUN, {**ORDER, "path": "nowhere.onnx"})
     router.close()
     assert work() == 0
+
+
+def test_on_a_gpu_every_batch_size_is_run_before_it_is_served() -> None:
+    assert warm_sizes(6, ORT_CUDA) == warm_sizes(6, TORCH_CUDA) == (1, 2, 3, 4, 5, 6)
+    assert warm_sizes(6, ORT_CPU) == (1, 2, 4, 6) and warm_sizes(1, ORT_CUDA) == (1,)
