@@ -38,7 +38,17 @@ ALLOWED = {
 #: The rooms of the larger parts: each imports only those before it.
 ROOMS = {
     "profiling": ("timeline", "child", "cpu", "nsight", "gpu", "sweep", "per_op"),
-    "estimators": ("memory", "roofline", "measured", "learned", "gk", "igniter", "interference", "queueing"),
+    "estimators": (
+        "memory",
+        "roofline",
+        "cross_gpu",
+        "measured",
+        "learned",
+        "gk",
+        "igniter",
+        "interference",
+        "queueing",
+    ),
     "placement": ("published", "optimal"),
     "serving": (
         "transport",

@@ -55,6 +55,8 @@ def estimate(
         beside=running.beside or (),
         estimator=knowledge.estimator,
         db=knowledge.db,
+        precision=knowledge.precision,
+        runtime=knowledge.runtime,
     )
     if knowledge.strict:
         result.require_known_ops()

@@ -52,5 +52,9 @@ class SourceOptions:
     estimator: Annotated[str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")] = (
         "database"
     )
+    precision: Annotated[
+        str | None, typer.Option(help="Where nothing was measured: float32, tf32, float16, bfloat16, fp8 or int8.")
+    ] = None
+    runtime: Annotated[str | None, typer.Option(help="Where nothing was measured: fused (default) or eager.")] = None
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None

@@ -16,6 +16,8 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuLatencies
+from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration
@@ -49,6 +51,9 @@ class DatabaseEstimator:
     learned : callable
         Device → regressors trained for it, or None; called once a device, when something was not measured. They
         are asked before the roofline.
+    execution : Execution, optional
+        In which precision and by which runtime models run on GPUs of which nothing was measured; by default what the
+        model's types give in ONNX Runtime.
 
     Attributes
     ----------
@@ -61,6 +66,7 @@ class DatabaseEstimator:
         db: KernelDb | None,
         graphs: Mapping[str, Path] | None = None,
         learned: Callable[[Device], LearnedModel | None] = lambda device: None,
+        execution: Execution | None = None,
     ) -> None:
         self._measured = read_measured(db) if db is not None else {}
         self.verdicts = BatchVerdicts(None if db is None else db.path)
@@ -74,6 +80,7 @@ class DatabaseEstimator:
         }
         self._colocations = Colocations(db, self._running, contents, variants)
         self._learned = cache(lambda identity: learned(identity.device))
+        self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph)
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
@@ -235,7 +242,7 @@ class DatabaseEstimator:
         if learned:
             figure = learned.latency(self._graph(known, batch), share)
         else:
-            figure = self._calibration(device).applied(roofline_ms(at, device, share), source_of(device))
+            figure = self._predict_unmeasured(known, device, batch, share)
             figure = _widened(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
         if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
             raise InputError(
@@ -243,6 +250,17 @@ class DatabaseEstimator:
                 "gpuprof profile MODEL",
             )
         return _widened(figure, unknown_ms(at, device, share))
+
+    def _predict_unmeasured(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+        """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
+        if device.kind == "gpu":
+            figure = self._cross_gpu.predict(known, device, batch, share)
+            if figure.value <= 0.0:
+                return figure
+            return self._calibration(device).applied(figure.value, figure.source, figure.upper() / figure.value)
+        work = self._work(known)
+        least = 0.0 if work is None else roofline_ms(work.at(batch), device, share)
+        return self._calibration(device).applied(least, source_of(device))
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for one in beside:
@@ -343,7 +361,11 @@ class DatabaseEstimator:
 
     def _shape(self, known: MeasuredModel, device: Device) -> Callable[[int, Share], float] | None:
         work = self._work(known)
-        return None if work is None else lambda batch, share: roofline_ms(work.at(batch), device, share)
+        if work is None:
+            return None
+        if device.kind == "gpu":
+            return lambda batch, share: self._cross_gpu.predict(known, device, batch, share).value
+        return lambda batch, share: roofline_ms(work.at(batch), device, share)
 
     def _work(self, known: MeasuredModel) -> WorkByBatch | None:
         if known.name not in self._works:

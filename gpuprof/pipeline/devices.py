@@ -14,6 +14,7 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
+    from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.estimators.database import DatabaseEstimator
     from gpuprof.estimators.learned.learned import LearnedModel
     from gpuprof.kernel_db.store import KernelDb
@@ -89,7 +90,10 @@ def open_database(given: PathArgument | None, *, needed: bool = True) -> KernelD
 
 
 def make_database_estimator(
-    db: KernelDb | None, graphs: Mapping[str, Path] | None = None, note: NoteCallback = ignore_note
+    db: KernelDb | None,
+    graphs: Mapping[str, Path] | None = None,
+    note: NoteCallback = ignore_note,
+    execution: Execution | None = None,
 ) -> DatabaseEstimator:
     """Return the default estimator: of a database, of the regressors that were trained on it, and of ONNX files.
 
@@ -100,10 +104,12 @@ def make_database_estimator(
         ONNX files of models that the database may lack.
     note : callable, optional
         Told why regressors are left out, when the estimator first needs them.
+    execution : Execution, optional
+        In which precision and by which runtime models run on GPUs of which nothing was measured.
     """
     from gpuprof.estimators.database import DatabaseEstimator
 
-    return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note))
+    return DatabaseEstimator(db, graphs, lambda device: load_regressors(device, db, note), execution)
 
 
 def make_named_estimator(
@@ -111,6 +117,7 @@ def make_named_estimator(
     db: KernelDb | None,
     graphs: Mapping[str, Path] | None = None,
     note: NoteCallback = ignore_note,
+    execution: Execution | None = None,
 ) -> Estimator:
     """Return an estimator by its name, the default one with the regressors that were trained.
 
@@ -121,7 +128,9 @@ def make_named_estimator(
     """
     from gpuprof.estimators.builtin import DEFAULT, make_estimator
 
-    return make_database_estimator(db, graphs, note) if name == DEFAULT else make_estimator(name, db, graphs)
+    if name == DEFAULT:
+        return make_database_estimator(db, graphs, note, execution)
+    return make_estimator(name, db, graphs)
 
 
 def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, ...]:

@@ -16,15 +16,14 @@ from gpuprof.pipeline.devices import (
     database_path,
     describe_superseded,
     describe_variants,
-    make_database_estimator,
+    make_named_estimator,
     open_database,
     resolve_device,
 )
-from gpuprof.pipeline.result import NoteCallback, Result, ignore_note
+from gpuprof.pipeline.result import Result
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
-    from gpuprof.kernel_db.store import KernelDb
 
 _LARGEST_BATCH = 1_000_000
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
@@ -75,8 +74,11 @@ def estimate(
     beside: Sequence[str | Workload] = (),
     estimator: str | Estimator = "database",
     db: PathArgument | None = None,
+    precision: str | None = None,
+    runtime: str | None = None,
 ) -> EstimateResult:
-    """Predict latency, throughput and memory: measured where measured, interpolated between, else from a roofline.
+    """Predict latency, throughput and memory: measured where measured, interpolated between, else from what was
+    learned on other GPUs, for a CPU from a roofline.
 
     Parameters
     ----------
@@ -96,6 +98,11 @@ def estimate(
         ``"database"``, ``"gk"``, one that was installed, ``"package.module:Class"``, or an estimator.
     db : path, optional
         Kernel database; by default ``GPUPROF_DB``, else ``./gpuprof-db``, which need not exist for ONNX files.
+    precision : str, optional
+        Of the products, where nothing was measured on a GPU: ``"float32"``, ``"tf32"``, ``"float16"``, ``"bfloat16"``,
+        ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
+    runtime : str, optional
+        ``"fused"`` (default) as ONNX Runtime, or ``"eager"``: each node its kernels, as PyTorch.
 
     Raises
     ------
@@ -114,11 +121,12 @@ def estimate(
     >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
     >>> whole = gpuprof.estimate([file], batches=(1, 256), device="a100-40")
     >>> whole.to_frame()[["batch", "latency_source"]].to_dict("list")
-    {'batch': [1, 256], 'latency_source': ['roofline, uncalibrated', 'roofline, uncalibrated']}
+    {'batch': [1, 256], 'latency_source': ['cross-gpu: tfloat32, fused', 'cross-gpu: tfloat32, fused']}
     >>> half = gpuprof.estimate([file], batches=(256,), device="a100-40", share="50")
     >>> half.estimates[0].latency_ms.value > whole.estimates[1].latency_ms.value
     True
     """
+    from gpuprof.estimators.cross_gpu.execution import parse_execution
     from gpuprof.estimators.fit import check_memory
 
     notes: list[str] = []
@@ -126,7 +134,11 @@ def estimate(
     database = open_database(db, needed=not models)
     target = resolve_device(device, database)
     part = _resolve_share(share, target)
-    source = estimator if not isinstance(estimator, str) else make_named_estimator(estimator, database, notes.append)
+    source = (
+        estimator
+        if not isinstance(estimator, str)
+        else make_named_estimator(estimator, database, note=notes.append, execution=parse_execution(precision, runtime))
+    )
     names = [str(model) for model in models] or list(getattr(source, "models", []))
     if not names:
         raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
@@ -140,21 +152,6 @@ def estimate(
         if unknown := found[-1].unknown_ops:
             notes.append(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
     return EstimateResult(notes=tuple(notes), estimates=tuple(found), beside=others)
-
-
-def make_named_estimator(name: str, database: KernelDb | None, note: NoteCallback = ignore_note) -> Estimator:
-    """Return the estimator called ``name``.
-
-    Raises
-    ------
-    InputError
-        When there is none of this name.
-    """
-    from gpuprof.estimators.builtin import make_estimator
-
-    if name == "database":
-        return make_database_estimator(database, note=note)
-    return make_estimator(name, database)
 
 
 def short_name(model: object) -> str:

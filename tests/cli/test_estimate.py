@@ -49,11 +49,12 @@ def test_without_a_model_every_model_of_the_database_is_answered(db: str, capsys
     assert {row["device"] for row in rows} == {"a30"}
 
 
-def test_a_file_on_a_device_of_the_catalogue_is_marked_uncalibrated(
+def test_a_file_on_a_device_of_the_catalogue_says_precision_and_runtime(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (row,) = _json(capsys, str(two_layers(tmp_path / "two.onnx")), "--device", "h100", "--batch", "8")
-    assert row["latency_source"] == row["memory_source"] == "roofline, uncalibrated"
+    assert row["latency_source"] == "cross-gpu: tfloat32, fused"
+    assert row["memory_source"] == "roofline, uncalibrated"
 
 
 def test_the_table_says_of_each_figure_where_it_is_from(db: str, capsys: pytest.CaptureFixture[str]) -> None:

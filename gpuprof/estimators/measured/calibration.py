@@ -46,17 +46,20 @@ class Calibration:
             return max(self._between, _LEAST) + measured_error
         return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
 
-    def applied(self, least_ms: float, source: str) -> Figure:
-        """Return the figure for a roofline of ``least_ms``, scaled by what models of this device took over theirs.
+    def applied(self, least_ms: float, source: str, spread: float | None = None) -> Figure:
+        """Return the figure for a prediction of ``least_ms``, scaled by what models of this device took over theirs.
 
         From four models on the interval is conformal: each model's measurements against what the others have in
         common. With fewer it is the spread of published measurements on two GPUs, and without any their range, which
-        promises nothing of a device that is like neither.
+        promises nothing of a device that is like neither; unless ``spread`` says how many times off at most the
+        prediction is for a device of which nothing was measured.
         """
+        if not self._ratios and spread is not None:
+            return Figure(least_ms, source, least_ms / spread, least_ms * spread)
         if not self._ratios:
             return Figure(least_ms, source, least_ms * _PUBLISHED[0], least_ms * _PUBLISHED[1])
         value = least_ms * common_factor(self._ratios)
-        spread = _PUBLISHED_SPREAD
+        spread = spread or _PUBLISHED_SPREAD
         if len(self._ratios) >= _ENOUGH_MODELS:
             spread = interval_factor(left_out_residuals(self._ratios)) or 1.0
         return Figure(value, source, value / spread, value * spread)

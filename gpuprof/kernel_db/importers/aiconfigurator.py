@@ -17,7 +17,7 @@ from gpuprof.domain.catalogue import device_of_driver
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.importers.published_op import describe_op, op_row
 from gpuprof.kernel_db.importers.source import Source
-from gpuprof.kernel_db.schema import PER_OP, OpRow
+from gpuprof.kernel_db.schema import PER_OP, OpRow, RunRow
 from gpuprof.kernel_db.store import Run
 
 LICENCE = "Apache-2.0, (c) NVIDIA CORPORATION & AFFILIATES"
@@ -71,17 +71,17 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
             precision=precision,
             settings=json.dumps({"kv_cache_dtype": cache}) if cache else None,
         )
-        yield Run(run, ops=[_op(source, run.run_id, run.device, line, row, precision) for line, row in rows])
+        yield Run(run, ops=[_op(source, run, line, row, precision) for line, row in rows])
 
 
-def _op(source: Source, run_id: str, device: str, line: int, row: Mapping[str, Any], precision: str) -> OpRow:
+def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any], precision: str) -> OpRow:
     kind = str(row["op_name"])
     if kind not in _KINDS:
         raise InputError(f"{source.path}:{line}: op {kind!r} is none of {', '.join(_KINDS)}")
     sizes = _gemm(source, line, row) if kind == "gemm" else _attention(source, line, row, kind)
     op = describe_op("gemm" if kind == "gemm" else "attention", sizes, _TYPES[precision])
     latency = _number(source, line, row, "latency_ms" if "latency_ms" in row else "latency")
-    return op_row(run_id, device, op, sizes.get("b", 1), latency)
+    return op_row(run, op, sizes.get("b", 1), latency, "fused")
 
 
 def _gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, int]:

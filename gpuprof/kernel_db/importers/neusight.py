@@ -124,11 +124,14 @@ def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple
         op_signature=op.signature,
         op_type=op.op_type,
         op_name=op.name,
+        runtime=run.runtime,
+        execution="eager",
+        precision=run.precision,
         **launch,  # type: ignore[arg-type]
     )
     kernels = [name for name in str(row.get("kernels") or "").split(";") if name and name != "nan"]
     note = f"{len(kernels)} kernels: {'; '.join(kernels)}" if len(kernels) > 1 else None
-    return op_row(run.run_id, run.device, op, batch, latency_ms, note), kernel
+    return op_row(run, op, batch, latency_ms, "eager", note), kernel
 
 
 def _models(source: Source) -> Iterable[Run]:
@@ -144,7 +147,7 @@ def _models(source: Source) -> Iterable[Run]:
         run = runs[name, fused]
         model = f"{row['model']}@{row['sequence']}"
         latency = source.given(line, row, "latency_ms")
-        run.models.append(_model_row(run.run, model, int(source.given(line, row, "batch")), latency))  # type: ignore[attr-defined]
+        run.models.append(_model_row(run.run, model, int(source.given(line, row, "batch")), latency, fused))  # type: ignore[attr-defined]
     return runs.values()
 
 
@@ -159,11 +162,25 @@ def _label(source: Source, device: str | None) -> Run:
         raise InputError(f"{source.path}: e2e_latency must be a positive number of milliseconds") from None
     mode = "torch.compile" if match["fused"] else "eager"
     run = source.run(name, "import:neusight", _NOTES, match["model"], **_conditions("2.1.0", mode))
-    return Run(run, models=[_model_row(run, f"{match['model']}@{match['sequence']}", int(match["batch"]), latency)])
+    return Run(
+        run,
+        models=[
+            _model_row(run, f"{match['model']}@{match['sequence']}", int(match["batch"]), latency, bool(match["fused"]))
+        ],
+    )
 
 
-def _model_row(run: RunRow, model: str, batch: int, latency_ms: float) -> ModelRow:
-    return ModelRow(run_id=run.run_id, model=model, device=run.device, batch=batch, latency_mean_ms=latency_ms)
+def _model_row(run: RunRow, model: str, batch: int, latency_ms: float, fused: bool) -> ModelRow:
+    return ModelRow(
+        run_id=run.run_id,
+        model=model,
+        device=run.device,
+        batch=batch,
+        latency_mean_ms=latency_ms,
+        runtime=run.runtime,
+        execution="fused" if fused else "eager",
+        precision=run.precision,
+    )
 
 
 def _given(value: object) -> bool:

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from gpuprof.domain.model import Op, Tensor
 from gpuprof.graph.op_costs import cost_of
-from gpuprof.kernel_db.schema import PER_OP, OpRow
+from gpuprof.kernel_db.schema import PER_OP, OpRow, RunRow
 
 Sizes = Mapping[str, int]
 _NANOSECONDS_PER_MS = 1e6
@@ -45,13 +45,13 @@ def describe_op(kind: str, sizes: Sizes, dtype: str) -> Op:
     return Op(kind, op_type, "", inputs, made, constant, attributes, cost.flops, cost.bytes_read, cost.bytes_written)
 
 
-def op_row(run_id: str, device: str, op: Op, batch: int, latency_ms: float, note: str | None = None) -> OpRow:
+def op_row(run: RunRow, op: Op, batch: int, latency_ms: float, execution: str, note: str | None = None) -> OpRow:
     """Return the row of an op that was measured by itself."""
     nanoseconds = round(latency_ms * _NANOSECONDS_PER_MS)
     return OpRow(
-        run_id=run_id,
+        run_id=run.run_id,
         model=PER_OP,
-        device=device,
+        device=run.device,
         batch=batch,
         position=0,
         name=op.name,
@@ -64,6 +64,9 @@ def op_row(run_id: str, device: str, op: Op, batch: int, latency_ms: float, note
         bytes_written=op.bytes_written,
         weight_bytes=op.weight_bytes,
         duration_mean_ns=nanoseconds,
+        runtime=run.runtime,
+        execution=execution,
+        precision=run.precision,
         note=note,
     )
 

@@ -1,0 +1,152 @@
+"""Whole models that others measured, and what is estimated for them on GPUs that were left out."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+
+from bench.roofline import PUBLISHED_AS
+from gpuprof.domain.catalogue import datasets, device, v100_profiles
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch
+from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, rates_of
+from gpuprof.estimators.cross_gpu.training import Trained, chip_of
+from gpuprof.graph.load import load_graph
+from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture
+from gpuprof.zoo.build import build
+
+LAYERS = {"bert_large": 24, "gpt2_large": 36, "opt_13": 24, "gpt3_xl": 24, "gpt3_27": 32}
+_OTHERS = {"NeuSight": "neusight_ms", "roofline": "roofline_ms", "Habitat": "habitat_ms", "Li": "li_et_al_ms"}
+_PARVAGPU_NAMES = {"bert": "bert_base", "inceptionv3": "inception_v3", "mobilenetv2": "mobilenet_v2"}
+_PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelError:
+    """One measured model and its estimate.
+
+    Attributes
+    ----------
+    source, device, model, runtime, kind : str
+        Who measured it; ``kind`` is ``"float32"`` (CUDA cores) or ``"tensor"``.
+    batch : int
+    measured_ms, predicted_ms : float
+    others : mapping of str to float
+        What published predictors say, in ms.
+    """
+
+    source: str
+    device: str
+    model: str
+    runtime: str
+    kind: str
+    batch: int
+    measured_ms: float
+    predicted_ms: float
+    others: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.predicted_ms / self.measured_ms - 1.0
+
+
+def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[ModelError]:
+    """Return NeuSight's transformers whose exports are there."""
+
+    @cache
+    def kernels(name: str, layers: int, batch: int, runtime: LaunchMode) -> KernelList:
+        return list_kernels(load_graph(exports / f"{name}-{layers}.onnx", batch), "float32", runtime)
+
+    found = []
+    for row in csv.DictReader((datasets() / "neusight" / "models.csv").read_text(encoding="utf-8").splitlines()):
+        name, batch = row["model"], int(row["batch"])
+        if name not in LAYERS or not (exports / f"{name}-2.onnx").is_file():
+            continue
+        runtime = LaunchMode.FUSED if row["fused"] == "True" else LaunchMode.EAGER
+        model, rates = _model(left_out, row["device"]), rates_of(device(row["device"]), "float32")
+        one, two = (model.total_s(kernels(name, n, batch, runtime), rates, runtime) for n in (1, 2))
+        predicted = 1e3 * (one + (LAYERS[name] - 1) * (two - one))
+        others = {said: float(row[column]) for said, column in _OTHERS.items() if row[column]}
+        measured = float(row["latency_ms"])
+        label = (row["device"], name, str(runtime), "float32")
+        found.append(ModelError("NeuSight", *label, batch, measured, predicted, others))
+    return found
+
+
+def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, reference: Path | None) -> list[ModelError]:
+    """Return the networks of the thesis's V100 table, and of ParvaGPU's and iGniter's where they are given."""
+    models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
+    found = []
+    for source, gpu, name, batch, share, runtime, precision, measured in _published(reference):
+        if name not in ARCHITECTURES:
+            continue
+        key = (name, precision, runtime)
+        if key not in models:
+            path = folder / f"{name}.onnx"
+            if not path.is_file():
+                build(find_architecture(name), path)
+            models[key] = KernelsByBatch(partial(load_graph, path), precision, runtime)
+        rates = rates_of(device(gpu), precision, share)
+        predicted = 1e3 * _model(left_out, gpu).total_s(models[key].at(batch), rates, runtime)
+        kind = "tensor" if precision in TENSOR_TYPES else "float32"
+        said = name if share == Share() else f"{name} {share}"
+        found.append(ModelError(source, gpu, said, str(runtime), kind, batch, measured, predicted))
+    return found
+
+
+def _model(left_out: Mapping[str, Trained], gpu: str) -> CrossGpuModel:
+    chip = chip_of(gpu)
+    trained = left_out[{"v100": "v100-pcie-32"}.get(chip, chip)]
+    return _cross_gpu(id(trained), trained)
+
+
+_MODELS: dict[int, CrossGpuModel] = {}
+
+
+def _cross_gpu(key: int, trained: Trained) -> CrossGpuModel:
+    if key not in _MODELS:
+        _MODELS[key] = CrossGpuModel(CostModel.of_texts(trained.models, trained.floor_s), {})
+    return _MODELS[key]
+
+
+_Row = tuple[str, str, str, int, Share, LaunchMode, str, float]
+
+
+def _published(reference: Path | None) -> Iterator[_Row]:
+    for row in v100_profiles().rows:
+        if row.throughput_rps:
+            name, measured = PUBLISHED_AS.get(row.model, row.model), 1000.0 * row.batch / row.throughput_rps
+            yield "thesis", "v100", name, row.batch, Share(), LaunchMode.EAGER, "float32", measured
+    if reference is None:
+        return
+    for line in _lines(reference / "igniter_v100" / "solo.csv"):
+        share, latency = Share(float(line["mps_share_pct"])), float(line["latency_ms"])
+        yield "iGniter", "v100", line["model"], int(line["batch"]), share, LaunchMode.FUSED, "float32", latency
+    for path in sorted((reference / "parvagpu_a100").glob("*.csv")):
+        if path.stem.startswith("SLO"):
+            continue
+        for line in _lines(path):
+            batch, rate = int(line["Batch size"]), float(line["Throughput"])
+            if line["Workload Number"] == "1" and rate > 0.0:
+                size = int(line["Mig instance"])
+                share = Share(100.0, _PROFILES[size])
+                name = _PARVAGPU_NAMES.get(path.stem, path.stem)
+                yield "ParvaGPU", "a100-80", name, batch, share, LaunchMode.EAGER, "tfloat32", 1000.0 * batch / rate
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def summarize(errors: list[ModelError]) -> float:
+    """Return the mean absolute error."""
+    return float(np.mean([abs(one.error) for one in errors])) if errors else float("nan")

@@ -1,0 +1,57 @@
+"""Times of ops on a GPU: bound of physics times what the regressors learned on other GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuprof.estimators.cross_gpu.features import OpBounds, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.forest import Forest, read_forest
+from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
+from gpuprof.estimators.cross_gpu.rates import DeviceRates
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Regressors by name.
+
+    Attributes
+    ----------
+    forests : mapping of str to Forest
+        `features.REGRESSORS` → trees.
+    floor_s : mapping of str to float
+        What launching and timing a single op took where the published ops were measured, by family.
+    """
+
+    forests: Mapping[str, Forest]
+    floor_s: Mapping[str, float]
+
+    @classmethod
+    def of_texts(cls, texts: Mapping[str, str], floor_s: Mapping[str, float]) -> CostModel:
+        """Return the model that LightGBM's texts describe."""
+        return cls({name: read_forest(text, name) for name, text in texts.items()}, floor_s)
+
+    def kernel_times(self, ops: OpTable, rates: DeviceRates, bounds: OpBounds | None = None) -> Array:
+        """Return the seconds that each op takes on the GPU, launching not counted, never less than its hard bound.
+
+        Parameters
+        ----------
+        bounds : OpBounds, optional
+            By default of ops in a long run, the power limit reached.
+
+        Returns
+        -------
+        ndarray of shape (N,)
+        """
+        bounds = bounds or bound_times(ops, rates)
+        found = np.zeros(len(ops))
+        names = regressor_names(ops, rates)
+        for name in sorted(set(names.tolist())):
+            rows = np.flatnonzero(names == name)
+            of_rows = OpBounds(bounds.expected_s[rows], bounds.hard_s[rows], bounds.intensity[rows])
+            features = features_of(name, ops.take(rows), rates, of_rows)
+            ratio = np.exp(self.forests[name].predict(features))
+            found[rows] = np.maximum((of_rows.expected_s + rates.kernel_s) * ratio, of_rows.hard_s)
+        return found

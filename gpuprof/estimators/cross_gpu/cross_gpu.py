@@ -1,0 +1,204 @@
+"""Estimates models on GPUs of which nothing was measured, from what was learned on others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.execution import Execution
+from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
+from gpuprof.graph.load import only_batch
+
+SOURCE = "cross-gpu"
+#: Of a kernel: between it and the one before on the GPU; of the host, which goes ahead and is waited for where the
+#: kernels are shorter: PyTorch's dispatcher takes about 9 us an op, a runtime with a ready plan 4.
+_GAP_S = 1.0e-6
+_HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6}
+_METADATA = "provenance.json"
+_LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
+
+
+class UnmeasuredModel(Protocol):
+    """A model with a name and perhaps a file."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def path(self) -> str | None:
+        """Its ONNX file."""
+        ...
+
+
+class KernelsByBatch:
+    """The kernels of a model at any batch, from its graph at two of them where all is in proportion."""
+
+    def __init__(self, graph_at: Callable[[int], ModelGraph], precision: str, runtime: LaunchMode) -> None:
+        self._graph_at, self._precision, self._runtime = graph_at, precision, runtime
+        self._known: dict[int, KernelList] = {}
+        self._linear: bool | None = None
+
+    def at(self, batch: int) -> KernelList:
+        """Return the kernels at ``batch``."""
+        if batch not in self._known:
+            self._known[batch] = self._between(batch) if batch > 4 and self._is_linear() else self._read(batch)
+        return self._known[batch]
+
+    def _read(self, batch: int) -> KernelList:
+        return list_kernels(self._graph_at(batch), self._precision, self._runtime)
+
+    def _is_linear(self) -> bool:
+        if self._linear is None:
+            try:
+                one, two, four = self.at(1), self.at(2), self.at(4)
+            except InputError:
+                self._linear = False
+                return False
+            same = one.op_types == two.op_types == four.op_types and one.count == two.count == four.count
+            self._linear = same and all(
+                np.allclose(getattr(four.ops, name), 3 * getattr(two.ops, name) - 2 * getattr(one.ops, name), rtol=1e-9)
+                for name in _LINEAR_COLUMNS
+            )
+        return self._linear
+
+    def _between(self, batch: int) -> KernelList:
+        one, two = self.at(1), self.at(2)
+        columns = {
+            name: getattr(one.ops, name) + (batch - 1) * (getattr(two.ops, name) - getattr(one.ops, name))
+            for name in _LINEAR_COLUMNS
+        }
+        return replace(one, ops=OpTable(family=one.ops.family, **columns))
+
+
+@dataclass(frozen=True, slots=True)
+class CrossGpuModel:
+    """What was learned: regressors, and how far they are off for a GPU that they have not seen.
+
+    Attributes
+    ----------
+    costs : CostModel
+    spread : mapping of str to float
+        By ``"float32"`` (CUDA cores) and ``"tensor"``, and by family for ops: the factor f so that [t / f, t f] held
+        nine of ten times of GPUs left out.
+    """
+
+    costs: CostModel
+    spread: Mapping[str, float]
+
+    def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
+        """Return the time of one batch in ms with its 90% interval.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision.
+        """
+        rates = rates_of(device, precision, share)
+        seconds = self.total_s(kernels, rates, runtime)
+        factor = self.spread.get("tensor" if precision in TENSOR_TYPES else "float32", 2.0)
+        source = f"{SOURCE}: {precision}, {runtime}"
+        return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
+
+    def total_s(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> float:
+        """Return the seconds of all kernels one after another, or of the host where it takes longer."""
+        if not len(kernels.ops):
+            return 0.0
+        count = np.array(kernels.count, dtype=float)
+        launched = float(count.sum())
+        return max(
+            float((count * self.kernel_times(kernels.ops, rates)).sum()) + launched * _GAP_S,
+            launched * _HOST_S[runtime],
+        )
+
+    def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
+        """Return the seconds of each kernel; alike ones are computed once."""
+        keys = np.column_stack([getattr(ops, field.name) for field in fields(OpTable)])
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        return np.asarray(self.costs.kernel_times(ops.take(first), rates)[inverse.reshape(-1)])
+
+
+def only_batch_of(known: UnmeasuredModel) -> int | None:
+    """Return the batch that a model fixes, None where it takes any."""
+    path = Path(known.path or "")
+    return only_batch(path) if path.is_file() else None
+
+
+def trained_folder() -> Traversable:
+    """Return where the trained regressors ship."""
+    return datasets() / "cross_gpu"
+
+
+@cache
+def shipped_model() -> CrossGpuModel:
+    """Return what ships with gpuprof; every file is checked against the hash in the provenance.
+
+    Raises
+    ------
+    InputError
+        When a file is missing or is not the one that was trained.
+    """
+    folder = trained_folder()
+    try:
+        known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+        texts = {name: (folder / f"{name}.txt").read_text(encoding="utf-8") for name in known["sha256"]}
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"the trained regressors cannot be read: {error}", "reinstall gpuprof") from None
+    for name, text in texts.items():
+        if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
+            raise InputError(f"{name}.txt is not the regressor that was trained", "reinstall gpuprof")
+    return CrossGpuModel(CostModel.of_texts(texts, known["floor_s"]), known["spread"])
+
+
+class CrossGpuLatencies:
+    """Times of models on GPUs, their kernels kept.
+
+    Parameters
+    ----------
+    execution : Execution
+    graph_of : callable
+        Known model and batch → its graph.
+    """
+
+    def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
+        self._execution, self._graph_of = execution, graph_of
+        self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
+        self._answers: dict[tuple[object, ...], Figure] = {}
+
+    def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+        """Return the time of one batch in ms on ``share`` of ``device``.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision, or the model does not take the batch.
+        """
+        precision = self._execution.rate_name(device, self._graph_of(known, only_batch_of(known) or 1))
+        key = (known.name, precision)
+        if key not in self._kernels:
+            graph_at = partial(self._graph_of, known)
+            self._kernels[key] = KernelsByBatch(graph_at, precision, self._execution.runtime)
+        answer = (*key, device.name, device.max_power_w, batch, share)
+        if answer not in self._answers:
+            kernels = self._kernels[key].at(batch)
+            found = shipped_model().latency(kernels, device, share, precision, self._execution.runtime)
+            self._answers[answer] = found
+        return self._answers[answer]

@@ -1,0 +1,72 @@
+"""In which arithmetic and by which runtime a model runs that was not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.rates import resolve_precision
+
+#: What a user calls a precision → the catalogue's name of the rate.
+PRECISIONS: Mapping[str, str] = {
+    "float32": "float32",
+    "tf32": "tfloat32",
+    "float16": "float16",
+    "bfloat16": "bfloat16",
+    "fp8": "float8",
+    "int8": "int8",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """In which arithmetic and how a model is run.
+
+    Attributes
+    ----------
+    precision : str or None
+        A key of `PRECISIONS`; None: what the model's types give in ONNX Runtime's CUDA provider, TF32 included.
+    runtime : LaunchMode
+    """
+
+    precision: str | None = None
+    runtime: LaunchMode = LaunchMode.FUSED
+
+    def rate_name(self, device: Device, graph: ModelGraph) -> str:
+        """Return the name of the rate of the products on ``device``."""
+        if self.precision is None:
+            found = "tfloat32" if (own := _own_type(graph)) == "float32" else own
+            return resolve_precision(device, found)
+        return PRECISIONS[self.precision]
+
+
+def _own_type(graph: ModelGraph) -> str:
+    """Return the type of most of the weights' bytes; quantised models multiply in int8."""
+    sizes: dict[str, int] = {}
+    for tensor in (*graph.weights, *graph.inputs):
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    for dtype in sorted(sizes, key=lambda name: -sizes[name]):
+        if dtype in ("float32", "float16", "bfloat16", "int8"):
+            return dtype
+        if dtype.startswith("float8"):
+            return "float8"
+    return "float32"
+
+
+def parse_execution(precision: str | None, runtime: str | None) -> Execution:
+    """Return what two words of a user mean.
+
+    Raises
+    ------
+    InputError
+        When one of them is not known.
+    """
+    if precision is not None and precision not in PRECISIONS:
+        raise InputError(f"unknown precision {precision!r}", f"choose one of {', '.join(PRECISIONS)}")
+    if runtime is not None and runtime not in list(LaunchMode):
+        raise InputError(f"unknown runtime {runtime!r}", f"choose one of {', '.join(LaunchMode)}")
+    return Execution(precision, LaunchMode(runtime) if runtime else LaunchMode.FUSED)

@@ -1,0 +1,138 @@
+"""OpBounds that physics sets to an op, and what beyond them decides its time, all as ratios to the GPU's own size.
+
+No feature tells one GPU from another by itself: waves are tiles over SMs, traffic is in units of the L2 cache,
+arithmetic in units of the time of the traffic. So a regressor learned on some GPUs speaks for one with more SMs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
+from gpuprof.estimators.cross_gpu.rates import DeviceRates
+
+_TILES = ((128, 128), (128, 64), (64, 64), (32, 32))
+#: A convolution of 3 x 3 with step 1 saves as many multiplications by Winograd's algorithm at most (tiles of 4 x 4).
+_WINOGRAD = 2.25
+#: What is still in the L2 cache comes as many times faster than from memory.
+_CACHED = 3.0
+_TINY = 1e-12
+
+#: Names of the regressors.
+REGRESSORS = ("matmul_cores", "matmul_tensor", "conv_cores", "elementwise", "norm", "softmax", "attention")
+
+
+@dataclass(frozen=True, slots=True)
+class OpBounds:
+    """Least times of N ops in seconds.
+
+    Attributes
+    ----------
+    expected_s : ndarray of shape (N,)
+        Of arithmetic at the rate that the power limit leaves, or of the traffic at what is drawn of the bandwidth.
+    hard_s : ndarray of shape (N,)
+        At the peaks of the data sheet; traffic that fits into the L2 cache as fast as from there.
+    intensity : ndarray of shape (N,)
+        Arithmetic over traffic, of the expected times.
+    """
+
+    expected_s: Array
+    hard_s: Array
+    intensity: Array
+
+
+def bound_times(ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0) -> OpBounds:
+    """Return the bounds of ``ops``.
+
+    Parameters
+    ----------
+    throttled : float or ndarray of shape (N,)
+        How far the power limit has been reached: 1 in long runs, 0 in an op too short for the clock to fall.
+    """
+    conv = ops.family == FAMILIES.index("conv")
+    product = np.isin(ops.family, [FAMILIES.index(name) for name in ("matmul", "conv", "attention")])
+    winograd = np.where(
+        conv & (ops.kernel == 3) & (ops.stride == 1) & (ops.b == 1) & (not rates.tensor), _WINOGRAD, 1.0
+    )
+    peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
+    held = peak / np.where(product, rates.sustained**throttled, 1.0)
+    traffic = ops.bytes_moved / rates.bytes_per_s
+    cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / _CACHED, 1.0)
+    return OpBounds(
+        np.maximum(np.maximum(held, traffic / rates.drawn), _TINY),
+        np.maximum(np.maximum(peak, traffic * cached), _TINY),
+        np.log2(np.maximum(held, _TINY) / np.maximum(traffic / rates.drawn, _TINY)),
+    )
+
+
+def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
+    """Return the name of the regressor that speaks for each op."""
+    cores = {
+        "matmul": "matmul_tensor" if rates.tensor else "matmul_cores",
+        "conv": "matmul_tensor" if rates.tensor else "conv_cores",
+        "movement": "elementwise",
+    }
+    names = np.array([cores.get(family, family) for family in FAMILIES])
+    return names[ops.family]
+
+
+def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:
+    """Return the features of ops that one regressor speaks for.
+
+    Returns
+    -------
+    ndarray of shape (N, F)
+        F is the regressor's own.
+    """
+    if name in ("matmul_cores", "matmul_tensor", "conv_cores"):
+        columns = _product_features(ops, rates, bounds)
+        if name == "conv_cores":
+            columns += [ops.kernel, ops.stride, np.log2(np.maximum(ops.image, 1.0))]
+        else:
+            columns += [ops.width, ops.extra]
+    elif name == "attention":
+        columns = _attention_features(ops, rates, bounds)
+    else:
+        columns = _row_features(ops, rates)
+        if name == "elementwise":
+            columns = [*columns[:2], ops.extra, ops.read_bytes / np.maximum(ops.written_bytes, 1.0)]
+    return np.column_stack(columns)
+
+
+def _product_features(ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> list[Array]:
+    columns = []
+    for rows, cols in _TILES:
+        down, across = np.ceil(ops.m / rows), np.ceil(ops.n / cols)
+        waves = ops.b * down * across / rates.units
+        used = ops.m * ops.n / (down * rows * across * cols)
+        columns += [np.log2(waves), waves / np.ceil(waves) * used]
+    aligned = [(size % 4 == 0) * 1.0 + (size % 32 == 0) for size in (ops.m, ops.n, ops.k)]
+    traffic = np.log2(np.maximum(ops.bytes_moved, 1.0) / rates.l2_bytes)
+    short, long = np.log2(np.minimum(ops.m, ops.n)), np.log2(np.maximum(ops.m, ops.n))
+    return [*columns, np.log2(ops.k), short, long, np.log2(ops.n / ops.m), bounds.intensity, traffic, *aligned]
+
+
+def _attention_features(ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> list[Array]:
+    waves = ops.b * np.ceil(ops.m / 128) / rates.units
+    used = ops.m / (np.ceil(ops.m / 128) * 128)
+    traffic = np.log2(np.maximum(ops.bytes_moved, 1.0) / rates.l2_bytes)
+    work = np.log2(np.maximum(ops.b * ops.m * ops.n, 1.0) / rates.units)
+    sizes = [np.log2(ops.m), np.log2(ops.n), np.log2(ops.k)]
+    whole = waves / np.ceil(waves)
+    kinds = [ops.extra, ops.causal, ops.width, ops.kernel, ops.stride]
+    return [np.log2(waves), whole, used, *sizes, work, bounds.intensity, traffic, *kinds]
+
+
+def _row_features(ops: OpTable, rates: DeviceRates) -> list[Array]:
+    moved = np.maximum(ops.bytes_moved, 1.0)
+    rows = np.maximum(ops.elements, 1.0) / np.maximum(ops.row, 1.0)
+    return [
+        np.log2(moved / rates.l2_bytes),
+        np.log2(np.maximum(ops.elements, 1.0) / rates.units / rates.threads),
+        np.log2(np.maximum(ops.row, 1.0)),
+        np.log2(rows / rates.units),
+        (ops.row % 4 == 0) * 1.0,
+    ]

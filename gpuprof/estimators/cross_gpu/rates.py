@@ -1,0 +1,143 @@
+"""What of its peaks a GPU can hold: arithmetic under its power limit, and bandwidth of its kind of memory.
+
+Small boards (T4, P4, L4) never hold their boost clock while they multiply: power rises with clock and voltage, and the
+limit is reached far below. Power of arithmetic is taken as ``rate * energy``, with an energy for an operation that
+falls with each process and rises with the square of the clock; the clock that a limit leaves goes with a power of
+the ratio of what there is to what is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+
+#: Process in nm → watts that 1 TFLOP/s of float32 takes at the clock in MHz beside it. 16, 12 and 7 from what the
+#: boards in NeuSight's data hold in long products (P100, V100 and T4, A100 at 250 and at 300 W); 8 between 12 and 7,
+#: 4 by the gains that TSMC announces from 7 to 5 nm and NVIDIA's 4N; 28 from the K80's limit.
+_ENERGY_W = {28.0: (34.0, 875.0), 16.0: (23.3, 1328.0), 12.0: (15.5, 1380.0), 8.0: (14.5, 1410.0), 7.0: (13.3, 1410.0)}
+_ENERGY_W[4.0] = (5.7, 1620.0)
+#: Energy of an operation of a type in units of float32's, from L40S, H100 and A100 in AIConfigurator's data.
+_ENERGY_OF_TYPE = {"float32": 1.0, "float64": 2.0, "tfloat32": 0.2, "float16": 0.11, "bfloat16": 0.11}
+_ENERGY_OF_TYPE |= {"int8": 0.085, "float8": 0.085, "float4": 0.045}
+#: Clock goes with this power of the watts there are: A100-PCIe boards of 250 and 300 W (0.84 and 0.93 of the peak).
+_CLOCK_EXPONENT = 0.56
+#: Watts that a board takes beside arithmetic, and for each GB/s of stacked memory.
+_BOARD_W, _STACKED_W = 15.0, 0.03
+#: What of the peak bandwidth long element-wise ops draw: error correction takes a part of GDDR's.
+_DRAWN = {"gddr": 0.76, "hbm": 0.88}
+_DRAWN_OTHERWISE = 0.82
+#: SMs with 128 float32 lanes (Pascal's GP10x, GA10x, Ada, Hopper) have the shared memory of those with 64, so that
+#: products on CUDA cores feed fewer of them: P4 0.87 where it is cool, other boards about 0.75 of their peak.
+_LANES_128 = 0.8
+_FLOPS_OF_128_LANES = 256.0
+_BANDWIDTH_REACH = 2.0
+#: Cycles that the smallest kernel takes: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
+_KERNEL_CYCLES = 4200.0
+_CLOCK_MHZ = 1500.0
+#: Type that a matrix product is computed in where the GPU lacks one.
+_INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
+TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a share of a GPU offers to ops of one precision.
+
+    Attributes
+    ----------
+    units : float
+        SMs of the share.
+    matrix_per_s, scalar_per_s : float
+        Peak operations a second of matrix products in the precision, and of float32 on CUDA cores.
+    sustained : float
+        Part of the peak that the power limit leaves to long products, in (0, 1].
+    bytes_per_s, drawn : float
+        Peak bandwidth, and what of it long ops draw.
+    l2_bytes : float
+    threads : int
+        That an SM holds.
+    tensor : bool
+        Whether products run on tensor cores.
+    kernel_s : float
+        What a kernel takes at least: latencies are a number of cycles.
+    """
+
+    units: float
+    matrix_per_s: float
+    scalar_per_s: float
+    sustained: float
+    bytes_per_s: float
+    drawn: float
+    l2_bytes: float
+    threads: int
+    tensor: bool
+    kernel_s: float
+
+
+def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
+    """Return what ``share`` of ``device`` offers to products in ``precision``.
+
+    Raises
+    ------
+    InputError
+        When the GPU has no rate for the precision.
+    """
+    share = share or Share()
+    peak = device.flops_per_s.get(precision)
+    if peak is None:
+        known = ", ".join(sorted(device.flops_per_s))
+        raise InputError(f"{device.name} has no {precision} arithmetic", f"it has {known}")
+    fraction = device.fraction(share)
+    return DeviceRates(
+        units=max(1.0, device.compute_units * fraction),
+        matrix_per_s=peak * fraction,
+        scalar_per_s=device.flops_per_s["float32"] * fraction,
+        sustained=sustained_part(device, precision, fraction),
+        bytes_per_s=_bandwidth(device, share),
+        drawn=_DRAWN.get((device.dram_type or "").rstrip("23456789xe"), _DRAWN_OTHERWISE),
+        l2_bytes=max(1.0, device.l2_bytes * (_slices(device, share) or 1.0)),
+        threads=device.sm.threads if device.sm is not None else 2048,
+        tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
+        kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
+    )
+
+
+def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> float:
+    """Return the part of its peak rate that a GPU holds in long products: what feeds its lanes, and its power limit."""
+    fed = 1.0
+    if precision == "float32" and device.clock_mhz:
+        each = device.flops_per_s["float32"] / (device.compute_units * device.clock_mhz * 1e6)
+        fed = _LANES_128 if each > 0.9 * _FLOPS_OF_128_LANES else 1.0
+    known = _ENERGY_W.get(device.process_nm or 0.0)
+    if known is None or not device.max_power_w or not device.clock_mhz:
+        return fed
+    watts, clock = known
+    energy = watts * _ENERGY_OF_TYPE.get(precision, 1.0) * (device.clock_mhz / clock) ** 2
+    stacked = (device.dram_type or "").startswith("hbm")
+    rest = _BOARD_W + (_STACKED_W * device.dram_bytes_per_s / 1e9 if stacked else 0.0)
+    needed = device.flops_per_s[precision] / 1e12 * energy * fraction
+    return float(min(fed, (max(1.0, device.max_power_w - rest) / needed) ** _CLOCK_EXPONENT))
+
+
+def resolve_precision(device: Device, precision: str) -> str:
+    """Return the type that the GPU computes products in for ``precision``: TF32 in float32 where it has none."""
+    while precision not in device.flops_per_s and precision in _INSTEAD:
+        precision = _INSTEAD[precision]
+    return precision
+
+
+def _slices(device: Device, share: Share) -> float | None:
+    if share.mig is None or not device.mig_slices:
+        return None
+    return min(1.0, device.mig_profile(share.mig).memory_slices / device.mig_slices)
+
+
+def _bandwidth(device: Device, share: Share) -> float:
+    """Return the bytes a second: a MIG instance's slices, else what the share's SMs can ask for, twice their part."""
+    slices = _slices(device, share)
+    if slices is not None:
+        return device.dram_bytes_per_s * slices * min(1.0, _BANDWIDTH_REACH * share.sm_pct / 100.0)
+    return device.dram_bytes_per_s * min(1.0, _BANDWIDTH_REACH * device.fraction(share))

@@ -1,0 +1,136 @@
+"""Learns the regressors from published measurements; LightGBM is imported here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpuprof.domain.catalogue import device
+from gpuprof.estimators.cross_gpu.features import REGRESSORS, OpBounds, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.op_table import Array
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.cross_gpu.training_data import (
+    CHIP,
+    OP_FAMILIES,
+    Measured,
+    aiconfigurator_ops,
+    neusight_ops,
+)
+
+#: A measurement that takes less than so many times an op of nothing says nothing of the op.
+_TELLING = 1.2
+_SMALLEST_QUANTILE = 0.02
+_ROUNDS = 160
+_PARAMETERS: Mapping[str, Any] = {
+    "objective": "l1",
+    "learning_rate": 0.09,
+    "num_leaves": 31,
+    "min_data_in_leaf": 80,
+    "bagging_fraction": 0.8,
+    "bagging_freq": 1,
+    "feature_fraction": 0.8,
+    "num_threads": 2,
+    "deterministic": True,
+    "force_row_wise": True,
+    "seed": 1,
+    "verbose": -1,
+}
+#: The authors' test sizes are those that models have; they are few.
+_TEST_WEIGHT = 5.0
+_ROWS_OF_A_KIND = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """Regressors as LightGBM writes them, and what an op of nothing takes where it was measured.
+
+    Attributes
+    ----------
+    models : mapping of str to str
+        `features.REGRESSORS` → text.
+    floor_s : mapping of str to float
+        Family of `OP_FAMILIES` → median over the GPUs of what launching and timing the smallest op took.
+    """
+
+    models: Mapping[str, str]
+    floor_s: Mapping[str, float]
+
+
+def published_ops() -> list[Measured]:
+    """Return all that ships with gpuprof; of AIConfigurator's so much as is learned from."""
+    kinds = ("gemm", "context_attention", "generation_attention", "encoder_attention")
+    found = [neusight_ops(family) for family in OP_FAMILIES]
+    return found + [part for kind in kinds for part in aiconfigurator_ops(kind, _ROWS_OF_A_KIND)]
+
+
+def chip_of(name: str) -> str:
+    """Return the chip of a board, by which GPUs are left out."""
+    return CHIP.get(name, name)
+
+
+def floors(measured: Measured, excluded: str | None = None) -> dict[str, float]:
+    """Return what the smallest ops took on each GPU in seconds; none where only kernels were timed or all are large."""
+    if measured.kernels_only:
+        return {}
+    kept = measured.split == "train"
+    names = sorted(set(measured.device[kept].tolist()))
+    return {
+        name: float(np.quantile(measured.seconds[kept & (measured.device == name)], _SMALLEST_QUANTILE))
+        for name in names
+        if chip_of(name) != excluded and not (measured.name == "conv" and name == "a100-pcie-80")
+    }
+
+
+def train(data: Iterable[Measured], excluded: str | None = None, rounds: int = _ROUNDS) -> Trained:
+    """Return regressors learned from ``data``, nothing of the chip ``excluded`` seen.
+
+    A regressor gives the logarithm of an op's time, launches taken off, over its bound: the power limit, the drawn
+    part of the bandwidth and Winograd's algorithm stand in the bound, so that what is left is how well tiles and
+    waves fill a GPU.
+    """
+    rows: dict[str, list[tuple[Array, Array, Array]]] = {name: [] for name in REGRESSORS}
+    floor_s: dict[str, list[float]] = {}
+    for part in data:
+        known = floors(part, excluded)
+        floor_s.setdefault(part.name, []).extend(known.values())
+        typical = float(np.median(list(known.values()))) if known else 0.0
+        for name in sorted(set(part.device.tolist())):
+            if chip_of(name) != excluded:
+                _add_rows(rows, part.take(part.device == name), name, known.get(name, typical))
+    models = {name: _fit(found, rounds) for name, found in rows.items() if found}
+    return Trained(models, {name: float(np.median(found)) for name, found in floor_s.items() if found})
+
+
+def bounds_as_measured(part: Measured, rates: Any) -> OpBounds:
+    """Return the bounds of measured ops under the conditions that they were measured in."""
+    first = bound_times(part.ops, rates)
+    return bound_times(part.ops, rates, part.throttled(first.expected_s))
+
+
+def _add_rows(rows: dict[str, list[tuple[Array, Array, Array]]], part: Measured, name: str, floor: float) -> None:
+    rates = rates_of(device(name), part.precision)
+    bounds = bounds_as_measured(part, rates)
+    body = np.maximum(part.seconds - floor, 0.02 * part.seconds)
+    telling = (part.seconds > _TELLING * floor) & part.fit_to_learn()
+    weight = np.clip(body / part.seconds, 0.02, 1.0) * np.where(part.split == "test", _TEST_WEIGHT, 1.0)
+    target = np.log(body / (bounds.expected_s + rates.kernel_s))
+    names = regressor_names(part.ops, rates)
+    for regressor in set(names.tolist()):
+        kept = telling & (names == regressor)
+        features = features_of(regressor, part.ops.take(kept), rates, _rows_of(bounds, kept))
+        rows[regressor].append((features, target[kept], weight[kept]))
+
+
+def _rows_of(bounds: OpBounds, kept: Any) -> OpBounds:
+    return OpBounds(bounds.expected_s[kept], bounds.hard_s[kept], bounds.intensity[kept])
+
+
+def _fit(found: list[tuple[Array, Array, Array]], rounds: int) -> str:
+    import lightgbm
+
+    features, target, weight = (np.concatenate(column) for column in zip(*found, strict=True))
+    data = lightgbm.Dataset(features, target, weight=weight, params={"verbose": -1})
+    return str(lightgbm.train(dict(_PARAMETERS), data, num_boost_round=rounds).model_to_string())

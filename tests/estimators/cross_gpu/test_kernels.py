@@ -1,0 +1,113 @@
+"""Which kernels a graph becomes: views none, linear layers one, chains one where a runtime fuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES
+from gpuprof.graph.op_costs import cost_of
+
+
+def _op(
+    op_type: str, inputs: list[Tensor], output: Tensor, weights: list[Tensor] | None = None, **attributes: object
+) -> Op:
+    cost = cost_of(op_type, "", inputs, [output], attributes)
+    made = (output,)
+    return Op(
+        output.name, op_type, "", tuple(inputs), made, tuple(weights or ()), attributes,
+        cost.flops, cost.bytes_read, cost.bytes_written,
+    )  # fmt: skip
+
+
+def _graph(*ops: Op) -> ModelGraph:
+    first = ops[0].inputs[0]
+    weights = tuple(weight for op in ops for weight in op.weights)
+    return ModelGraph("test", 1, ops, (first,), ops[-1].outputs, weights, 17, "", "")
+
+
+def _t(name: str, *shape: int) -> Tensor:
+    return Tensor(name, "float32", shape)
+
+
+X, W, BIAS, H = _t("x", 8, 16, 32), _t("w", 32, 64), _t("bias", 64), _t("h", 8, 16, 64)
+LINEAR = (_op("MatMul", [X, W], H, [W]), _op("Add", [H, BIAS], _t("hb", 8, 16, 64), [BIAS]))
+RELU = _op("Relu", [_t("hb", 8, 16, 64)], _t("y", 8, 16, 64))
+
+
+def test_a_linear_layer_with_its_bias_is_one_product_of_all_rows() -> None:
+    kernels = list_kernels(_graph(*LINEAR), "float32", LaunchMode.EAGER)
+    assert kernels.op_types == ("MatMul",)
+    ops = kernels.ops
+    assert (ops.b[0], ops.m[0], ops.n[0], ops.k[0]) == (1, 128, 64, 32)
+    assert ops.flops[0] == 2 * 128 * 64 * 32
+
+
+def test_an_activation_is_a_kernel_of_its_own_only_where_nothing_is_fused() -> None:
+    graph = _graph(*LINEAR, RELU)
+    assert list_kernels(graph, "float32", LaunchMode.EAGER).op_types == ("MatMul", "Relu")
+    assert list_kernels(graph, "float32", LaunchMode.FUSED).op_types == ("MatMul",)
+
+
+def test_a_product_of_two_activations_is_a_batch_of_products() -> None:
+    left, right = _t("l", 2, 4, 16, 8), _t("r", 2, 4, 8, 32)
+    kernels = list_kernels(_graph(_op("MatMul", [left, right], _t("s", 2, 4, 16, 32))), "float32", LaunchMode.EAGER)
+    ops = kernels.ops
+    assert (ops.b[0], ops.m[0], ops.n[0], ops.k[0]) == (8, 16, 32, 8)
+
+
+def test_half_precision_moves_half_the_bytes() -> None:
+    graph = _graph(*LINEAR, RELU)
+    whole, half = (list_kernels(graph, precision, LaunchMode.EAGER).ops for precision in ("float32", "float16"))
+    assert half.bytes_moved == pytest.approx(whole.bytes_moved / 2)
+
+
+def test_views_and_transposed_operands_cost_nothing() -> None:
+    query, key = _t("q", 4, 16, 8), _t("k", 4, 16, 8)
+    turned = _t("kt", 4, 8, 16)
+    flat = _op("Reshape", [X], _t("q", 4, 16, 8))
+    swap = _op("Transpose", [key], turned, perm=(0, 2, 1))
+    kernels = list_kernels(
+        _graph(flat, swap, _op("MatMul", [query, turned], _t("s", 4, 16, 16))), "float32", LaunchMode.EAGER
+    )
+    assert kernels.op_types == ("MatMul",)
+
+
+def test_a_gelu_written_with_erf_is_one_kernel() -> None:
+    root, one, half = _t("root"), _t("one"), _t("half")
+    scaled = _op("Div", [X, root], _t("a", *X.shape), [root])
+    erf = _op("Erf", [_t("a", *X.shape)], _t("e", *X.shape))
+    more = _op("Add", [_t("e", *X.shape), one], _t("p", *X.shape), [one])
+    times = _op("Mul", [X, _t("p", *X.shape)], _t("m", *X.shape))
+    halved = _op("Mul", [_t("m", *X.shape), half], _t("y", *X.shape), [half])
+    ops = list_kernels(_graph(scaled, erf, more, times, halved), "float32", LaunchMode.EAGER).ops
+    assert len(ops) == 1
+    assert ops.bytes_moved[0] == pytest.approx(2 * 4 * X.elements, rel=0.01)
+
+
+def _attention() -> ModelGraph:
+    query, key, value = _t("q", 2, 4, 128, 64), _t("k", 2, 4, 64, 128), _t("v", 2, 4, 128, 64)
+    scores, soft, scale = _t("s", 2, 4, 128, 128), _t("p", 2, 4, 128, 128), _t("scale")
+    return _graph(
+        _op("MatMul", [query, key], scores),
+        _op("Mul", [scores, scale], _t("ss", 2, 4, 128, 128), [scale]),
+        _op("Softmax", [_t("ss", 2, 4, 128, 128)], soft, axis=-1),
+        _op("MatMul", [soft, value], _t("o", 2, 4, 128, 64)),
+    )
+
+
+def test_attention_is_whole_where_fused_kernels_for_the_type_exist() -> None:
+    assert len(list_kernels(_attention(), "float32", LaunchMode.EAGER).ops) == 4
+    fused = list_kernels(_attention(), "float16", LaunchMode.FUSED).ops
+    assert [FAMILIES[family] for family in fused.family] == ["attention"]
+    assert (fused.b[0], fused.m[0], fused.n[0], fused.k[0]) == (8, 128, 128, 64)
+
+
+def test_a_convolution_is_the_product_that_it_is() -> None:
+    image, weight, out = _t("i", 2, 3, 32, 32), _t("w", 16, 3, 3, 3), _t("o", 2, 16, 16, 16)
+    conv = _op("Conv", [image, weight], out, [weight], strides=(2, 2), kernel_shape=(3, 3), pads=(1, 1, 1, 1), group=1)
+    ops = list_kernels(_graph(conv), "float32", LaunchMode.EAGER).ops
+    assert (ops.m[0], ops.n[0], ops.k[0]) == (2 * 16 * 16, 16, 27)
+    assert np.isclose(ops.flops[0], conv.flops or 0)

@@ -1,0 +1,52 @@
+"""What a GPU holds of its peaks follows from power limit, process, clock and memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.rates import rates_of, resolve_precision, sustained_part
+
+
+def test_small_boards_never_hold_their_boost_clock() -> None:
+    held = {name: sustained_part(device(name), "float32") for name in ("t4", "l4", "a100-pcie-40", "a100-80")}
+    assert held["l4"] < held["t4"] < 0.6 < held["a100-pcie-40"] < held["a100-80"] == 1.0
+
+
+def test_a_higher_power_limit_never_slows_a_board() -> None:
+    l4 = device("l4")
+    held = [sustained_part(replace(l4, max_power_w=watts), "float32") for watts in (40.0, 72.0, 150.0, 400.0)]
+    assert held == sorted(held)
+    assert held[-1] <= 1.0
+
+
+def test_an_unknown_process_or_limit_is_no_reason_to_slow_down() -> None:
+    assert sustained_part(replace(device("t4"), process_nm=None), "float32") == 1.0
+    assert sustained_part(replace(device("t4"), max_power_w=None), "float32") == 1.0
+
+
+def test_a_share_has_its_sms_and_an_instance_its_slices_of_memory() -> None:
+    a100 = device("a100-80")
+    whole, half = rates_of(a100, "float32"), rates_of(a100, "float32", Share(50.0))
+    assert half.units == whole.units / 2
+    assert half.matrix_per_s == whole.matrix_per_s / 2
+    slice_ = rates_of(a100, "float32", Share(100.0, "1g.10gb"))
+    assert slice_.bytes_per_s == a100.dram_bytes_per_s / 8
+    assert slice_.units == 14
+
+
+def test_a_precision_that_a_gpu_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(InputError, match=r"t4 has no float8 arithmetic \(it has float16, float32, float64, int8\)"):
+        rates_of(device("t4"), "float8")
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "found"),
+    [("v100", "tfloat32", "float32"), ("h100", "tfloat32", "tfloat32"), ("t4", "bfloat16", "float16")],
+)
+def test_a_type_is_computed_in_what_the_gpu_has(name: str, asked: str, found: str) -> None:
+    assert resolve_precision(device(name), asked) == found
