@@ -55,7 +55,7 @@ def calibrate(
     any device the interference models are fitted to what was co-located, and judged by leaving out each victim.
     """
     from gpuprof.pipeline.calibrate import calibrate as fit
-    from gpuprof.pipeline.profile import ProfileSettings
+    from gpuprof.pipeline.profile_result import ProfileSettings
 
     chosen = chosen_format(as_json, as_csv)
     with show_progress() as show:

@@ -172,7 +172,8 @@ def _measure_cluster(
     chosen: Format,
 ) -> None:
     """Measure models at batch sizes on the places of a Ray cluster; what came before a failure is printed, too."""
-    from gpuprof.pipeline.profile import ProfileProgress, profile_cluster
+    from gpuprof.pipeline.profile import profile_cluster
+    from gpuprof.pipeline.profile_result import ProfileProgress
 
     rows: list[Mapping[str, object]] = []
 

@@ -11,7 +11,7 @@ import typer
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
-    from gpuprof.pipeline.profile import ProfileSettings
+    from gpuprof.pipeline.profile_result import ProfileSettings
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MeasurementOptions:
 
     def settings(self, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
         """Return the settings of a measurement with so many processes."""
-        from gpuprof.pipeline.profile import ProfileSettings
+        from gpuprof.pipeline.profile_result import ProfileSettings
 
         return ProfileSettings(
             self.collector, processes, self.time_limit, self.profiler_limit, self.force, self.keep_unstable

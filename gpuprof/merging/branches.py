@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpuprof.merging.plan import Plan
+from gpuprof.merging.plan import MergePlan
 from gpuprof.merging.step_gain import CONVOLUTIONS, source_node
 
 _JOINS = frozenset({"Add", "Sum", "Mul"})
 _IMAGE_RANK = 4
 
 
-def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
+def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
     """Yield each step that joins branches of images, with the steps in its branches and those where these part.
 
     All of them run once, or all apart.
@@ -49,12 +49,12 @@ def image_branches(plan: Plan) -> Iterator[tuple[int, set[int]]]:
                 yield i, branches | {made[key] for key in inputs if key in made and intersection >> made[key] & 1}
 
 
-def _inputs(plan: Plan, index: int) -> list[tuple[int, str]]:
+def _inputs(plan: MergePlan, index: int) -> list[tuple[int, str]]:
     step = plan.steps[index]
     return [(m, name) for m in step.models for name in source_node(plan, step, m).input]
 
 
-def _joined_steps(plan: Plan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
+def _joined_steps(plan: MergePlan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
     """Return the steps that make the images which a step joins; none where it joins none."""
     step = plan.steps[index]
     first = step.models[0]

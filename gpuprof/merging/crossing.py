@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuprof.merging.gain import MergeGain
-from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.step_gain import CONVOLUTIONS, GainContext, absorbed_input, is_absorbed, source_node
 
 
@@ -33,7 +33,7 @@ class Crossing:
     outside: bool = False
 
 
-def find_crossings(plan: Plan) -> list[Crossing]:
+def find_crossings(plan: MergePlan) -> list[Crossing]:
     """Return all values that merged steps of a plan take or make."""
     found: dict[object, Crossing] = {}
     for i, step in enumerate(plan.steps):
@@ -51,17 +51,17 @@ def find_crossings(plan: Plan) -> list[Crossing]:
     return list(found.values())
 
 
-def concat_gain(plan: Plan, crossing: Crossing, setting: GainContext) -> MergeGain:
+def concat_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> MergeGain:
     """Return what laying a value end to end costs."""
     return _copies(plan, crossing, setting, 1)
 
 
-def split_gain(plan: Plan, crossing: Crossing, setting: GainContext) -> MergeGain:
+def split_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> MergeGain:
     """Return what taking a value apart costs."""
     return _copies(plan, crossing, setting, len(crossing.models))
 
 
-def _record_reader(plan: Plan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
+def _record_reader(plan: MergePlan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
     names = tuple(source_node(plan, step, m).input[position] for m in step.models)
     place = plan.laid.get((step.models[0], names[0]))
     direct = place is not None and plan.steps[place[0]].models == step.models
@@ -71,7 +71,9 @@ def _record_reader(plan: Plan, found: dict[object, Crossing], index: int, step: 
     return found.setdefault((step.models, names), Crossing(step.models, names, None))
 
 
-def _record_separate_use(plan: Plan, found: dict[object, Crossing], model: int, name: str, step: Step | None) -> None:
+def _record_separate_use(
+    plan: MergePlan, found: dict[object, Crossing], model: int, name: str, step: Step | None
+) -> None:
     """Note that a model needs its own part of a value that is made for all."""
     place = plan.laid.get((model, name))
     if place is None or plan.steps[place[0]].output_axes[place[1]] is None:
@@ -83,7 +85,7 @@ def _record_separate_use(plan: Plan, found: dict[object, Crossing], model: int, 
     found.setdefault(place, Crossing(maker.models, names, place[0])).outside = True
 
 
-def _copies(plan: Plan, crossing: Crossing, setting: GainContext, launches: int) -> MergeGain:
+def _copies(plan: MergePlan, crossing: Crossing, setting: GainContext, launches: int) -> MergeGain:
     """Return the cost of a copy: of layouts to leave and enter, and of what is no longer done within another op."""
     total = sum(
         plan.sources[m].values[name].bytes_at(setting.batches[m])
@@ -99,7 +101,7 @@ def _copies(plan: Plan, crossing: Crossing, setting: GainContext, launches: int)
     )
 
 
-def _between_images(plan: Plan, crossing: Crossing) -> bool:
+def _between_images(plan: MergePlan, crossing: Crossing) -> bool:
     """Return whether convolutions make the value or take it."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     maker = source.maker(name)
@@ -107,7 +109,7 @@ def _between_images(plan: Plan, crossing: Crossing) -> bool:
     return made or any(user.op_type in CONVOLUTIONS for user in source.users(name))
 
 
-def _parts_riders(plan: Plan, crossing: Crossing) -> bool:
+def _parts_riders(plan: MergePlan, crossing: Crossing) -> bool:
     """Return whether some op is done within the one that makes the value."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     return any(absorbed_input(source, user) == name for user in source.users(name))

@@ -15,14 +15,14 @@ from gpuprof.errors import InputError
 from gpuprof.graph.file import elem_type
 from gpuprof.graph.merged_model import MergedMember, MergedModel, MergedValue, write_description
 from gpuprof.graph.nodes import graphs_of
-from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.source import Array, Size, SourceModel
 from gpuprof.merging.super_operator import SuperOperator, WeightView, bias_of, view_weight
 
 _TO_THE_END = np.iinfo(np.int64).max
 
 
-def build_merged(plan: Plan) -> tuple[ModelProto, MergedModel]:
+def build_merged(plan: MergePlan) -> tuple[ModelProto, MergedModel]:
     """Return the merged model of a plan and its description, which stands in its metadata too.
 
     Each model's inputs and outputs are called ``<model>/<name>``. The inputs of a model that has a free batch have
@@ -37,7 +37,7 @@ def build_merged(plan: Plan) -> tuple[ModelProto, MergedModel]:
 
 
 class _Builder:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: MergePlan) -> None:
         self.plan = plan
         self.nodes: list[NodeProto] = []
         self.weights: dict[str, TensorProto] = {}

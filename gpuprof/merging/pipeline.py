@@ -22,7 +22,7 @@ from gpuprof.merging.groups import group_nodes
 from gpuprof.merging.matching import OMEGA
 from gpuprof.merging.merger import build_merged
 from gpuprof.merging.normal import normalise
-from gpuprof.merging.plan import Plan, make_plan
+from gpuprof.merging.plan import MergePlan, make_plan
 from gpuprof.merging.proof import Proof, prove_same
 from gpuprof.merging.report import MergeReport, report_merge
 from gpuprof.merging.run_choice import PlanGain
@@ -91,7 +91,7 @@ class MergedInMemory:
     """Models merged in memory, not yet written or proven."""
 
     sources: tuple[SourceModel, ...]
-    plan: Plan
+    plan: MergePlan
     model: ModelProto
     described: MergedModel
     report: MergeReport
@@ -164,7 +164,7 @@ def _apart(merged: MergedInMemory, options: MergeOptions) -> MergedInMemory:
     return _build_merge(plan, _setting(merged.sources, options), options)
 
 
-def _build_merge(plan: Plan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
+def _build_merge(plan: MergePlan, setting: GainContext, options: MergeOptions) -> MergedInMemory:
     worth = PlanGain(plan, setting)
     gain = worth.gain(set(worth.steps))
     model, described = build_merged(plan)
@@ -245,7 +245,7 @@ def _check_dims(paths: Sequence[Path], dims: Mapping[str, int]) -> None:
             raise InputError(f"dimension {name} must be at least 1 but is {size}")
 
 
-def _not_worth(plan: Plan, setting: GainContext, force: bool) -> dict[int, str]:
+def _not_worth(plan: MergePlan, setting: GainContext, force: bool) -> dict[int, str]:
     """Return the groups that share nothing, or that cost time when they run once, with the reason."""
     worth = PlanGain(plan, setting)
     found: dict[int, str] = {}

@@ -56,7 +56,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Plan:
+class MergePlan:
     """How all groups run.
 
     Attributes
@@ -82,12 +82,12 @@ class Plan:
         return self.grouping.groups[step.group]
 
 
-def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict[int, str] | None = None) -> Plan:
+def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict[int, str] | None = None) -> MergePlan:
     """Return how each group runs; those in ``left_out`` (group → reason) run apart.
 
     Moments order the steps: along every edge they grow.
     """
-    plan = Plan(sources, grouping, [])
+    plan = MergePlan(sources, grouping, [])
     order = sorted(
         range(len(grouping.groups)), key=lambda i: (grouping.groups[i].moment.level, grouping.groups[i].moment.depth, i)
     )
@@ -111,7 +111,7 @@ def make_plan(sources: Sequence[SourceModel], grouping: Grouping, left_out: dict
     return plan
 
 
-def batch_axis(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int | None:
+def batch_axis(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
     """Return the axis along which values that are computed apart would be concatenated."""
     values = [plan.sources[m].values[name] for m, name in zip(models, names, strict=True)]
     for value in values:
@@ -122,7 +122,7 @@ def batch_axis(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int |
     return 0 if fixed and values[0].dims else None
 
 
-def _decide(plan: Plan, group: NodeGroup, step: Step) -> None:
+def _decide(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     nodes = [plan.sources[m].nodes[p] for m, p in sorted(group.nodes.items())]
     if group.operators and not _same_constants(plan, step):
         step.super_operator = plan_super_operator(plan.sources, group)
@@ -152,7 +152,7 @@ def _check_target(dims: tuple[Size, ...], axis: int) -> None:
         raise UnmergeableError("Reshape spreads the batch over two axes")
 
 
-def _check_super(plan: Plan, step: Step) -> None:
+def _check_super(plan: MergePlan, step: Step) -> None:
     node = plan.sources[step.models[0]].nodes[step.node_positions[step.models[0]]]
     axis, rank = step.input_axes[0], len(plan.sources[step.models[0]].values[node.input[0]].dims)
     if axis is None:
@@ -162,7 +162,7 @@ def _check_super(plan: Plan, step: Step) -> None:
         raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
 
 
-def _same_constants(plan: Plan, step: Step) -> bool:
+def _same_constants(plan: MergePlan, step: Step) -> bool:
     """Return whether every constant input of the nodes is the same within the tolerance the blocks were found with."""
     group = plan.group(step)
     nodes = {m: plan.sources[m].nodes[p] for m, p in group.nodes.items()}
@@ -184,7 +184,7 @@ def _same_constants(plan: Plan, step: Step) -> bool:
     return True
 
 
-def _same_weight(plan: Plan, group: NodeGroup) -> bool:
+def _same_weight(plan: MergePlan, group: NodeGroup) -> bool:
     """Return whether the members of a group have one weight, within the tolerance."""
     if any(block.area * 2 != _entries(plan, group, pair) for pair, block in group.blocks.items()):
         return False
@@ -192,7 +192,7 @@ def _same_weight(plan: Plan, group: NodeGroup) -> bool:
     return len({(tensor.data_type, tuple(tensor.dims)) for tensor in tensors}) == 1
 
 
-def _share_weight(plan: Plan, group: NodeGroup, step: Step) -> None:
+def _share_weight(plan: MergePlan, group: NodeGroup, step: Step) -> None:
     step.shares_weight = _same_weight(plan, group)
     if step.shares_weight:
         first, *others = step.models
@@ -200,12 +200,12 @@ def _share_weight(plan: Plan, group: NodeGroup, step: Step) -> None:
         plan.shared |= {(m, group.operators[m].weight): kept for m in others}
 
 
-def _held_weights_by_model(plan: Plan, step: Step) -> dict[int, tuple[str, ...]]:
+def _held_weights_by_model(plan: MergePlan, step: Step) -> dict[int, tuple[str, ...]]:
     held = {m: held_weights(plan.sources[m], plan.sources[m].nodes[p]) for m, p in step.node_positions.items()}
     return held if all(held.values()) else {}
 
 
-def _entries(plan: Plan, group: NodeGroup, pair: tuple[int, int]) -> int:
+def _entries(plan: MergePlan, group: NodeGroup, pair: tuple[int, int]) -> int:
     total = 0
     for m in pair:
         count = 1
@@ -215,7 +215,7 @@ def _entries(plan: Plan, group: NodeGroup, pair: tuple[int, int]) -> int:
     return total
 
 
-def _slot(plan: Plan, step: Step, position: int) -> OpInput:
+def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
     """Return how one input of a group comes: shared, already concatenated, or to be concatenated."""
     names = [plan.sources[m].nodes[step.node_positions[m]].input[position] for m in step.models]
     values = [
@@ -243,7 +243,7 @@ def _slot(plan: Plan, step: Step, position: int) -> OpInput:
     return slot
 
 
-def _axis_of(plan: Plan, models: Sequence[int], names: Sequence[str]) -> int | None:
+def _axis_of(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
     """Return the axis along which the values lie already, else the one along which they can be laid."""
     placed = {plan.laid.get((m, name)) for m, name in zip(models, names, strict=True)}
     if len(placed) == 1 and (only := placed.pop()) is not None:
@@ -266,7 +266,7 @@ def _check_rest(shapes: Sequence[tuple[Size, ...]], axis: int | None) -> None:
         raise UnmergeableError("the batch shows in more than one axis")
 
 
-def _note(plan: Plan, step: Step) -> None:
+def _note(plan: MergePlan, step: Step) -> None:
     if not step.once:
         return
     for m in step.models:

@@ -11,7 +11,7 @@ from gpuprof.domain.model import Tensor
 from gpuprof.graph.file import dtype_name
 from gpuprof.merging.gain import MergeGain, Rates
 from gpuprof.merging.groups import NodeGroup
-from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.proof import Proof
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator
@@ -96,7 +96,7 @@ class MergeReport:
         return self.weight_bytes_before - self.weight_bytes_after
 
 
-def report_merge(plan: Plan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
+def report_merge(plan: MergePlan, model: ModelProto, gain: MergeGain, rates: Rates, omega: float) -> MergeReport:
     """Return the report of a plan that became ``model``."""
     rows, others = [], 0
     for step in plan.steps:
@@ -126,7 +126,7 @@ def _bytes(name: str, data_type: int, dims: Sequence[int]) -> int:
     return Tensor(name, dtype_name(data_type), tuple(dims)).bytes
 
 
-def _row(plan: Plan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
+def _row(plan: MergePlan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
     weights = {m: (operator.weight,) for m, operator in group.operators.items()} or step.held
     sizes = [sum(map(plan.sources[m].weight_bytes, weights[m])) for m in step.models]
     nodes = [plan.sources[m].nodes[step.node_positions[m]] for m in step.models]
@@ -150,14 +150,14 @@ def _row(plan: Plan, step: Step, group: NodeGroup, omega: float) -> OperatorRow:
     )
 
 
-def _shared_bytes(plan: Plan, step: Step, shared: SuperOperator) -> int:
+def _shared_bytes(plan: MergePlan, step: Step, shared: SuperOperator) -> int:
     first = step.models[0]
     array = plan.sources[first].array(plan.group(step).operators[first].weight)
     per = array[0, 0].size * array.dtype.itemsize
     return (len(step.models) - 1) * shared.inputs * shared.outputs * int(per)
 
 
-def _why_alone(plan: Plan, step: Step, omega: float) -> str:
+def _why_alone(plan: MergePlan, step: Step, omega: float) -> str:
     model = step.models[0]
     operator = plan.group(step).operators.get(model)
     if operator is None:

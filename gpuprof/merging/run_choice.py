@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from gpuprof.merging.branches import image_branches
 from gpuprof.merging.crossing import Crossing, concat_gain, find_crossings, split_gain
 from gpuprof.merging.gain import MergeGain
-from gpuprof.merging.plan import Plan
+from gpuprof.merging.plan import MergePlan
 from gpuprof.merging.step_gain import GainContext, step_gain
 
 #: The finest step of capacities, in seconds; what all of them together make at most; and what no cut can pay.
@@ -53,11 +53,11 @@ class PlanGain:
 
     Parameters
     ----------
-    plan : Plan
+    plan : MergePlan
     setting : GainContext
     """
 
-    def __init__(self, plan: Plan, setting: GainContext) -> None:
+    def __init__(self, plan: MergePlan, setting: GainContext) -> None:
         self._plan, self._setting = plan, setting
         self.steps = [i for i, step in enumerate(plan.steps) if step.is_merged]
         self.own = {i: step_gain(plan, plan.steps[i], setting) for i in self.steps}

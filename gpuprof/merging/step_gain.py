@@ -9,7 +9,7 @@ from onnx import NodeProto
 
 from gpuprof.merging.gain import MergeGain, Rates
 from gpuprof.merging.held import is_lookup
-from gpuprof.merging.plan import Plan, Step
+from gpuprof.merging.plan import MergePlan, Step
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.super_operator import SuperOperator, bias_of
 
@@ -41,7 +41,7 @@ class GainContext:
     measured: OpSeconds = field(default_factory=dict)
 
 
-def step_gain(plan: Plan, step: Step, setting: GainContext) -> MergeGain:
+def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
     """Return what running a merged step once is worth, copies at its borders not counted."""
     if step.super_operator is not None:
         return _super_gain(plan, step, step.super_operator, setting)
@@ -65,7 +65,7 @@ def step_gain(plan: Plan, step: Step, setting: GainContext) -> MergeGain:
     )
 
 
-def source_node(plan: Plan, step: Step, model: int) -> NodeProto:
+def source_node(plan: MergePlan, step: Step, model: int) -> NodeProto:
     """Return the node of a model that a step runs."""
     return plan.sources[model].nodes[step.node_positions[model]]
 
@@ -88,7 +88,7 @@ def absorbed_input(source: SourceModel, node: NodeProto) -> str | None:
     return None
 
 
-def _weight_bytes(plan: Plan, step: Step) -> int:
+def _weight_bytes(plan: MergePlan, step: Step) -> int:
     first = step.models[0]
     source, node = plan.sources[first], source_node(plan, step, first)
     if is_lookup(node):
@@ -112,7 +112,7 @@ def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, rides: boo
     return read + (0 if rides else 2 * written), read + written
 
 
-def _measured_gain(plan: Plan, step: Step, setting: GainContext) -> float | None:
+def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
     """Return what measurements at the models' batches and at their sum say is saved; None where one is missing."""
     rows = [setting.batches[m] for m in step.models]
     curves = [setting.measured.get((plan.sources[m].sha256, source_node(plan, step, m).name)) for m in step.models]
@@ -134,7 +134,7 @@ def _at(curve: Mapping[int, float], rows: int) -> float | None:
     return curve[low] + (curve[high] - curve[low]) * (rows - low) / (high - low)
 
 
-def _super_gain(plan: Plan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
+def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: GainContext) -> MergeGain:
     group, n = plan.group(step), len(step.models)
     first, rates = step.models[0], setting.rates
     array = plan.sources[first].array(group.operators[first].weight)

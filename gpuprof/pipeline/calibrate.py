@@ -12,7 +12,8 @@ from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
-from gpuprof.pipeline.profile import ProfileSettings, run_campaign
+from gpuprof.pipeline.profile import run_campaign
+from gpuprof.pipeline.profile_result import ProfileSettings
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
 
 if TYPE_CHECKING:

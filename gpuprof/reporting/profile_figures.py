@@ -26,7 +26,7 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
     device : DeviceRow or None
         Whose roofs are drawn.
     """
-    timed = [one for op in ops if (one := _timed(op)) is not None]
+    timed = [one for op in ops if (one := _time_op(op)) is not None]
     if not timed:
         return None
     colors = _type_colors([(op.op_type, op.duration_p50_ns) for op in ops if op.duration_p50_ns])  # as in the timeline
@@ -65,7 +65,7 @@ class _TimedOp:
         )
 
 
-def _timed(op: OpRow) -> _TimedOp | None:
+def _time_op(op: OpRow) -> _TimedOp | None:
     moved = float((op.bytes_read or 0) + (op.bytes_written or 0))
     if not op.flops or not moved or not op.duration_p50_ns:
         return None

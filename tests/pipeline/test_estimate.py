@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from tests.profiling.models import write_mlp
+
+
+@pytest.fixture
+def mlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    return write_mlp(tmp_path / "mlp.onnx")
+
+
+def test_text_and_types_of_shares_and_neighbours_mean_the_same(mlp: Path) -> None:
+    by_text = gpuprof.estimate([mlp], device="a100-80", share="50", beside=[f"{mlp}@1:50"])
+    typed = gpuprof.estimate(
+        [mlp], device="a100-80", share=Share(50.0), beside=[gpuprof.Workload(str(mlp), 1, Share(50.0))]
+    )
+    assert by_text == typed
+    assert by_text.rows()[0]["beside"] == "mlp@1:50%"
+
+
+def test_a_neighbour_without_a_share_gets_what_is_left(mlp: Path) -> None:
+    assert gpuprof.estimate([mlp], device="a100-80", share="60", beside=[str(mlp)]).beside[0].share == Share(40.0)
+    with pytest.raises(InputError, match="leave nothing of the device"):
+        gpuprof.estimate([mlp], device="a100-80", beside=[str(mlp)])
+
+
+def test_the_frame_has_a_row_for_each_batch_and_the_notebook_shows_it(mlp: Path) -> None:
+    result = gpuprof.estimate([mlp], batches=(1, 4), device="a100-80")
+    assert result.to_frame()["batch"].tolist() == [1, 4]
+    assert result._repr_html_().count("<tr") == 3
+    with pytest.raises(InputError, match="a batch size must be"):
+        gpuprof.estimate([mlp], batches=(0,), device="a100-80")
+
+
+def test_an_empty_database_is_said_to_be_one(tmp_path: Path) -> None:
+    (tmp_path / "db").mkdir()
+    with pytest.raises(InputError, match="holds no models"):
+        gpuprof.estimate(db=tmp_path / "db")

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.errors import InputError, UnavailableError, UnstableError
+from gpuprof.kernel_db.store import KernelDb
+from gpuprof.pipeline.profile_result import ProfileProgress, ProfileResult
+from gpuprof.pipeline.result import Progress
+from tests.profiling.models import write_mlp
+
+QUICK = gpuprof.ProfileSettings(time_limit_s=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _no_serving(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What serving costs has tests of its own.
+    monkeypatch.setattr("gpuprof.pipeline.profile.measure_serving", lambda database, device, note: None)
+
+
+def test_rows_are_told_once_they_are_on_the_disk_and_nothing_is_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file, db = write_mlp(tmp_path / "mlp.onnx"), tmp_path / "db"
+    steps: list[Progress] = []
+    kept: list[tuple[object, int]] = []
+
+    def watch(step: Progress) -> None:
+        steps.append(step)
+        if isinstance(step, ProfileProgress):
+            kept.extend((row["batch"], KernelDb(db).read("models").num_rows) for row in step.rows)
+
+    result = gpuprof.profile(
+        [file], batches=(1, 2), shares=("100",), device="cpu", db=db, settings=QUICK, progress=watch
+    )
+    assert kept == [(1, 1), (2, 2)]
+    assert steps[0].total == 0 and "collector" in steps[0].step  # what measures, before anything is
+    assert max(step.done for step in steps) == 2 and {step.total for step in steps[1:]} == {2}
+    assert result.to_frame()["batch"].tolist() == [1, 2]
+    assert [row["batch"] for row in result.rows() if row["measured_now"]] == [1, 2]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ops_are_rows_of_a_frame_and_sums_by_type(tmp_path: Path) -> None:
+    file = write_mlp(tmp_path / "mlp.onnx")
+    result = gpuprof.profile_ops([file], batches=(1,), shares=("100",), device="cpu", db=tmp_path / "db")
+    assert sorted(result.to_frame()["op_type"]) == ["Add", "MatMul", "Relu"]
+    assert sum(int(str(row["ops"])) for row in result.type_rows()) == len(result.rows())
+
+
+def a_result(failures: tuple[str, ...] = (), unstable: tuple[str, ...] = ()) -> ProfileResult:
+    return ProfileResult(device="cpu", measured=(), cells=3, failures=failures, unstable=unstable, database=Path("db"))
+
+
+def test_what_failed_or_is_unstable_is_refused_only_when_that_is_asked() -> None:
+    a_result().require_trusted()
+    with pytest.raises(UnavailableError, match="1 of 3 could not be measured: it died"):
+        a_result(failures=("it died",), unstable=("m:1:100%",)).require_trusted()
+    with pytest.raises(UnstableError, match="2 of 3 are unstable, first m:1:100%"):
+        a_result(unstable=("m:1:100%", "m:2:100%")).require_trusted()
+
+
+@pytest.mark.parametrize("batches", [(0,), (-1,), (70_000,)])
+def test_a_batch_that_is_none_is_refused_before_anything_is_measured(tmp_path: Path, batches: tuple[int, ...]) -> None:
+    file = write_mlp(tmp_path / "mlp.onnx")
+    with pytest.raises(InputError, match="a batch size must be"):
+        gpuprof.profile([file], batches=batches, device="cpu", db=tmp_path / "db")
+    assert not (tmp_path / "db").exists()
