@@ -71,7 +71,7 @@ def _occupancy(tables: Tables) -> Iterator[str]:
             yield "of kernels that ran and occupied nothing"
 
 
-def _repeated(tables: Tables) -> Iterator[str]:
+def _repeats(tables: Tables) -> Iterator[str]:
     key = ("model", "device", "batch", "sm_share_pct", "mig_profile", "processes")
     collectors = {run["run_id"]: run["collector"] for run in tables["runs"]}
     measured = Counter(
@@ -92,7 +92,7 @@ def _shares(tables: Tables) -> Iterator[str]:
                 yield "whose client got other SMs than its share"
 
 
-_RULES: Sequence[Callable[[Tables], Iterator[str]]] = (_runtimes, _precision, _gaps, _occupancy, _repeated, _shares)
+_RULES: Sequence[Callable[[Tables], Iterator[str]]] = (_runtimes, _precision, _gaps, _occupancy, _repeats, _shares)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -332,7 +332,10 @@ size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 settings >"$out/settings-after.csv" 2>&1
 # iGniter's fit, and how far its prediction and the other interference models' are off the co-locations measured here,
 # each victim left out in turn: from the database, which needs no GPU and can be done again elsewhere.
-[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device gpu -o igniter.json
+# The rehearsal's board is in no catalogue, so that only its own machine can describe it: there the model is named.
+fitted=(--device "$device")
+[ -z "${REHEARSE:-}" ] || fitted=("${first:-none}" --device gpu --collector "$timing" --time-limit $row_s)
+[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate "${fitted[@]}" -o igniter.json
 step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.

@@ -11,15 +11,13 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from gpuprof.errors import GpuprofError, InputError, UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.gpu_share import bind_shares, share_means
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
@@ -30,14 +28,20 @@ from gpuprof.profiling.child.measurement import (
     keep_running,
     label,
     measure,
-    timing_of,
 )
 from gpuprof.profiling.child.runner import gpu_provider_missing, nvtx_missing
 from gpuprof.profiling.collector import Collected
 from gpuprof.profiling.cpu.ort import colocation_rows
+from gpuprof.profiling.gpu.batch_exchange import record_batch, time_batch
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
-from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler, driver_version, idle_figures, nvml_missing
+from gpuprof.profiling.gpu.timelines import (
+    Timelines,
+    UnreadError,
+    blame_recording,
+    join_recording,
+    read_kineto_timelines,
+)
 from gpuprof.profiling.nsight.ncu_report import Counters
 from gpuprof.profiling.nsight.ncu_tool import CONDITIONS, count, find_ncu
 from gpuprof.profiling.nsight.nsys_report import read_nsys
@@ -46,14 +50,12 @@ from gpuprof.profiling.nsight.recorded_program import REPEATS, WARM_UP, Recorded
 from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.profiling.nsight.tool_process import tool_version
 from gpuprof.profiling.timeline.creq import compute_requirement
-from gpuprof.profiling.timeline.kernel_join import join_kernels
 from gpuprof.profiling.timeline.timeline import Timeline
 from gpuprof.runtime.providers import ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 from gpuprof.runtime.session import gpu_provider, runtime_version, session_settings
 
 _COUNTED_REPEATS = 1
 _BATCH_PROCESS = "gpuprof.profiling.gpu.batch_process"
-_LOAD_S = 600.0
 #: How long an idle GPU is sampled: for its power once, for memory that others hold before each run.
 _IDLE_S, _GLANCE_S = 1.0, 0.1
 
@@ -125,7 +127,7 @@ class GpuCollector:
                 return Collected(colocations=rows, settings=settings, notes=notes)
             recorded, error = self._record(request, environments[0])
         columns = _timing_columns(timings[0], sampled, idle)
-        return self._collected(request, timings[0], columns, recorded, error, settings)
+        return self._make_rows(request, timings[0], columns, recorded, error, settings)
 
     @property
     def batches_together(self) -> bool:
@@ -161,17 +163,17 @@ class GpuCollector:
             }
             said = label(first.job)
             child = stack.enter_context(Child(task, said, environment=environment or None, module=_BATCH_PROCESS))
-            timed = [_timed_batch(child, sampler, one) for one in requests]
+            timed = [time_batch(child, sampler, one) for one in requests]
             child.tell("record")
             for one, program, found in zip(requests, programs, timed, strict=True):
-                unrecorded = _recorded_batch(child, one.limits.tool_s)
+                unrecorded = record_batch(child, one.limits.tool_s)
                 if isinstance(found, GpuprofError):
                     yield found
                     continue
                 timing, sampled = found
                 settings = self._settings(one, timing, sampled, [environment])
                 recorded, error = self._read_batch(one, program, unrecorded, bool(environment))
-                yield self._collected(one, timing, _timing_columns(timing, sampled, idle), recorded, error, settings)
+                yield self._make_rows(one, timing, _timing_columns(timing, sampled, idle), recorded, error, settings)
 
     def _program(self, request: Request, directory: Path) -> RecordedProgram:
         directory.mkdir()
@@ -190,17 +192,16 @@ class GpuCollector:
         """Return what was recorded of one batch size, and how its outputs under the share differ."""
         error = self._outputs.difference(request.job, program, program.outputs("shared")) if shared else None
         if not self.timeline:
-            return _join(None, None, self._tools, ()), error
+            return join_recording(None, None, self._tools, ()), error
         try:
             if unrecorded is not None:
                 raise unrecorded
-            with _of_our_own():
+            with blame_recording():
                 plain, nodes = (program.directory / f"{name}.json" for name in ("kineto", "kineto_nodes"))
-                without = read_kineto(plain).select_runs()
-                timelines = _Timelines(without, read_kineto(nodes).select_runs() if nodes.exists() else without)
+                timelines = read_kineto_timelines(plain, nodes)
         except GpuprofError as failure:
-            return _join(None, None, self._tools, (f"no kernels: {failure}",)), error
-        return _join(timelines, None, self._tools, ()), error
+            return join_recording(None, None, self._tools, (f"no kernels: {failure}",)), error
+        return join_recording(timelines, None, self._tools, ()), error
 
     def _settings(
         self, request: Request, timing: Timing, sampled: NvmlFigures, environments: Sequence[Mapping[str, str]]
@@ -209,7 +210,7 @@ class GpuCollector:
         settings |= {"limits": asdict(request.limits), "nvidia_driver": driver_version(), "clock_control": "none"}
         return settings | {"power": sampled.power_source, "share_by": share_means(environments)}
 
-    def _collected(
+    def _make_rows(
         self,
         request: Request,
         timing: Timing,
@@ -263,17 +264,17 @@ class GpuCollector:
             timelines, unseen = self._timelines_if_seen(program, bound, bool(environment), watched)
             error = self._outputs.difference(request.job, program, shared) if watched else None
             counted, notes = self._count_kernels(program, bound, bool(self.timeline)) if self.counters else (None, ())
-        return _join(timelines, counted, self._tools, (*unseen, *notes)), error
+        return join_recording(timelines, counted, self._tools, (*unseen, *notes)), error
 
     def _timelines_if_seen(
         self, program: RecordedProgram, environment: Mapping[str, str], shared: bool, watched: Mapping[str, Any]
-    ) -> tuple[_Timelines | None, tuple[str, ...]]:
+    ) -> tuple[Timelines | None, tuple[str, ...]]:
         """Return what was recorded, and notes; under a share, what a profiler does not see there is left out."""
         if not self.timeline:
             return None, ()
         try:
             return self._timelines(program, environment, **watched), ()
-        except _UnreadError as error:
+        except UnreadError as error:
             if not shared:
                 raise
             return None, (f"no kernels under the share: {error}",)
@@ -293,28 +294,27 @@ class GpuCollector:
         needed = compute_requirement(plain.kernels, plain.copies, None, latency_ms)
         return (None, ()) if needed is None else (needed.dispatch_ms, needed.notes)
 
-    def _timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> _Timelines:
+    def _timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timelines:
         """Record the program without ranges around nodes and, where PyTorch runs it, once more with them."""
         if self.timeline == "cupti":
             return self._kineto_timelines(program, environment, **more)
         plain = self._nsys_timeline(program, environment, "plain", **{**more, "only_runs": True})
         if self.provider not in TORCH_PROVIDERS or more.get("only_runs"):
-            return _Timelines(plain, plain)
-        return _Timelines(plain, self._nsys_timeline(program, environment, "nodes"))
+            return Timelines(plain, plain)
+        return Timelines(plain, self._nsys_timeline(program, environment, "nodes"))
 
-    def _kineto_timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> _Timelines:
+    def _kineto_timelines(self, program: RecordedProgram, environment: Mapping[str, str], **more: Any) -> Timelines:
         plain, nodes = program.directory / "trace.json", program.directory / "nodes.json"
         program.run(environment, kineto=str(plain), kineto_nodes=str(nodes), **more)
-        with _of_our_own():
-            without = read_kineto(plain).select_runs()
-            return _Timelines(without, read_kineto(nodes).select_runs() if nodes.exists() else without)
+        with blame_recording():
+            return read_kineto_timelines(plain, nodes)
 
     def _nsys_timeline(
         self, program: RecordedProgram, environment: Mapping[str, str], name: str, **more: Any
     ) -> Timeline:
         report, command = program.directory / name, program.command(**more)
         written = record_program(command, report, time_limit_s=program.time_limit_s, environment=environment)
-        with _of_our_own(), export_report(written) as sqlite:
+        with blame_recording(), export_report(written) as sqlite:
             return read_nsys(sqlite).select_runs()
 
     def _count_kernels(
@@ -325,57 +325,12 @@ class GpuCollector:
         command = program.command(repeats=_COUNTED_REPEATS, only_runs=True)
         try:
             limit_s = program.time_limit_s
-            with _of_our_own():
+            with blame_recording():
                 return count(command, program.directory, metrics="full", time_limit_s=limit_s, environment=environment)
         except UnavailableError as error:
             if not besides:
                 raise
             return None, (f"no counters: {error}",)
-
-
-def _timed_batch(child: Child, sampler: NvmlSampler, request: Request) -> tuple[Timing, NvmlFigures] | GpuprofError:
-    """Return what a process says of its next batch size, or why it cannot run it."""
-    try:
-        ready = child.expect("ready", _LOAD_S)
-        sampler.begin()
-        child.tell("go")
-        child.expect("timed", request.limits.max_time_s + request.limits.hang_s)
-        sampler.stop()
-        sampled = sampler.figures()
-        done = child.expect("done", request.limits.hang_s)
-    except GpuprofError as error:
-        return error
-    return timing_of(request.job, done, request.limits, ready["sms"]), sampled
-
-
-def _recorded_batch(child: Child, within_s: float) -> GpuprofError | None:
-    """Wait until a process has recorded its next batch size; return why it could not."""
-    try:
-        child.expect("recorded", within_s)
-    except GpuprofError as error:
-        return error
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class _Timelines:
-    """The same program recorded without ranges around its nodes, and with them; one and the same where it has none."""
-
-    plain: Timeline
-    nodes: Timeline
-
-
-class _UnreadError(UnavailableError):
-    """A profiler ran, and what it left does not say what it should."""
-
-
-@contextmanager
-def _of_our_own() -> Iterator[None]:
-    """Read what was recorded here: where that fails, the model and the user's words are not to blame."""
-    try:
-        yield
-    except InputError as error:
-        raise _UnreadError(f"cannot read what was recorded: {error.message}", error.fix) from error
 
 
 class NsysNcuCollector(GpuCollector):
@@ -413,22 +368,6 @@ def _nsys_missing() -> str | None:
     if binary is None:
         return "nsys is not installed: apt-get install nsight-systems"
     return None if tool_version(binary) else f"{binary} does not run"
-
-
-def _join(
-    timelines: _Timelines | None, counted: Counters | None, tools: Mapping[str, str], notes: tuple[str, ...]
-) -> Recording:
-    if timelines is None:
-        kernels = pd.DataFrame({"name": [], "repeat": []}) if counted is None else counted.kernels.assign(repeat=0)
-        return Recording(kernels, None, (), tools, notes)
-    nodes, plain = timelines.nodes, timelines.plain
-    gpus = tuple(nodes.gpus.values())
-    kernels, unmatched = (nodes.kernels, ()) if counted is None else join_kernels(nodes.kernels, counted.kernels)
-    found = Recording(kernels, nodes.copies, gpus, tools, (*nodes.notes, *notes, *unmatched))
-    if plain is nodes:
-        return found
-    plain_kernels = plain.kernels if counted is None else join_kernels(plain.kernels, counted.kernels)[0]
-    return replace(found, plain_kernels=plain_kernels, plain_copies=plain.copies)
 
 
 def _timing_columns(timing: Timing, sampled: NvmlFigures, idle: NvmlFigures) -> dict[str, Any]:

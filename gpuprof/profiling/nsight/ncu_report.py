@@ -239,11 +239,11 @@ def _gpus(launches: Sequence[tuple[int, Mapping[str, str]]]) -> dict[int, GpuDes
         if index in found or not said.get(_GPU):
             continue
         numbers = {name: number_of(said[name]) for name in said if name.startswith(_ATTRIBUTE) and name != _GPU}
-        found[index] = _described(said[_GPU], numbers)
+        found[index] = _describe_gpu(said[_GPU], numbers)
     return found
 
 
-def _described(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
+def _describe_gpu(name: str, numbers: Mapping[str, float | None]) -> GpuDescription:
     """Return the description in ncu's attributes: clocks are in kHz, the memory's counts both edges."""
 
     def whole(attribute: str) -> int | None:
@@ -310,7 +310,7 @@ def _from_package(context: Any, package: Any) -> Counters:
                     for name in names
                     if name.startswith(_ATTRIBUTE) and name != _GPU
                 }
-                gpus[0] = _described(str(action.metric_by_name(_GPU).as_string()), numbers)
+                gpus[0] = _describe_gpu(str(action.metric_by_name(_GPU).as_string()), numbers)
             kernels.append(found)
     if not kernels:
         raise InputError("the report has no kernel", "was any launched in the range that was asked for?")

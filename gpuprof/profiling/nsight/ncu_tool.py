@@ -45,7 +45,7 @@ def count(
     binary = find_ncu()
     if binary is None:
         raise UnavailableError("ncu is not installed", "install Nsight Compute (CUDA toolkit)")
-    names, missing = resolve(METRIC_SETS[metrics], _listed(binary))
+    names, missing = resolve(METRIC_SETS[metrics], _list_metrics(binary))
     launches = ["launch__registers_per_thread", "launch__waves_per_multiprocessor"]
     launches += [f"launch__shared_mem_per_block_{kind}" for kind in ("static", "dynamic")]
     table, log = directory / "ncu.csv", directory / "ncu.log"
@@ -66,7 +66,7 @@ def count(
 
 
 @cache
-def _listed(binary: Path) -> frozenset[str]:
+def _list_metrics(binary: Path) -> frozenset[str]:
     """Return the counters of this machine's GPU, which takes ncu seconds; empty where it will not say."""
     return listed_metrics(ask_tool([str(binary), "--query-metrics"], _QUERY_S) or "")
 

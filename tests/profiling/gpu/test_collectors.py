@@ -18,7 +18,7 @@ from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import GpuCollector, NcuCollector, NsysCollector, NsysNcuCollector
 from gpuprof.profiling.gpu.nvml import NvmlFigures, NvmlSampler
 from gpuprof.profiling.nsight import ncu_tool, nsys_tool, shared_outputs
-from gpuprof.runtime.providers import ORT_CPU
+from gpuprof.runtime.providers import ORT_CPU, TORCH_CPU
 from tests.profiling.fake_nvml import FakeNvml
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp
@@ -225,3 +225,26 @@ def test_power_is_sampled_while_batches_run_and_not_in_the_pauses_after_them(
     (row,) = found.models
     assert row.latency_paused_mean_ms is not None and row.latency_paused_mean_ms > 0
     assert found.settings["power"] == "samples" and found.settings["share_by"] == "nothing: the whole device"
+
+
+def test_nsys_records_once_without_ranges_around_nodes_and_where_pytorch_runs_once_with_them(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    recorded: list[bool] = []
+    record = nsys_tool.record_program
+
+    def listened(command: list[str], *given: Any, **more: Any) -> Path:
+        recorded.append("only_runs" in Path(command[-1]).read_text())
+        return record(command, *given, **more)
+
+    monkeypatch.setattr(collectors, "record_program", listened)
+    NsysCollector().collect(_request(tools))
+    assert recorded == [True]  # ONNX Runtime opens no ranges
+    monkeypatch.setattr(GpuCollector, "provider", TORCH_CPU)
+    recorded.clear()
+    found = NsysCollector().collect(_request(tools))
+    assert recorded == [True, False]
+    (model,) = found.models
+    assert model.dispatch_ms is not None and model.latency_p50_ms is not None
+    assert model.dispatch_ms == pytest.approx(model.latency_p50_ms - 200e-6)  # three kernels and two copies
