@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import ModelFile
     from gpuprof.serving.change.adapt import Load
 
-#: Parts of a load that are tried, one after another, until a map is found that bears them.
-_PARTS = (1.0, 0.9, 0.8, 0.7, 0.6)
+#: Fractions of a load that are tried, one after another, until a map is found that bears them.
+_FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class MapReplanner:
         """
         from gpuprof.estimators.roofline.corrected import CorrectedEstimator
         from gpuprof.pipeline.planning import plan_map
-        from gpuprof.pipeline.recorded_problem import map_policy, map_problem
+        from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
-        problem = map_problem(deployment, self.db)
-        fleet = problem.fleet if self.more_devices else _present(problem.fleet, self.first)
+        problem = restore_problem(deployment, self.db)
+        fleet = problem.fleet if self.more_devices else _fix_counts(problem.fleet, self.first)
         estimator = CorrectedEstimator(problem.estimator, load.slowdowns)
         problem = replace(
             problem,
             fleet=fleet,
             estimator=estimator,
-            files=_files(deployment, self.base),
+            files=_resolve_files(deployment, self.base),
             planned_with=deployment.planned_with,
             previous=deployment,
         )
-        policy = map_policy(deployment)
-        for part in _PARTS:
-            rates = {name: part * rate for name, rate in load.rates_rps.items()}
-            if part < 1.0 and not load.slowdowns and not _is_more(deployment, rates, load):
+        policy = restore_policy(deployment)
+        for fraction in _FRACTIONS:
+            rates = {name: fraction * rate for name, rate in load.rates_rps.items()}
+            if fraction < 1.0 and not load.slowdowns and not _exceeds_plan(deployment, rates, load):
                 return None
             demands = tuple(replace(demand, rate_rps=rates[demand.model]) for demand in problem.demands)
             try:
@@ -76,7 +76,7 @@ class MapReplanner:
             except InfeasibleError:
                 continue
             if not wanted.unplaced:
-                return _on_known_gpus(wanted, deployment, self.first)
+                return _move_to_known_gpus(wanted, deployment, self.first)
         return None
 
 
@@ -90,17 +90,17 @@ def check_adaptable(
     InputError
         When only one node of several is served here, or the database lacks a model or a device of the map.
     """
-    from gpuprof.pipeline.recorded_problem import map_problem
+    from gpuprof.pipeline.recorded_problem import restore_problem
 
     if node is not None and len(deployment.nodes) > 1:
         raise InputError("--adapt and --node exclude each other: a plan is for all nodes")
-    problem = map_problem(deployment, db, note)
+    problem = restore_problem(deployment, db, note)
     for demand in problem.demands:
         for entry in problem.fleet.entries:
             problem.estimator.shares(demand.model, entry.device)
 
 
-def _present(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
+def _fix_counts(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
     """Return the fleet with as many devices as it says, or as the map has where it says nothing."""
     names = [gpu.device for node in deployment.nodes for gpu in node.gpus]
     entries = tuple(
@@ -110,48 +110,43 @@ def _present(fleet: Fleet, deployment: DeploymentMap) -> Fleet:
     return replace(fleet, entries=entries)
 
 
-def _on_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
+def _move_to_known_gpus(wanted: DeploymentMap, now: DeploymentMap, first: DeploymentMap) -> DeploymentMap:
     """Put what is on GPUs that neither map has on those of the first map that are free: there are no others."""
     from gpuprof.domain.deployment import Node
 
-    known = {(name, gpu.index): gpu.device for name, gpu in (*_gpus(first), *_gpus(now))}
-    stays = {(name, gpu.index) for name, gpu in _gpus(wanted) if known.get((name, gpu.index)) == gpu.device}
-    free = [seat for seat in known if seat not in stays]
+    known = {(name, gpu.index): gpu.device for name, gpu in (*_list_gpus(first), *_list_gpus(now))}
+    stays = {(name, gpu.index) for name, gpu in _list_gpus(wanted) if known.get((name, gpu.index)) == gpu.device}
+    free = [place for place in known if place not in stays]
     nodes: dict[str, list[Gpu]] = {}
-    for name, gpu in _gpus(wanted):
-        room = None if (name, gpu.index) in stays else next((s for s in free if known[s] == gpu.device), None)
-        if room is not None:
-            free.remove(room)
-            name, gpu = room[0], gpu.model_copy(update={"index": room[1]})
+    for name, gpu in _list_gpus(wanted):
+        place = None if (name, gpu.index) in stays else next((one for one in free if known[one] == gpu.device), None)
+        if place is not None:
+            free.remove(place)
+            name, gpu = place[0], gpu.model_copy(update={"index": place[1]})
         nodes.setdefault(name, []).append(gpu)
-    return wanted.model_copy(
-        update={"nodes": tuple(Node(name=name, gpus=tuple(sorted(own, key=_index))) for name, own in nodes.items())}
-    )
+    ordered = {name: tuple(sorted(own, key=lambda gpu: gpu.index)) for name, own in nodes.items()}
+    return wanted.model_copy(update={"nodes": tuple(Node(name=name, gpus=own) for name, own in ordered.items())})
 
 
-def _index(gpu: Gpu) -> int:
-    return gpu.index
-
-
-def _gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
+def _list_gpus(deployment: DeploymentMap) -> Iterator[tuple[str, Gpu]]:
     return ((node.name, gpu) for node in deployment.nodes for gpu in node.gpus)
 
 
-def _files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile]:
+def _resolve_files(deployment: DeploymentMap, base: Path) -> dict[str, ModelFile]:
     """Return the map's files, found from anywhere: the new map stands in another directory."""
     from gpuprof.placement.problem import ModelFile
 
-    def found(path: str) -> str:
+    def find(path: str) -> str:
         beside = base / path
         return str(beside.resolve()) if beside.is_file() else path
 
     return {
-        name: ModelFile(None if model.path is None else found(model.path), model.sha256)
+        name: ModelFile(None if model.path is None else find(model.path), model.sha256)
         for name, model in deployment.models.items()
     }
 
 
-def _is_more(deployment: DeploymentMap, rates: Mapping[str, float], load: Load) -> bool:
+def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: Load) -> bool:
     """Return whether a part of a load is still more than the map was planned for, where more is wanted."""
     return any(
         rates[name] > model.rate_rps and load.rates_rps[name] > model.rate_rps

@@ -18,7 +18,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.recorded_problem import map_evidence
+from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
@@ -98,7 +98,7 @@ def check(
     notes = NoteList(note)
     demands = None if against is None else resolve_demands(against)
     found = resolve_map(deployment)
-    evidence = map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, estimator)
+    evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, estimator)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     violations = feasibility.check(found, evidence)

@@ -9,7 +9,7 @@ from pathlib import Path
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
-from gpuprof.pipeline.recorded_problem import map_policy, map_problem
+from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement.explanation import Alternative, Seat, WhatIf, alternatives, seats, what_ifs
 
@@ -85,13 +85,13 @@ def explain(
         model = next(iter(found.models))
     if model not in found.models:
         raise unknown_name("model of the map", model, sorted(found.models))
-    problem = map_problem(found, optional_path(db), notes.add, estimator)
+    problem = restore_problem(found, optional_path(db), notes.add, estimator)
     return ExplainResult(
         model=model,
         deployment=found,
         places=tuple(seats(found, model)),
         alternatives=tuple(alternatives(problem, found, model)),
-        what_ifs=tuple(what_ifs(problem, map_policy(found), model)),
+        what_ifs=tuple(what_ifs(problem, restore_policy(found), model)),
         notes=notes.all(),
     )
 

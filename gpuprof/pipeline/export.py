@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
-from gpuprof.pipeline.recorded_problem import map_evidence
+from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement.export import export as export_map
 from gpuprof.placement.feasibility import check_layout
@@ -77,7 +77,7 @@ def export(
     version: v1
     """
     notes, found = NoteList(note), resolve_map(deployment)
-    broken = check_layout(found, map_evidence(found, None, None, map_folder(deployment), notes.add))
+    broken = check_layout(found, collect_map_evidence(found, None, None, map_folder(deployment), notes.add))
     if broken:
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")

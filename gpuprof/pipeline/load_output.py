@@ -35,7 +35,7 @@ def write_results(rows: Sequence[Row], path: Path) -> None:
         When the file cannot be written.
     """
     try:
-        _WRITERS[path.suffix]([_finite(row) for row in rows], path)
+        _WRITERS[path.suffix]([_drop_infinities(row) for row in rows], path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
@@ -45,7 +45,7 @@ def _write_json(rows: Sequence[Row], path: Path) -> None:
 
 
 def _write_csv(rows: Sequence[Row], path: Path) -> None:
-    flat = [_flat(row) for row in rows]
+    flat = [_flatten(row) for row in rows]
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
         writer.writeheader()
@@ -57,7 +57,7 @@ def _write_parquet(rows: Sequence[Row], path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.Table.from_pylist([_flat(row) for row in rows]), path)
+    pq.write_table(pa.Table.from_pylist([_flatten(row) for row in rows]), path)
 
 
 _WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
@@ -67,14 +67,14 @@ _WRITERS: dict[str, Callable[[Sequence[Row], Path], None]] = {
 }
 
 
-def _finite(row: Row) -> Row:
+def _drop_infinities(row: Row) -> Row:
     """Return the row without infinities, which JSON lacks: a model without an SLO has none."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()
     }
 
 
-def _flat(row: Row) -> dict[str, object]:
+def _flatten(row: Row) -> dict[str, object]:
     """Return the row with its stages as columns and the batches as a list of sizes and counts."""
     stages = row["stages"]
     assert isinstance(stages, Mapping)

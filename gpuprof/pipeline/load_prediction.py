@@ -60,10 +60,10 @@ def predict_load(
     recorded = any(stream.times_s is not None for stream in streams)
     predicted: Mapping[str, LoadPrediction]
     try:
-        predicted = _replayed(_simulable(deployment, rates), streams, settings, most, note)
+        predicted = _replay(_prepare_queues(deployment, rates), streams, settings, most, note)
     except _NotReplayedError as why:
         note(f"not replayed in simulated time: {why.message}")
-        predicted = _analytic(deployment, rates, settings)
+        predicted = _predict_analytically(deployment, rates, settings)
     return LoadPredictions(predicted, {} if recorded else asked)
 
 
@@ -71,7 +71,7 @@ class _NotReplayedError(InputError):
     """The simulator cannot tell what the server will do."""
 
 
-def _simulable(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
+def _prepare_queues(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQueues:
     """Return the map as the simulator takes it."""
     from gpuprof.simulator.merged_queues import merged_queues
 
@@ -87,7 +87,7 @@ def _simulable(deployment: DeploymentMap, rates: Mapping[str, float]) -> MergedQ
         raise _NotReplayedError(why.message) from None
 
 
-def _replayed(
+def _replay(
     queues: MergedQueues, streams: list[RequestStream], settings: LoadSettings, most: int | None, note: NoteCallback
 ) -> dict[str, LoadPrediction]:
     """Return what the simulator says of the requests; of a model that shares a queue, what it says of the queue."""
@@ -95,14 +95,14 @@ def _replayed(
     from gpuprof.serving.load.load import send_times
 
     times = send_times(streams, settings)
-    until_s = _horizon_s(times, settings, most or MOST_REPLAYED, note)
+    until_s = _find_horizon_s(times, settings, most or MOST_REPLAYED, note)
     by_model = dict(zip((stream.model for stream in streams), times, strict=True))
     outcome = _simulate(queues, by_model, settings, until_s, note)
     found = {model.model: model for model in outcome.models}
     handover_ms = recorded_work(queues.deployment.planned_with).handover_ms
     counted = [int((own >= settings.warmup_s).sum()) for own in times]
     return {
-        stream.model: _prediction(
+        stream.model: _predict_model(
             found[queues.queue_of.get(stream.model, stream.model)], count, settings.duration_s, handover_ms
         )
         for stream, count in zip(streams, counted, strict=True)
@@ -130,7 +130,7 @@ def _simulate(
     return simulate(queues.deployment, queues.trace(Trace(times, until_s)).arrivals(), options)
 
 
-def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
+def _predict_model(seen: ModelOutcome, requests: int, seconds: float, handover_ms: float) -> LoadPrediction:
     """Return what an outcome says of so many requests: of all that were simulated, or of some, or of more of them."""
     from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource
 
@@ -147,7 +147,7 @@ def _prediction(seen: ModelOutcome, requests: int, seconds: float, handover_ms: 
     )
 
 
-def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int, note: NoteCallback) -> float:
+def _find_horizon_s(times_s: list[Times], settings: LoadSettings, most: int, note: NoteCallback) -> float:
     """Return until when requests are replayed, seconds from the start of the warm-up."""
     import numpy as np
 
@@ -161,7 +161,7 @@ def _horizon_s(times_s: list[Times], settings: LoadSettings, most: int, note: No
     return until_s
 
 
-def _analytic(
+def _predict_analytically(
     deployment: DeploymentMap, rates: Mapping[str, float], settings: LoadSettings
 ) -> Mapping[str, LoadPrediction]:
     from gpuprof.estimators.queueing.queueing import BatchQueue

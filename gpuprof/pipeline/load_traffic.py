@@ -71,16 +71,16 @@ class LoadTraffic:
         if self.arrivals not in ARRIVALS:
             raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
         if self.trace is None:
-            streams = streams_at_rates(deployment, folder, self.rates_rps, self.rate_scale)
-            return streams, self._settings(self.duration_s)
+            streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
+            return streams, self._make_settings(self.duration_s)
         if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
         recorded = read_trace(Path(self.trace))
         whole_s = recorded.duration_s + _AFTER_THE_LAST_S
-        streams = streams_of_trace(deployment, folder, recorded)
-        return streams, self._settings(min(self.duration_s or whole_s, whole_s))
+        streams = make_trace_streams(deployment, folder, recorded)
+        return streams, self._make_settings(min(self.duration_s or whole_s, whole_s))
 
-    def _settings(self, duration_s: float | None) -> LoadSettings:
+    def _make_settings(self, duration_s: float | None) -> LoadSettings:
         from gpuprof.serving.load.load import LoadSettings
 
         return LoadSettings(duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients)
@@ -119,7 +119,7 @@ class ServerAccess:
         return server
 
 
-def streams_at_rates(
+def make_rate_streams(
     deployment: DeploymentMap | None, folder: Path, rates_rps: Mapping[str, float], scale: float
 ) -> list[RequestStream]:
     """Return the traffic of the models of a map, or without one of those that ``rates_rps`` names.
@@ -149,7 +149,7 @@ def streams_at_rates(
     ]
 
 
-def streams_of_trace(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
+def make_trace_streams(deployment: DeploymentMap | None, folder: Path, trace: Trace) -> list[RequestStream]:
     """Return the traffic of a trace; one that names no model is for the map's only one.
 
     Raises
@@ -168,7 +168,7 @@ def streams_of_trace(deployment: DeploymentMap | None, folder: Path, trace: Trac
     else:
         named = arrivals_of_trace(deployment, trace)
         times = {model: trace.times[model if model in trace.times else ""] for model in named}
-        asked = [stream for stream in streams_at_rates(deployment, folder, {}, 1.0) if stream.model in times]
+        asked = [stream for stream in make_rate_streams(deployment, folder, {}, 1.0) if stream.model in times]
         if lost := sorted(set(times) - {stream.model for stream in asked}):
             raise InputError(f"the trace names {lost[0]!r}, which the map does not place")
     return [

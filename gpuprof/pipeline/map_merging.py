@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ class MergeOutcome:
     """A map with its merges, and a line for people on each of them and on each model that was left alone."""
 
     deployment: DeploymentMap
-    said: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def merge_replicas(
@@ -45,15 +45,17 @@ def merge_replicas(
     """
     from gpuprof.placement.merged import Merging, shared_spots
 
-    merging, said = Merging(problem, deployment), list[str]()
+    merging, notes = Merging(problem, deployment), list[str]()
     for spot, models in shared_spots(deployment):
-        said += _at_spot(merging, spot, models, output, db)
-    if not said:
-        said = ["nothing to merge: no two models share a device"]
-    return MergeOutcome(merging.deployment, tuple(said))
+        notes += _merge_at_spot(merging, spot, models, output, db)
+    if not notes:
+        notes = ["nothing to merge: no two models share a device"]
+    return MergeOutcome(merging.deployment, tuple(notes))
 
 
-def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path, db: KernelDb | None) -> Iterator[str]:
+def _merge_at_spot(
+    merging: Merging, spot: Spot, models: Sequence[str], output: Path, db: KernelDb | None
+) -> Iterator[str]:
     gpu = merging.deployment.nodes[spot.node].gpus[spot.gpu]
     replicas = gpu.partitions[spot.partition].replicas
     batches = {model: max(r.batch for r in replicas if r.model == model) for model in models}
@@ -64,10 +66,11 @@ def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path, 
             yield f"{model} is not merged: its ONNX file is not there"
         else:
             files[model] = Path(path)
-    proposals, refused = _propose(files, batches, merging.problem.device(gpu.device), db)
-    yield from (f"{model} is not merged: {reason}" for model, reason in refused)
-    for members, proposal in proposals:
-        reason = _place(merging, spot, members, proposal, output)
+    candidates = _find_candidates(files, batches, merging.problem.device(gpu.device), db)
+    yield from (f"{one.model} is not merged: {one.reason}" for one in candidates.refused)
+    for candidate in candidates.merges:
+        members, proposal = candidate.members, candidate.proposal
+        reason = _place_merge(merging, spot, members, proposal, output)
         names = " and ".join(members)
         if reason:
             yield f"{names} are not merged: {reason}"
@@ -81,17 +84,40 @@ def _at_spot(merging: Merging, spot: Spot, models: Sequence[str], output: Path, 
         )
 
 
-_Proposed = tuple[list[tuple[tuple[str, ...], "MergeProposal"]], list[tuple[str, str]]]
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A merge worth trying: the models of the map that are in it, and their graph."""
+
+    members: tuple[str, ...]
+    proposal: MergeProposal
 
 
-def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None) -> _Proposed:
-    """Return the merges worth trying, with their models, and why each other model is in none."""
+@dataclass(frozen=True, slots=True)
+class _Refusal:
+    """Why a model is in no merge."""
+
+    model: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """The merges worth trying, and why each other model is in none."""
+
+    merges: tuple[_Candidate, ...]
+    refused: tuple[_Refusal, ...]
+
+
+def _find_candidates(
+    files: Mapping[str, Path], batches: Mapping[str, int], device: Device, db: KernelDb | None
+) -> _Candidates:
+    """Return the merges of these models that are worth trying."""
     from gpuprof.merging.gain import device_rates
     from gpuprof.merging.pipeline import MergeOptions, source_names
     from gpuprof.merging.proposal import propose_merges
     from gpuprof.pipeline.op_seconds import read_op_seconds
 
-    left, refused = dict(files), list[tuple[str, str]]()
+    left, refused = dict(files), list[_Refusal]()
     while len(left) > 1:
         named = dict(zip(source_names(list(left.values())), left, strict=True))
         options = MergeOptions(
@@ -102,43 +128,48 @@ def _propose(files: Mapping[str, Path], batches: Mapping[str, int], device: Devi
         try:
             proposals = propose_merges(list(left.values()), options)
         except InputError:
-            wrong = list(_unreadable(left))
+            wrong = list(_find_unreadable(left))
             if not wrong:
                 raise
         else:
-            wrong = [(named[name], reason) for name, reason in _unbatched(proposals)]
+            wrong = [replace(one, model=named[one.model]) for one in _find_fixed_batches(proposals)]
             if not wrong:
-                refused += [(named[name], reason) for name, reason in proposals.left_out]
-                return [(tuple(named[name] for name in one.models), one) for one in proposals.merges], refused
+                refused += [_Refusal(named[name], reason) for name, reason in proposals.left_out]
+                merges = (_Candidate(tuple(named[name] for name in one.models), one) for one in proposals.merges)
+                return _Candidates(tuple(merges), tuple(refused))
         refused += wrong
-        left = {model: path for model, path in left.items() if model not in dict(wrong)}
-    return [], refused + [(model, "no other model here can be merged with it") for model in left]
+        left = {model: path for model, path in left.items() if model not in {one.model for one in wrong}}
+    alone = (_Refusal(model, "no other model here can be merged with it") for model in left)
+    return _Candidates((), (*refused, *alone))
 
 
-def _unreadable(files: Mapping[str, Path]) -> Iterator[tuple[str, str]]:
+def _find_unreadable(files: Mapping[str, Path]) -> Iterator[_Refusal]:
     from gpuprof.merging.pipeline import read_sources
 
     for model, path in files.items():
         try:
             read_sources([path])
         except InputError as error:
-            yield model, error.message
+            yield _Refusal(model, error.message)
 
 
-def _unbatched(proposals: Proposals) -> Iterator[tuple[str, str]]:
+def _find_fixed_batches(proposals: Proposals) -> Iterator[_Refusal]:
     """Yield the models whose batch is fixed: a call holds a request of each or none, which no queue can promise."""
     for proposal in proposals.merges:
         for member in proposal.merged.described.members:
             if member.fixed_batch is not None:
-                yield member.name, f"its batch is fixed at {member.fixed_batch}, and requests could not share a call"
+                why = f"its batch is fixed at {member.fixed_batch}, and requests could not share a call"
+                yield _Refusal(member.name, why)
 
 
-def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: MergeProposal, output: Path) -> str | None:
+def _place_merge(
+    merging: Merging, spot: Spot, members: Sequence[str], proposal: MergeProposal, output: Path
+) -> str | None:
     """Write a merged file and put it into the map; return why not, and leave no file, where that cannot be."""
     from gpuprof.domain.deployment import Merge
     from gpuprof.placement.merged import MergeOffer
 
-    name = _name(members, merging.deployment)
+    name = _choose_name(members, merging.deployment)
     file = output.parent / f"{output.stem}-{re.sub(r'[^A-Za-z0-9.+_-]', '_', name)}.onnx"
     try:
         report = proposal.write(file)
@@ -153,7 +184,7 @@ def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: Merge
         saved_weight_bytes=max(0, report.weight_bytes_before - report.weight_bytes_after),
     )
     before = merging.deployment
-    reason = merging.accept(spot, MergeOffer(name, merge, file)) or _broken(merging)
+    reason = merging.accept(spot, MergeOffer(name, merge, file)) or _find_broken_rule(merging)
     if reason:
         merging.deployment = before
         for path in (file, file.with_name(f"{file.name}.data")):
@@ -161,16 +192,16 @@ def _place(merging: Merging, spot: Spot, members: Sequence[str], proposal: Merge
     return reason
 
 
-def _broken(merging: Merging) -> str | None:
+def _find_broken_rule(merging: Merging) -> str | None:
     """Return the first rule that the map with its merges breaks."""
     from gpuprof.placement.feasibility import check
-    from gpuprof.placement.problem import problem_evidence
+    from gpuprof.placement.problem import collect_evidence
 
-    broken = check(merging.deployment, problem_evidence(merging.problem))
+    broken = check(merging.deployment, collect_evidence(merging.problem))
     return str(broken[0]) if broken else None
 
 
-def _name(members: Sequence[str], deployment: DeploymentMap) -> str:
+def _choose_name(members: Sequence[str], deployment: DeploymentMap) -> str:
     """Return what the map calls a merge: its models, or a number where that is too long or taken."""
     taken, name, count = {*deployment.models, *deployment.merges}, "+".join(members), 0
     while name in taken or len(name) > _LONGEST_NAME:

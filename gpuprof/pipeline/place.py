@@ -22,7 +22,7 @@ from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
-from gpuprof.pipeline.share_hint import share_hint
+from gpuprof.pipeline.share_suggestion import suggest_share
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
@@ -143,7 +143,7 @@ def place(
         deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
     for unplaced in deployment.unplaced:
         notes.add(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
-    for remark in (early_stop(deployment), share_hint(problem, deployment)):
+    for remark in (early_stop(deployment), suggest_share(problem, deployment)):
         if remark:
             notes.add(remark)
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
@@ -155,7 +155,7 @@ def _merge(
     from gpuprof.pipeline.map_merging import merge_replicas
 
     outcome = merge_replicas(problem, deployment, output.path, database)
-    for line in outcome.said:
+    for line in outcome.notes:
         notes.add(line)
     return outcome.deployment
 

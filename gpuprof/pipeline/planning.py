@@ -10,7 +10,7 @@ from gpuprof.errors import InputError, UnstableError
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Problem, problem_evidence
+from gpuprof.placement.problem import Problem, collect_evidence
 
 
 def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> DeploymentMap:
@@ -29,7 +29,7 @@ def plan_map(problem: Problem, policy: Policy, created: str | None = None) -> De
         When the map breaks a rule: the policy is wrong, and its map must not be deployed.
     """
     deployment = to_map(problem, policy.place(problem), created or _read_source_date())
-    broken = check(deployment, problem_evidence(problem))
+    broken = check(deployment, collect_evidence(problem))
     if broken:
         raise UnstableError(
             f"the policy {deployment.policy} made a map that breaks {len(broken)} rules, first: {broken[0]}",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpuprof.placement.problem import Problem
 
 
-def map_problem(
+def restore_problem(
     deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note, estimator: str | None = None
 ) -> Problem:
     """Return the problem that a map answers, from what the map says of it; its estimator unless another is named.
@@ -69,7 +69,7 @@ def map_problem(
     )
 
 
-def map_policy(deployment: DeploymentMap) -> Policy:
+def restore_policy(deployment: DeploymentMap) -> Policy:
     """Return the policy that made a map, with its default options; the default one where it is not known."""
     from gpuprof.placement.policies import DEFAULT, make_policy, policy_names
 
@@ -77,7 +77,7 @@ def map_policy(deployment: DeploymentMap) -> Policy:
     return make_policy(max(known, key=len) if known else DEFAULT)
 
 
-def map_evidence(
+def collect_map_evidence(
     deployment: DeploymentMap,
     db: Path | None,
     against: Sequence[Demand] | None,

@@ -13,30 +13,10 @@ from gpuprof.pipeline.result import NoteCallback, ignore_note
 if TYPE_CHECKING:
     from gpuprof.domain.arrival_process import ArrivalProcess
     from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.pipeline.simulation_settings import Rescheduling
     from gpuprof.simulator.cluster import SimulationOptions
     from gpuprof.simulator.outcome import SimulationOutcome
     from gpuprof.simulator.reschedule import MoveCosts, Scheduler, Timetable
-
-
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """How the map follows the load.
-
-    Attributes
-    ----------
-    period_s : float
-        Between two decisions.
-    headroom : float
-        Times the rates that were seen.
-    costs : MoveCosts
-    db : Path or None
-        Kernel database of the policies' estimator.
-    """
-
-    period_s: float
-    headroom: float
-    costs: MoveCosts
-    db: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +37,7 @@ class ScheduledRun:
     outcome: SimulationOutcome
 
 
-def reschedule(
+def plan_timetable(
     deployment: DeploymentMap,
     arrivals: Mapping[str, ArrivalProcess],
     options: SimulationOptions,
@@ -102,22 +82,26 @@ def follow_load(
     deployment: DeploymentMap,
     arrivals: Mapping[str, ArrivalProcess],
     options: SimulationOptions,
-    loop: Loop,
+    rescheduling: Rescheduling,
     policy: str | None,
+    db: Path | None,
     simulate: Callable[[DeploymentMap, SimulationOptions], SimulationOutcome],
     note: NoteCallback = ignore_note,
 ) -> ScheduledRun:
     """Simulate the map as it follows the load under ``policy``; None: the map's own.
 
-    ``simulate`` simulates a map with options.
+    ``simulate`` simulates a map with options, ``db`` is the kernel database of the policy's estimator.
     """
-    scheduler = policy_scheduler(deployment, policy, loop.headroom, loop.db, note)
-    table = reschedule(deployment, arrivals, options, loop.period_s, scheduler, loop.costs)
+    from gpuprof.simulator.reschedule import MoveCosts
+
+    scheduler = make_scheduler(deployment, policy, rescheduling.headroom, db, note)
+    costs = MoveCosts(rescheduling.load_s, rescheduling.mig_s)
+    table = plan_timetable(deployment, arrivals, options, rescheduling.period_s, scheduler, costs)
     outcome = simulate(table.deployment, replace(options, switches=table.switches, absent=table.absent))
     return ScheduledRun(policy, table, replace(outcome, epochs=table.epoch_outcomes(options.duration_s)))
 
 
-def policy_scheduler(
+def make_scheduler(
     deployment: DeploymentMap, policy: str | None, headroom: float, db: Path | None, note: NoteCallback = ignore_note
 ) -> Scheduler:
     """Return a scheduler that places the observed rates, times ``headroom``, as the map's own problem.
@@ -126,11 +110,11 @@ def policy_scheduler(
     devices there are, leave the map as it is.
     """
     from gpuprof.pipeline.planning import plan_map
-    from gpuprof.pipeline.recorded_problem import map_policy, map_problem
+    from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
     from gpuprof.placement.policies import make_policy
 
-    problem = map_problem(deployment, db, note)
-    made = map_policy(deployment) if policy is None else make_policy(policy, {})
+    problem = restore_problem(deployment, db, note)
+    made = restore_policy(deployment) if policy is None else make_policy(policy, {})
 
     running = deployment
 

@@ -11,7 +11,7 @@ from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
-from gpuprof.pipeline.rescheduling import Loop, ScheduledRun, check_policies, follow_load
+from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
 from gpuprof.pipeline.result import (
     NoteCallback,
     NoteList,
@@ -35,7 +35,6 @@ from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.merged_queues import MergedQueues, merged_queues
 from gpuprof.simulator.outcome import SimulationOutcome
-from gpuprof.simulator.reschedule import MoveCosts
 from gpuprof.simulator.sampling import Sampling, expected_requests, simulate_sampled
 
 #: Above this a simulation of every request takes minutes, and a sample is taken instead.
@@ -156,10 +155,9 @@ def simulate(
         return SimulateResult(notes=notes.all(), runs=(ScheduledRun(None, None, outcome),))
     if fidelity.sample or fidelity.interference:
         raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
-    costs = MoveCosts(rescheduling.load_s, rescheduling.mig_s)
-    loop = Loop(rescheduling.period_s, rescheduling.headroom, costs, optional_path(db))
+    path = optional_path(db)
     runs = tuple(
-        follow_load(queues.deployment, arrivals.processes, options, loop, name, run.simulate, notes.add)
+        follow_load(queues.deployment, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
         for name in policies or (None,)
     )
     return SimulateResult(notes=notes.all(), runs=runs)

@@ -12,7 +12,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, Violation, check
 from gpuprof.placement.objective import Objective, measure
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Problem, problem_evidence
+from gpuprof.placement.problem import Problem, collect_evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Outcome:
 
 def compare(problem: Problem, policies: Sequence[tuple[str, Policy]]) -> tuple[Outcome, ...]:
     """Run each (name, policy) on ``problem`` and return the outcomes in the same order."""
-    evidence = problem_evidence(problem)
+    evidence = collect_evidence(problem)
     return tuple(_outcome(problem, name, policy, evidence) for name, policy in policies)
 
 

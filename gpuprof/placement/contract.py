@@ -27,7 +27,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import Evidence, check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
-from gpuprof.placement.problem import Options, Problem, problem_evidence
+from gpuprof.placement.problem import Options, Problem, collect_evidence
 
 _GIB = 2**30
 
@@ -156,7 +156,7 @@ def problem(
 
 def evidence(given: Problem) -> Evidence:
     """Return what a map for this problem is checked against."""
-    return problem_evidence(given)
+    return collect_evidence(given)
 
 
 def solved(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:

@@ -154,7 +154,7 @@ class Problem:
         return sorted(self.demands, key=lambda demand: -demand.priority)
 
 
-def problem_evidence(problem: Problem) -> Evidence:
+def collect_evidence(problem: Problem) -> Evidence:
     """Return what a map for ``problem`` is checked against."""
     return Evidence(
         devices={entry.device.name: entry.device for entry in problem.fleet.entries},

@@ -14,7 +14,7 @@ from gpuprof.domain.arrival_process import RecordedArrivals
 from gpuprof.domain.deployment import DeploymentMap, read_map, write_map
 from gpuprof.errors import InputError
 from gpuprof.pipeline import planning
-from gpuprof.pipeline.rescheduling import policy_scheduler, reschedule
+from gpuprof.pipeline.rescheduling import make_scheduler, plan_timetable
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Problem
 from gpuprof.simulator.cluster import SimulationOptions
@@ -33,7 +33,7 @@ def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
         seen.append(rates)
         return None
 
-    reschedule(ONE, LOAD, SimulationOptions(30.0), 10.0, scheduler, MoveCosts())
+    plan_timetable(ONE, LOAD, SimulationOptions(30.0), 10.0, scheduler, MoveCosts())
     assert seen == [{"m": 20.0}, {"m": 20.0}]
 
 
@@ -50,7 +50,7 @@ def test_the_scheduler_sees_the_rates_of_each_period_but_the_last() -> None:
 )
 def test_what_cannot_be_rescheduled_is_refused(options: SimulationOptions, period_s: float, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        reschedule(ONE, LOAD, options, period_s, lambda rates: None, MoveCosts())
+        plan_timetable(ONE, LOAD, options, period_s, lambda rates: None, MoveCosts())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_each_map_is_planned_from_the_one_before(planned: Path, monkeypatch: pyt
 
     monkeypatch.setattr(planning, "plan_map", spy)
     first = read_map(planned / "map.json")
-    scheduler = policy_scheduler(first, "ffd", 1.2, planned / "db")
+    scheduler = make_scheduler(first, "ffd", 1.2, planned / "db")
     second = scheduler({"m": 600.0})
     scheduler({"m": 100.0})
     assert seen == [first, second]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _IDLE = 0.4
 
 
-def share_hint(problem: Problem, deployment: DeploymentMap) -> str | None:
+def suggest_share(problem: Problem, deployment: DeploymentMap) -> str | None:
     """Return which smaller share is worth profiling, None where that could save nothing.
 
     That is so when something is not served or takes more than one device, and a replica is mostly idle under the

@@ -1,0 +1,159 @@
+"""`place`, `compare`, `check`, `explain` and `export` as functions: paths or objects in, results out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.cli.main import main
+from gpuprof.cli.place_options import MapOptions
+from gpuprof.cli.planning_options import PlanningRuleOptions
+from gpuprof.domain.demand import Demand, Slo, read_demands
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.planned_with import PlannedDevices
+from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.kernel_db.schema import ModelRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument
+from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
+from gpuprof.placement.published.ffd import FirstFitDecreasing
+
+DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    rows = [
+        ModelRow(
+            run_id="r1", model=model, device="v100", batch=batch, sm_share_pct=share, repeats=100,
+            latency_mean_ms=(4.0 + 2.0 * batch) * 100.0 / share, latency_std_ms=0.1, memory_peak_bytes=2**28,
+        )
+        for model in ("a", "b")
+        for batch in (1, 2, 4)
+        for share in (25.0, 50.0, 100.0)
+    ]  # fmt: skip
+    run = RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "a")
+    KernelDb.create(tmp_path / "gpuprof-db").append(Run(run, models=rows))
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\na,40,80\nb,20,60\n")
+    monkeypatch.chdir(tmp_path)
+    for variable in ("GPUPROF_DB", "SOURCE_DATE_EPOCH"):
+        monkeypatch.delenv(variable, raising=False)
+    return tmp_path
+
+
+def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
+    (here / "fleet.toml").write_text('[[gpus]]\ndevice = "v100"\ncount = 2\n')
+    device = gpuprof.place(DEMANDS, fleet="v100").problem.fleet.entries[0].device
+    fleets: list[FleetArgument] = ["v100:2", here / "fleet.toml", "fleet.toml", Fleet((FleetEntry(device, 2),))]
+    given: tuple[DemandsArgument, ...] = (DEMANDS, "slo.csv")
+    maps = [gpuprof.place(demands, fleet=fleet).deployment for demands in given for fleet in fleets]
+    assert read_demands(here / "slo.csv") == DEMANDS
+    assert all(one.nodes == maps[0].nodes and one.predicted == maps[0].predicted for one in maps)
+    assert all(one.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for one in maps)
+    assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
+
+
+def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    result = gpuprof.place("slo.csv", fleet="v100:2")
+    assert capsys.readouterr() == ("", "")
+    assert main(["place", "--gpus", "v100:2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["replicas"] == result.rows()
+    assert gpuprof.read_map(Path("map.json")) == result.deployment
+    assert list(result.to_frame()["model"]) == ["a", "b"]
+    assert "node0" in result._repr_html_()
+
+
+def test_a_policy_may_be_an_object_and_a_map_the_one_before() -> None:
+    first = gpuprof.place(DEMANDS, fleet="v100:2", policy=FirstFitDecreasing())
+    assert first.deployment.policy == gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd").deployment.policy
+    second = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", previous=first.deployment)
+    assert second.deployment.predicted.moves == 0
+
+
+def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here: Path) -> None:
+    many = (DEMANDS[0], replace(DEMANDS[1], rate_rps=5000.0))
+    notes: list[str] = []
+    result = gpuprof.place(many, fleet="v100:1", note=notes.append)
+    assert not result.is_complete
+    assert notes == list(result.notes)
+    assert any(note.startswith("b: ") and "cannot be served" in note for note in notes)
+    with pytest.raises(InfeasibleError, match=r"not every demand can be met: a, b \(--best-effort places the rest\)"):
+        result.write("strict.json")
+    assert not (here / "strict.json").exists()
+    allowed = gpuprof.place(many, fleet="v100:1", output=MapOutput(Path("rest.json"), best_effort=True))
+    with pytest.raises(InfeasibleError, match=r"rest\.json holds the rest"):
+        allowed.write()
+    assert gpuprof.read_map(here / "rest.json") == allowed.deployment
+
+
+def test_the_settings_of_a_plan_are_checked_with() -> None:
+    options = PlanningOptions(confidence=0.9, max_batch=2, max_processes=1, overhead_ms=1.5, created="now")
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=options).deployment
+    settings = deployment.planned_with
+    assert (settings.confidence, settings.max_batch, settings.max_processes, settings.overhead_ms) == (0.9, 2, 1, 1.5)
+    assert deployment.created == "now"
+    with pytest.raises(InputError, match="max batch must be at least 1 but got 0"):
+        gpuprof.place(DEMANDS, fleet="v100:2", options=PlanningOptions(max_batch=0))
+
+
+def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2").deployment
+    sound = gpuprof.check(deployment)
+    sound.raise_if_broken()
+    assert sound.is_sound and not sound.notes
+    strict = gpuprof.check(deployment, against=[Demand("a", 40.0, Slo(1.0)), DEMANDS[1]])
+    assert [row["rule"] for row in strict.rows()] == ["slo"]
+    with pytest.raises(InfeasibleError, match="the map breaks 1 rule"):
+        strict.raise_if_broken()
+
+
+def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpuprof.place(DEMANDS, fleet="v100:2").write(here / "map.json")
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert gpuprof.check("../map.json").notes == (
+        "there is no kernel database: the times written in the map are believed",
+    )
+
+
+def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
+    steps: list[gpuprof.Progress] = []
+    found = gpuprof.compare("slo.csv", fleet="v100:2", policies=["ffd", "optimal"], progress=steps.append)
+    assert [(step.step, step.done, step.total) for step in steps] == [("ffd", 1, 2), ("optimal", 2, 2)]
+    assert list(found.to_frame()["policy"]) == ["ffd", "optimal"]
+    assert found.draw(here / "maps.svg").read_text().lstrip().startswith("<")
+    with pytest.raises(InputError, match=r"a picture is \.svg or \.png but got maps\.gif"):
+        found.draw("maps.gif")
+
+
+def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
+    one = gpuprof.place(DEMANDS[:1], fleet="v100:2").deployment
+    why = gpuprof.explain(one)
+    assert why.model == "a"
+    assert sum(bool(row["chosen"]) for row in why.rows()) == 1
+    assert [row["beside"] for row in why.place_rows()] == ["nobody"]
+    assert len(why.what_if_rows()) == len(why.what_ifs) > 0
+    two = gpuprof.place(DEMANDS, fleet="v100:2").deployment
+    with pytest.raises(InputError, match="unknown model of the map ''"):
+        gpuprof.explain(two)
+
+
+def test_export_writes_its_files_below_a_folder(here: Path) -> None:
+    found = gpuprof.export(gpuprof.place(DEMANDS, fleet="v100:2").deployment, "json")
+    assert [row["path"] for row in found.rows()] == list(found.files)
+    found.write(here / "out")
+    assert gpuprof.read_map(here / "out" / next(iter(found.files))).policy == "optimal"
+
+
+def test_the_command_line_has_the_functions_defaults() -> None:
+    options = PlanningRuleOptions().planning_options(None, 0)
+    assert options == PlanningOptions()
+    assert MapOptions().map_output() == MapOutput()
+    assert {one.name for one in fields(MapOutput)} - {"path"} <= {one.name for one in fields(MapOptions)}

