@@ -18,9 +18,10 @@ from gpuprof.placement.optimal.goodput import maximise_goodput, most_goodput
 from gpuprof.placement.optimal.hasty import hasty
 from gpuprof.placement.optimal.headroom import slowed
 from gpuprof.placement.optimal.improve import Improver
+from gpuprof.placement.optimal.least_cost import with_least_cost
 from gpuprof.placement.optimal.master import Choice, classes_of
 from gpuprof.placement.optimal.offers import Choices, Offers
-from gpuprof.placement.optimal.portfolio import portfolio
+from gpuprof.placement.optimal.portfolio import portfolio, quick_maps
 from gpuprof.placement.optimal.realise import realise
 from gpuprof.placement.optimal.slack import Slack
 from gpuprof.placement.optimal.tidy import tidied
@@ -35,6 +36,8 @@ from gpuprof.placement.whynot import with_unplaced
 _IMPROVED = 3
 #: Times as slow as alone, as which models are planned where neighbours kept the program from its bound.
 _HEADROOM = (1.25, 1.6)
+#: Part of a time limit that the quick policies leave to the search where each question takes a queue to be solved.
+_FOR_SEARCH = 0.75
 #: Of more demands no such maps are made: each takes as long as the program itself.
 _MOST_SLOWED = 20
 
@@ -68,14 +71,14 @@ class Optimal:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        With a time limit a hasty plan is made first, and as much time as it took is kept back for what is done with
-        the plan afterwards.
+        With a time limit the quick policies' plans are made first, of which none is lost, and a hasty one; as much
+        time as they took is kept back for what is done with the plan afterwards.
         """
         whole, segments = Limit(problem.options.time_limit_s), Segments(problem)
         if whole.seconds is None:
             *_, found = self._ever_better(problem, segments, whole)
             return found
-        first = found = hasty(problem, segments, whole)
+        first = found = self._first(problem, segments, whole)
         limit = whole.keeping(whole.spent_s)
         if limit.is_over:
             return replace(first, stopped=True)
@@ -84,8 +87,29 @@ class Optimal:
                 found = one
         if not limit.is_over:
             return found
-        first = min(first, hasty(problem, segments, whole), key=lambda one: worth(problem, one))
+        if not whole.is_over:
+            first = min(first, hasty(problem, segments, whole), key=lambda one: worth(problem, one))
         return replace(_best_of_two(problem, found, first), stopped=True)
+
+    def _first(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
+        """Return the best heuristic map, which no later one may be worse than, however short the time is.
+
+        By queues the hasty plan comes first, and the quick policies have a quarter of the time; by a latency budget,
+        where they are quicker than it, they come first.
+        """
+        best = None if problem.options.latency_budget is not None else hasty(problem, segments, limit)
+        quick = limit if best is None else limit.keeping(_FOR_SEARCH * (limit.seconds or 0.0))
+        for one in quick_maps(problem, quick):
+            named = replace(one, policy="optimal", found_by=one.policy)
+            if not (self.fair and one.unplaced):  # more goodput is not fairer
+                best = named if best is None else better(problem, best, named, one.policy)
+        if best is not None and problem.options.latency_budget is None:
+            return bounded(problem, best)
+        if best is not None and limit.is_over:
+            few = len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
+            return bounded(problem, with_least_cost(problem, segments, best) if few else best)
+        first = hasty(problem, segments, limit)
+        return bounded(problem, first if best is None else better(problem, first, best, str(best.found_by)))
 
     def _ever_better(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
         """Yield the plan, then with its slack spread, then of these and what runs already what moves fewest."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.limit import Limit
+from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Problem
 
 #: Policies that take time in proportion to the demands.
-_QUICK = ("ffd", "igniter", "gpulet", "parvagpu", "gslice", "mig-serving")
+_QUICKEST = "igniter"
+_QUICK = (_QUICKEST, "parvagpu", "gslice", "gpulet", "ffd", "mig-serving")
 #: Policies that search; they are asked about so many demands at most.
 _SEARCHING = {"usher": 30, "milp": 12}
 #: Policies that ask for the tail of many shares and batches; by queues, of so many demands at most.
@@ -30,6 +32,22 @@ def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
                 yield make_policy(name).place(replace(problem, options=options))
             except GpuprofError:
                 continue  # not made for such a fleet, or for what is known of the models
+
+
+def quick_maps(problem: Problem, limit: Limit) -> Iterator[Placement]:
+    """Yield what the policies that take time in proportion to the demands make of the problem, until the time is up.
+
+    The first of them, by a latency budget the quickest by far, is not stopped then.
+    """
+    for name in _QUICK:
+        if not _is_meant_for(name, problem):
+            continue
+        policy = make_policy(name)
+        own = Limit() if name == _QUICKEST and problem.options.latency_budget is not None else limit
+        with suppress(GpuprofError, TimeUpError):
+            with problem.limits.until(own):
+                placement = policy.place(problem)
+            yield placement
 
 
 def _is_meant_for(name: str, problem: Problem) -> bool:

@@ -25,6 +25,7 @@ from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.hasty import hasty
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
+from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.segment import Segments
@@ -97,3 +98,14 @@ def test_without_any_time_a_handful_of_questions_a_demand_gives_a_plan(monkeypat
     assert placement.stopped
     assert placement.unplaced == ()
     assert queueing.now_s <= 30 * 12 * queueing.each_s
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.3])
+def test_no_limit_makes_it_worse_than_a_quick_policy(seconds: float) -> None:
+    asked = [demand(f"m{i}", 20.0 + 7.0 * i, 60.0 + 5.0 * i) for i in range(12)]
+    given = problem(asked, options=Options(latency_budget=0.5))
+    quick = [make_policy(name).place(given) for name in ("igniter", "gslice", "ffd")]
+    best = min(len(one.gpus) for one in quick if not one.unplaced)
+    hurried = Optimal().place(replace(given, options=replace(given.options, time_limit_s=seconds)))
+    assert hurried.unplaced == ()
+    assert len(hurried.gpus) <= (best if seconds > 0.1 else len(quick[0].gpus))
