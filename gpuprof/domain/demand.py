@@ -12,7 +12,7 @@ from pathlib import Path
 from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
-_OPTIONAL = ("percentile", "min_goodput_rps", "priority", "max_replicas")
+_OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas")
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
@@ -26,12 +26,13 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What is asked for one model.
+    """What is asked for one service: a model with a rate and an objective of its own.
 
     Attributes
     ----------
     model : str
-        A name in the kernel database, or the path of an ONNX file.
+        What it is called in the map and by its clients. Where ``source_model`` does not say more, it is the name of its
+        model in the kernel database, or the path of an ONNX file.
     rate_rps : float
         Requests per second.
     slo : Slo
@@ -40,6 +41,10 @@ class Demand:
     priority : int
         Higher is served first where not everything can be.
     max_replicas : int or None
+    source_model : str or None
+        The model that the service runs: a name in the kernel database, or the path of an ONNX file.
+    file : str or None
+        Path of the model's ONNX file, where its name in the kernel database is given.
     """
 
     model: str
@@ -48,6 +53,8 @@ class Demand:
     min_goodput_rps: float | None = None
     priority: int = 0
     max_replicas: int | None = None
+    source_model: str | None = None
+    file: str | None = None
 
 
 def read_demands(path: Path) -> tuple[Demand, ...]:
@@ -89,7 +96,10 @@ def _parse(text: str, where: str) -> Iterator[Demand]:
                 raise InputError(f"{where}:{line}: {len(row)} fields where the header has {len(header)}")
             demand = _demand(dict(zip(header, (cell.strip() for cell in row), strict=True)), where, line)
             if demand.model in seen:
-                raise InputError(f"{where}:{line}: {demand.model!r} was already asked for in line {seen[demand.model]}")
+                raise InputError(
+                    f"{where}:{line}: {demand.model!r} was already asked for in line {seen[demand.model]}",
+                    "a column service names what asks for the same model at another rate or SLO",
+                )
             seen[demand.model] = line
             yield demand
     except csv.Error as error:
@@ -145,10 +155,12 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
             f"{where}:{line}: percentile {percentile:g} is below 1", f"write {100 * percentile:g} if that is meant"
         )
     return Demand(
-        model=fields["model"],
+        model=fields["service"] if "service" in given else fields["model"],
         rate_rps=rate,
         slo=Slo(number("slo_ms", 0.0), percentile),
         min_goodput_rps=number("min_goodput_rps", 0.0, rate, closed=True) if "min_goodput_rps" in given else None,
         priority=whole("priority", -1_000_000) if "priority" in given else 0,
         max_replicas=whole("max_replicas", 1) if "max_replicas" in given else None,
+        source_model=fields["model"] if "service" in given else None,
+        file=fields["file"] if "file" in given else None,
     )

@@ -148,10 +148,14 @@ class ModelPrediction(_Part):
 
 
 class DeployedModel(_Part):
-    """A model of the map and what was asked for it."""
+    """A model of the map, by the name that clients ask for, and what was asked for it.
+
+    ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
+    """
 
     path: str | None = None
     sha256: str | None = None
+    source_model: str | None = None
     rate_rps: Positive
     slo_ms: Positive
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0

@@ -53,6 +53,7 @@ def build_problem(
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         describe_superseded,
         describe_variants,
@@ -65,13 +66,15 @@ def build_problem(
     options = planning.problem_options()
     asked = resolve_demands(demands)
     given = _graph_files(asked)
-    named = tuple(replace(demand, model=model_name(demand.model)) for demand in asked)
-    database = open_database(db, needed=len(given) < len(named))
+    named = tuple(name_demand(demand) for demand in asked)
+    sources = {demand.model: demand.source_model or demand.model for demand in named}
+    database = open_database(db, needed=not given.keys() >= set(sources.values()))
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
     devices = _find_fleet(fleet, database)
     known = make_database_estimator(database, graphs, note)
     estimator = known if planning.estimator == DEFAULT else make_named_estimator(planning.estimator, database, graphs)
-    models = [demand.model for demand in named]
+    estimator = name_services(estimator, sources)
+    models = list(dict.fromkeys(sources.values()))
     options = replace(options, host=_host_work(database, devices, named))
     if planning.overhead_ms is None:
         options = replace(options, overhead_ms=_overhead_ms(database, devices, models))
@@ -84,6 +87,7 @@ def build_problem(
     files = _find_files(database, graphs)
     if options.max_batch > 1:
         _note_mixing_models(known.verdicts, files, models, note)
+    files |= {service: files[model] for service, model in sources.items() if model in files}
     return Problem(
         demands=named,
         fleet=devices,
@@ -92,7 +96,7 @@ def build_problem(
         options=options,
         files=files,
         planned_with=_record_settings(demands, database, devices, options, planning.estimator),
-        tried=collect_tried_runs(known, models),
+        tried=name_tried_services(collect_tried_runs(known, models), sources),
     )
 
 
@@ -143,13 +147,40 @@ def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand
     if len(fleet.entries) != 1:
         return NO_HOST_WORK
     entry = fleet.entries[0]
-    rates_rps = {demand.model: demand.rate_rps for demand in demands}
+    rates_rps: dict[str, float] = {}
+    for demand in demands:
+        model = demand.source_model or demand.model
+        rates_rps[model] = rates_rps.get(model, 0.0) + demand.rate_rps
     return serving_work(database, entry.device, rates_rps, alone=entry.count == 1)
 
 
 def _graph_files(demands: Sequence[Demand]) -> dict[str, Path]:
-    """Return the files of the models that are named by a path."""
-    return {model_name(demand.model): Path(demand.model) for demand in demands if _is_path(demand.model)}
+    """Return the files of the models that are named by a path, or whose file is given.
+
+    Raises
+    ------
+    InputError
+        When a model is given two files.
+    """
+    files: dict[str, Path] = {}
+    for demand in demands:
+        model = demand.source_model or demand.model
+        if demand.file is None and not _is_path(model):
+            continue
+        path = Path(demand.file or model)
+        if files.setdefault(model_name(model), path) != path:
+            raise InputError(
+                f"{demand.model}: the model {model_name(model)!r} is {files[model_name(model)]} and {path}",
+                "give one file the same name everywhere, and another file another name",
+            )
+    return files
+
+
+def name_demand(demand: Demand) -> Demand:
+    """Return a demand with names in the place of paths; ``source_model`` only where it is another than the service."""
+    name = demand.model if demand.source_model else model_name(demand.model)
+    source = model_name(demand.source_model or demand.model)
+    return replace(demand, model=name, source_model=None if source == name else source)
 
 
 def _find_any_batch(path: Path, database: KernelDb | None) -> Path:

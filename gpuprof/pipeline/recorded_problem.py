@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,7 @@ def restore_problem(
     from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         make_database_estimator,
         make_named_estimator,
@@ -52,11 +52,15 @@ def restore_problem(
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
     known = make_database_estimator(database, note=note)
     name = estimator or settings.estimator
+    sources = source_models(deployment)
     return Problem(
-        demands=tuple(Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile)) for name, m in deployment.models.items()),
+        demands=tuple(
+            Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model)
+            for name, m in deployment.models.items()
+        ),
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
-        estimator=known if name == DEFAULT else make_named_estimator(name, database),
-        tried=collect_tried_runs(known, deployment.models),
+        estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database), sources),
+        tried=name_tried_services(collect_tried_runs(known, dict.fromkeys(sources.values())), sources),
         queueing=BatchQueue(),
         options=Options(
             confidence=settings.confidence,
@@ -67,6 +71,11 @@ def restore_problem(
             max_processes=settings.max_processes,
         ),
     )
+
+
+def source_models(deployment: DeploymentMap) -> dict[str, str]:
+    """Return by the models' names in a map what each is called in the kernel database."""
+    return {name: model.source_model or name for name, model in deployment.models.items()}
 
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
@@ -93,13 +102,14 @@ def collect_map_evidence(
     from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.queueing.queueing import BatchQueue
+    from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         make_database_estimator,
         make_named_estimator,
         open_database,
         resolve_device,
     )
-    from gpuprof.pipeline.problem import collect_tried_runs, model_name
+    from gpuprof.pipeline.problem import collect_tried_runs, name_demand
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.rules.merged_estimate import MergedEstimator, merged_works
@@ -113,7 +123,8 @@ def collect_map_evidence(
             found[name] = resolve_device(name, database)
         except InputError:
             continue  # the check names it
-    graphs = {name: Path(model.path) for name, model in deployment.models.items() if model.path}
+    sources = source_models(deployment)
+    graphs = {sources[name]: Path(model.path) for name, model in deployment.models.items() if model.path}
     asked: Estimator | None = None
     tried = NOTHING_TRIED
     name = estimator or settings.estimator
@@ -122,13 +133,14 @@ def collect_map_evidence(
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
         measured = make_database_estimator(database, known, note)
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
-        tried = collect_tried_runs(measured, deployment.models)
+        tried = name_tried_services(collect_tried_runs(measured, dict.fromkeys(sources.values())), sources)
+        asked = name_services(asked, sources)
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(
         devices=found,
         queueing=BatchQueue(),
         estimator=asked,
-        demands=None if against is None else tuple(replace(one, model=model_name(one.model)) for one in against),
+        demands=None if against is None else tuple(map(name_demand, against)),
         confidence=settings.confidence,
         latency_budget=settings.latency_budget,
         overhead_ms=settings.overhead_ms,
