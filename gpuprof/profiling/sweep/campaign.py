@@ -134,17 +134,20 @@ class Campaign:
             if rows is not None:
                 yield CellResult(cell, rows[0], tuple(rows[1:]), measured_now=False)
                 continue
-            if key not in ahead and len(group := self._group_of(cell, open_cells)) > 1:
+            if key not in ahead and (group := self._group_of(cell, open_cells)):
                 ahead |= {self._key(found.cell): found for found in self._measure_together(group)}
             result = ahead.pop(key) if key in ahead else self._measure(cell, alone)
             alone[key] = result.row.latency_mean_ms
             yield result
 
     def _group_of(self, cell: Cell, cells: Sequence[Cell]) -> list[Cell]:
-        """Return the cells that one process can measure with ``cell``: of the same model and share, alone."""
+        """Return the cells that one process can measure, ``cell`` among them; empty where none does so.
+
+        They are of the same model under the same share, alone.
+        """
         wanted = _alone_on(cell)
         if wanted is None or not getattr(self.collector, "batches_together", False):
-            return [cell]
+            return []
         return [one for one in cells if _alone_on(one) == wanted]
 
     def _measure_together(self, cells: Sequence[Cell]) -> Iterator[CellResult]:
