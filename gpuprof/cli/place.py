@@ -73,6 +73,8 @@ def place(
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
+    from gpuprof.placement.sources import describe_sources
+
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:
         print_json(
@@ -87,6 +89,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
     print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
         sys.stdout.write(_summary(deployment) + "\n")
+        if sources := describe_sources(deployment):
+            sys.stdout.write(f"times: {sources}\n")
 
 
 def _summary(deployment: DeploymentMap) -> str:
@@ -100,11 +104,11 @@ def _summary(deployment: DeploymentMap) -> str:
         words.append(f"idle within shares {100 * predicted.internal_slack:.0f}%")
         words.append(f"outside shares {100 * predicted.external_fragmentation:.0f}%")
     if predicted.lower_bound_gpus is not None:
-        words.append(f"at least {predicted.lower_bound_gpus} needed by any map")
+        words.append(f"at least {predicted.lower_bound_gpus} needed by any map by these estimates")
     if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None and len(kinds) > 1:
         words.append(f"at least {show(predicted.lower_bound_cost_per_hour)} $/h")
     if predicted.upper_bound_goodput_rps is not None:
-        words.append(f"at most {show(predicted.upper_bound_goodput_rps)} requests/s by any map")
+        words.append(f"at most {show(predicted.upper_bound_goodput_rps)} requests/s by any map by these estimates")
     if predicted.moves is not None:
         words.append(f"{predicted.moves} of {sum(1 for _ in deployment.places())} replicas move")
     return f"{deployment.policy}: {', '.join(words)}"

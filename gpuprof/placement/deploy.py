@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
@@ -14,6 +15,9 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
 from gpuprof.placement.seating import Seat, numbered
+
+#: What a placement may exceed a bound by without refuting it.
+_ROUNDING = 1e-6
 
 _Disturbances = Mapping[PlacedReplica, BatchServer]
 
@@ -45,19 +49,35 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         unplaced=placement.unplaced,
     )
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
-    figures = measure(drawn, devices)
+    figures, bounds = measure(drawn, devices), _unrefuted_bounds(problem, placement)
     predicted = MapPrediction(
         gpus=figures.gpus,
         cost_per_hour=_cost(problem, placement.gpus),
         goodput_rps=figures.goodput_rps,
         internal_slack=figures.internal_slack,
         external_fragmentation=figures.external_fragmentation,
-        lower_bound_gpus=placement.lower_bound_gpus,
-        lower_bound_cost_per_hour=placement.lower_bound_cost_per_hour,
-        upper_bound_goodput_rps=placement.upper_bound_goodput_rps,
+        lower_bound_gpus=bounds.lower_bound_gpus,
+        lower_bound_cost_per_hour=bounds.lower_bound_cost_per_hour,
+        upper_bound_goodput_rps=bounds.upper_bound_goodput_rps,
         moves=moves,
     )
     return drawn.model_copy(update={"predicted": predicted})
+
+
+def _unrefuted_bounds(problem: Problem, placement: Placement) -> Placement:
+    """Return the placement without the bounds that it refutes itself: whoever said them was wrong."""
+    gpus, cost, most = (
+        placement.lower_bound_gpus,
+        placement.lower_bound_cost_per_hour,
+        placement.upper_bound_goodput_rps,
+    )
+    if not placement.unplaced:
+        own = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+        gpus = None if gpus is not None and gpus > len(placement.gpus) else gpus
+        cost = None if cost is not None and cost > own * (1.0 + _ROUNDING) else cost
+    served = sum(placement.rates_rps().values())
+    most = None if most is not None and served > most * (1.0 + _ROUNDING) else most
+    return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
 
 
 def _nodes(
