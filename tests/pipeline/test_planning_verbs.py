@@ -25,6 +25,9 @@ from gpuprof.placement.published.ffd import FirstFitDecreasing
 
 DEMANDS = (Demand("a", 40.0, Slo(80.0)), Demand("b", 20.0, Slo(60.0)))
 
+#: Queues of small batches are solved quickly.
+SMALL = PlanningOptions(max_batch=2)
+
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -48,10 +51,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     (here / "fleet.toml").write_text('[[gpus]]\ndevice = "v100"\ncount = 2\n')
-    device = gpuprof.place(DEMANDS, fleet="v100").problem.fleet.entries[0].device
+    device = gpuprof.place(DEMANDS, fleet="v100", policy="ffd", options=SMALL).problem.fleet.entries[0].device
     fleets: list[FleetArgument] = ["v100:2", here / "fleet.toml", "fleet.toml", Fleet((FleetEntry(device, 2),))]
     given: tuple[DemandsArgument, ...] = (DEMANDS, "slo.csv")
-    maps = [gpuprof.place(demands, fleet=fleet).deployment for demands in given for fleet in fleets]
+    maps = [
+        gpuprof.place(demands, fleet=fleet, policy="ffd", options=SMALL).deployment
+        for demands in given
+        for fleet in fleets
+    ]
     assert read_demands(here / "slo.csv") == DEMANDS
     assert all(one.nodes == maps[0].nodes and one.predicted == maps[0].predicted for one in maps)
     assert all(one.planned_with.fleet == (PlannedDevices(device="v100", count=2),) for one in maps)
@@ -59,9 +66,9 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
 
 
 def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    result = gpuprof.place("slo.csv", fleet="v100:2")
+    result = gpuprof.place("slo.csv", fleet="v100:2", options=SMALL)
     assert capsys.readouterr() == ("", "")
-    assert main(["place", "--gpus", "v100:2", "--json"]) == 0
+    assert main(["place", "--gpus", "v100:2", "--max-batch", "2", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["replicas"] == result.rows()
     assert gpuprof.read_map(Path("map.json")) == result.deployment
     assert list(result.to_frame()["model"]) == ["a", "b"]
@@ -69,23 +76,25 @@ def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.C
 
 
 def test_a_policy_may_be_an_object_and_a_map_the_one_before() -> None:
-    first = gpuprof.place(DEMANDS, fleet="v100:2", policy=FirstFitDecreasing())
-    assert first.deployment.policy == gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd").deployment.policy
-    second = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", previous=first.deployment)
+    first = gpuprof.place(DEMANDS, fleet="v100:2", policy=FirstFitDecreasing(), options=SMALL)
+    second = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=SMALL, previous=first.deployment)
+    assert second.deployment.policy == first.deployment.policy
     assert second.deployment.predicted.moves == 0
 
 
 def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here: Path) -> None:
     many = (DEMANDS[0], replace(DEMANDS[1], rate_rps=5000.0))
     notes: list[str] = []
-    result = gpuprof.place(many, fleet="v100:1", note=notes.append)
+    result = gpuprof.place(many, fleet="v100:1", policy="ffd", options=SMALL, note=notes.append)
     assert not result.is_complete
     assert notes == list(result.notes)
     assert any(note.startswith("b: ") and "cannot be served" in note for note in notes)
     with pytest.raises(InfeasibleError, match=r"not every demand can be met: a, b \(--best-effort places the rest\)"):
         result.write("strict.json")
     assert not (here / "strict.json").exists()
-    allowed = gpuprof.place(many, fleet="v100:1", output=MapOutput(Path("rest.json"), best_effort=True))
+    allowed = gpuprof.place(
+        many, fleet="v100:1", policy="ffd", options=SMALL, output=MapOutput(Path("rest.json"), best_effort=True)
+    )
     with pytest.raises(InfeasibleError, match=r"rest\.json holds the rest"):
         allowed.write()
     assert gpuprof.read_map(here / "rest.json") == allowed.deployment
@@ -93,7 +102,7 @@ def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here
 
 def test_the_settings_of_a_plan_are_checked_with() -> None:
     options = PlanningOptions(confidence=0.9, max_batch=2, max_processes=1, overhead_ms=1.5, created="now")
-    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=options).deployment
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=options).deployment
     settings = deployment.planned_with
     assert (settings.confidence, settings.max_batch, settings.max_processes, settings.overhead_ms) == (0.9, 2, 1, 1.5)
     assert deployment.created == "now"
@@ -102,7 +111,7 @@ def test_the_settings_of_a_plan_are_checked_with() -> None:
 
 
 def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
-    deployment = gpuprof.place(DEMANDS, fleet="v100:2").deployment
+    deployment = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
     sound = gpuprof.check(deployment)
     sound.raise_if_broken()
     assert sound.is_sound and not sound.notes
@@ -115,7 +124,7 @@ def test_check_finds_what_a_map_breaks_and_takes_other_demands() -> None:
 def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gpuprof.place(DEMANDS, fleet="v100:2").write(here / "map.json")
+    gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).write(here / "map.json")
     (here / "elsewhere").mkdir()
     monkeypatch.chdir(here / "elsewhere")
     assert gpuprof.check("../map.json").notes == (
@@ -125,7 +134,9 @@ def test_without_a_database_the_maps_own_times_are_believed_and_that_is_noted(
 
 def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
     steps: list[gpuprof.Progress] = []
-    found = gpuprof.compare("slo.csv", fleet="v100:2", policies=["ffd", "optimal"], progress=steps.append)
+    found = gpuprof.compare(
+        "slo.csv", fleet="v100:2", policies=["ffd", "optimal"], options=SMALL, progress=steps.append
+    )
     assert [(step.step, step.done, step.total) for step in steps] == [("ffd", 1, 2), ("optimal", 2, 2)]
     assert list(found.to_frame()["policy"]) == ["ffd", "optimal"]
     assert found.draw(here / "maps.svg").read_text().lstrip().startswith("<")
@@ -134,19 +145,19 @@ def test_compare_says_how_far_it_is_and_draws_what_it_found(here: Path) -> None:
 
 
 def test_explain_takes_the_only_model_of_a_map_unasked() -> None:
-    one = gpuprof.place(DEMANDS[:1], fleet="v100:2").deployment
+    one = gpuprof.place(DEMANDS[:1], fleet="v100:2", options=SMALL).deployment
     why = gpuprof.explain(one)
     assert why.model == "a"
     assert sum(bool(row["chosen"]) for row in why.rows()) == 1
     assert [row["beside"] for row in why.place_rows()] == ["nobody"]
     assert len(why.what_if_rows()) == len(why.what_ifs) > 0
-    two = gpuprof.place(DEMANDS, fleet="v100:2").deployment
+    two = gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment
     with pytest.raises(InputError, match="unknown model of the map ''"):
         gpuprof.explain(two)
 
 
 def test_export_writes_its_files_below_a_folder(here: Path) -> None:
-    found = gpuprof.export(gpuprof.place(DEMANDS, fleet="v100:2").deployment, "json")
+    found = gpuprof.export(gpuprof.place(DEMANDS, fleet="v100:2", options=SMALL).deployment, "json")
     assert [row["path"] for row in found.rows()] == list(found.files)
     found.write(here / "out")
     assert gpuprof.read_map(here / "out" / next(iter(found.files))).policy == "optimal"
