@@ -27,6 +27,8 @@ SCHEMES = ("http", "https", "grpc", "grpcs")
 _PAUSE_S = 0.02
 _TIMEOUT_S = 60.0
 _RECEIVE_BUFFER = 1 << 15
+#: A channel has a connection of its own, and takes what it asked for.
+_OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
 
 
 @dataclass(frozen=True)
@@ -171,10 +173,10 @@ def _send_grpc(request: Request) -> Got:
 def _channel(where: Endpoint) -> Any:
     import grpc
 
-    address, options = f"{where.host}:{where.port}", [("grpc.use_local_subchannel_pool", 1)]
+    address = f"{where.host}:{where.port}"
     if where.scheme == "grpc":
-        return grpc.insecure_channel(address, options)
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(where.authority.encode()), options)
+        return grpc.insecure_channel(address, _OPTIONS)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(where.authority.encode()), _OPTIONS)
 
 
 def _foreign(tensor: bytes, request: Request) -> int:
