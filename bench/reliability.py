@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
 from bench.serving import closed_loop, deployment, server
 from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
@@ -228,6 +229,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
     parser.add_argument("--model", default="null:600k", help="null:SIZE or an ONNX file")
     parser.add_argument("--slo-ms", type=float, default=500.0, help="of the model")
+    parser.add_argument("--answers", type=int, default=2000, help="that are looked at for foreign bytes")
     options = parser.parse_args()
     for workers in (2, 1):
         show_killed(killed_under_load(options.model, options.seconds, workers, options.slo_ms))
@@ -238,6 +240,7 @@ def main() -> int:
         capacity_rps, result, cores = overloaded_model(options.model, workers, options.seconds, options.slo_ms)
         show_overloaded(capacity_rps, result, options.seconds)
         print(f"  cores that were busy: {cores}", flush=True)
+    show_hostile(options.answers, min(5.0, options.seconds))
     return 0 if show_recoveries() else 1
 
 

@@ -112,6 +112,9 @@ def over_grpc(options: Options) -> None:
             message = _message(case.model, port)
             ours = measured(process, options.seconds, grpc_loop(grpc_port, message, case.concurrency))
         _show("gpuprof", case, ours)
+        with grpc_echo() as (process, port):
+            bare = measured(process, options.seconds, grpc_loop(port, message, case.concurrency))
+        _show("grpcio, bare echo", case, bare, ours)
         for peer in options.peers:
             if peer.speaks_grpc:
                 _show_peer(peer, case, options, ours, message)
@@ -216,6 +219,17 @@ def _served(model: str, workers: int, slo_ms: float, *options: str) -> Iterator[
         finally:
             with process:
                 process.terminate()
+
+
+@contextmanager
+def grpc_echo() -> Iterator[tuple[psutil.Process, int]]:
+    """Serve what gives back each message as it came: what grpcio itself costs."""
+    with subprocess.Popen([sys.executable, "-m", "bench.grpc_echo"], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield psutil.Process(process.pid), int(process.stdout.readline())
+        finally:
+            process.terminate()
 
 
 @contextmanager

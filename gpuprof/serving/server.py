@@ -30,6 +30,7 @@ from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import OPEN, Security, is_loopback
 from gpuprof.serving.watch.logs import LOGGER
+from gpuprof.serving.watch.memory import return_free_memory
 from gpuprof.serving.watch.stalls import StallMeter
 from gpuprof.serving.watch.tracing import SpanTracer
 
@@ -41,6 +42,7 @@ POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 _HANDSHAKE_S = 10.0
+_QUIET_S = 3.0
 
 #: Makes what keeps the machines; given the arena and `ServerSettings`.
 EngineMaker = Callable[[Arena, "ServerSettings"], Engine]
@@ -121,6 +123,7 @@ class Server:
         self._stop = asyncio.Event()
         self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
+        self._busy_at = time.monotonic()
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
@@ -163,6 +166,7 @@ class Server:
                 gc.freeze()  # what exists now stays; collections while it serves need not look at it
                 scheme = "http" if self._settings.security.context is None else "https"
                 where = " and ".join([f"{scheme}://{_in_url(host)}:{port}", *addresses])
+                self.stalls.forget()
                 ready(where, len(self.router.all()), len(self._workforce.workers))
                 await self._stop.wait()
                 control.close()
@@ -307,7 +311,16 @@ class Server:
                 await self._grpc.watch(now)
             for model in self.router.all():
                 model.forget_cancelled()
-            self._arena.trim()
+            self._return_memory(now)
+
+    def _return_memory(self, now: float) -> None:
+        """Return to the system what a time of much to do has left, again and again while there is nothing to do."""
+        self._arena.trim()
+        if self._arena.used or self.router.in_flight:
+            self._busy_at = now
+        elif now - self._busy_at > _QUIET_S:
+            self._busy_at = now
+            return_free_memory()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""

@@ -14,7 +14,7 @@ from gpuprof.serving.transport.wire import Buffer
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _MAX_VARINT_BYTES = 10
 #: A request has a few fields; one of a million empty ones would take long to read, and much memory.
-_MAX_FIELDS = 4096
+_MAX_FIELDS = 1024
 
 
 def take_out(data: Buffer, field: int) -> tuple[bytes, list[slice]]:

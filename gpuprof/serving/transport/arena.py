@@ -13,7 +13,7 @@ ALIGNMENT = 64
 #: What memory that was given back is filled with where that is wanted.
 POISON = 0xDB
 _PAGE = mmap.PAGESIZE  # slots are whole pages, so that two of them never share one
-_KEPT_BYTES = 1 << 26  # of memory that nothing lies in
+_KEPT_BYTES = 1 << 24  # of memory that nothing lies in
 _TRIM_BYTES = 1 << 26  # given back to the system at once: more would keep the router from its work
 
 

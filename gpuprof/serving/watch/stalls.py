@@ -23,8 +23,8 @@ class StallMeter:
     Attributes
     ----------
     count : int
-    total_s, longest_s : float
-        Of the stalls that are over.
+    longest_s, total_s : float
+        Of the stalls that are over; the total of all, the others since `forget`.
     """
 
     def __init__(self, now: float) -> None:
@@ -32,6 +32,10 @@ class StallMeter:
         self.total_s = self.longest_s = 0.0
         self._due = now + _BEAT_S
         self._ended: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+
+    def forget(self) -> None:
+        """Count from now on: what was late while the server started kept nobody waiting."""
+        self.count, self.longest_s = 0, 0.0
 
     async def run(self) -> None:
         """Measure until cancelled."""
