@@ -153,10 +153,11 @@ class QueueModel(Protocol):
         """Return the distribution of the time in the system."""
         ...
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream.
 
         The router gives each request to the replica that is expected to answer it first
-        (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together.
+        (`gpuprof.rules.routing.FastestFirst`). Infinite times at or beyond the capacity of all together. What is
+        ``coarse`` may be off by some percent and is quick: for searches that verify what they choose.
         """
         ...

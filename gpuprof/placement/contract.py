@@ -102,7 +102,7 @@ class ExponentialQueue:
         quantiles = tuple((p, service - mean_wait * math.log(1.0 - p)) for p in at)
         return Sojourn(load, 1.0 + (server.batch - 1) * load, service + mean_wait, quantiles)
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the times of independent streams, equally late wherever they go: routing gains nothing more here."""
         capacity = sum(one.capacity_rps for one in servers)
         deal = split_stream if len(set(servers)) == 1 or arrivals.rate_rps >= capacity else balance_stream

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimator
@@ -52,7 +51,6 @@ class Evidence:
     confidence, latency_budget : float or None
         As in `gpuprof.placement.problem.Options`.
     overhead_ms : float
-    arrivals : ArrivalProcess or None
     host : HostWork
         As in `gpuprof.placement.problem.Options`.
     demands : tuple of Demand or None
@@ -69,7 +67,6 @@ class Evidence:
     confidence: float | None = None
     latency_budget: float | None = None
     overhead_ms: float = 0.0
-    arrivals: ArrivalProcess | None = None
     host: HostWork = NO_HOST_WORK
     demands: tuple[Demand, ...] | None = None
     counts: Mapping[str, int | None] | None = None

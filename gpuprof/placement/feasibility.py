@@ -285,7 +285,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
         else:
             pools.setdefault(replica.model, []).append((replica.rate_rps, server))
     for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
-        arrivals = Arrivals.shaped(evidence.arrivals, math.fsum(rate for rate, _ in replicas))
+        arrivals = Arrivals(math.fsum(rate for rate, _ in replicas))
         whole = evidence.queueing.pool(arrivals, [server for _, server in replicas]).whole
         streams[model] = [(arrivals.rate_rps, whole)]
     for model, parts in streams.items():

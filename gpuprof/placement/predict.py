@@ -72,8 +72,7 @@ class Predictor:
             self._pools[model] = self._solve(rate, [(server, estimate) for _, server, estimate in replicas])
 
     def _solve(self, rate_rps: float, replicas: Sequence[tuple[BatchServer, Estimate]]) -> _Pool:
-        options, queueing = self._problem.options, self._problem.queueing
-        arrivals = Arrivals.shaped(options.arrivals, rate_rps)
+        queueing, arrivals = self._problem.queueing, Arrivals(rate_rps)
         servers = [server for server, _ in replicas]
         scaled = [_at_ends(server, estimate.latency_ms) for server, estimate in replicas]
         ends = zip(*scaled, strict=True) if all(scaled) else ()

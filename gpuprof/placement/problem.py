@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
@@ -38,8 +37,6 @@ class Options:
     max_processes : int or None
         Most processes of one replica that are considered; None: three within a MIG instance (as many as ParvaGPU
         takes), one elsewhere.
-    arrivals : ArrivalProcess or None
-        The shape of every model's requests, at whatever rate; None: Poisson.
     overhead_ms : float
         Spent by every request outside the replica.
     host : HostWork
@@ -55,7 +52,6 @@ class Options:
     latency_budget: float | None = None
     max_batch: int = 256
     max_processes: int | None = None
-    arrivals: ArrivalProcess | None = None
     overhead_ms: float = 0.0
     host: HostWork = NO_HOST_WORK
     gpus_per_node: int = 8
@@ -163,7 +159,6 @@ def collect_evidence(problem: Problem) -> Evidence:
         confidence=problem.options.confidence,
         latency_budget=problem.options.latency_budget,
         overhead_ms=problem.options.overhead_ms,
-        arrivals=problem.options.arrivals,
         host=problem.options.host,
         counts={entry.device.name: entry.count for entry in problem.fleet.entries},
         tried=problem.tried,

@@ -29,7 +29,7 @@ class Counting:
         self.solved.append(arrivals.rate_rps)
         return self.inner.sojourn(arrivals, server)
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         return split_stream(self, arrivals, servers)
 
 

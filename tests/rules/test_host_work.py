@@ -27,7 +27,7 @@ class Linear:
         busy = arrivals.rate_rps * server.latency_ms[0] / 1000.0
         return Sojourn(busy, 1.0, 1.0, ((0.0, 1.0), (1.0, 1.0)))
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         return split_stream(self, arrivals, servers)
 
 

@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammainccinv, gammaincinv, ndtr, ndtri
 
-from gpuprof.domain.arrival_process import ArrivalProcess, Bursts, Diurnal, RecordedArrivals
+from gpuprof.domain.arrival_process import Bursts, Diurnal, RecordedArrivals
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
-from gpuprof.estimators.queueing.scaled_server import ScaledServer
+from gpuprof.estimators.queueing.scaled_server import RequestStream, ScaledServer
 
 Array = NDArray[Any]
 
@@ -35,34 +35,13 @@ _POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
 _UNWEIGHTED = 1 << 20
 _MOST = 1 << 22
 _CYCLES = 400  # of a process that has any
+_COARSER = 10  # times fewer requests where that is enough
 _SCORES = 1 << 19
 _BINS = 1 << 13
 _WARM_UP = 100  # groups
 _ENOUGH = 10  # groups that a stratum must have been seen in
 #: Between the quantiles of the backlog at these probabilities lie the strata.
 _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
-
-
-@dataclass(frozen=True, slots=True)
-class RequestStream:
-    """Requests to a pool.
-
-    Attributes
-    ----------
-    rate : float
-        Per unit of time.
-    scv : float
-        Squared coefficient of variation of gamma gaps.
-    process : ArrivalProcess or None
-        Where given, the arrivals, at this rate already; ``scv`` then says nothing.
-    unit_ms : float
-        Of time, which processes need that know absolute times.
-    """
-
-    rate: float
-    scv: float = 1.0
-    process: ArrivalProcess | None = None
-    unit_ms: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +83,13 @@ class _Strata:
     level: Array
 
 
-def simulate_pool(stream: RequestStream, kinds: Sequence[tuple[ScaledServer, int]], probabilities: Array) -> PoolSample:
+def simulate_pool(
+    stream: RequestStream,
+    kinds: Sequence[tuple[ScaledServer, int]],
+    probabilities: Array,
+    *,
+    coarse: bool = False,
+) -> PoolSample:
     """Simulate replicas, so many of each kind, that are stable, and return what was seen.
 
     Parameters
@@ -113,11 +98,13 @@ def simulate_pool(stream: RequestStream, kinds: Sequence[tuple[ScaledServer, int
     kinds : sequence of (ScaledServer, int)
     probabilities : ndarray
         Rising.
+    coarse : bool
+        Simulate a small part of the requests only.
     """
     replicas = _replicas(kinds)
     capacity = sum(server.capacity * count for server, count in kinds)
     group = max(1, round(sum(len(one.latency) * one.capacity * count for one, count in kinds) / capacity))
-    requests = _requests_needed(stream, group, sum(count for _, count in kinds))
+    requests = _requests_needed(stream, group, sum(count for _, count in kinds)) // (_COARSER if coarse else 1)
     arrived = _arrivals(stream, requests)
     groups = len(arrived) // group
     cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
@@ -138,10 +125,16 @@ def simulate_pool(stream: RequestStream, kinds: Sequence[tuple[ScaledServer, int
     return _sample(times, probabilities, law, replicas, state, float(arrived[-1]))
 
 
-@lru_cache(maxsize=1_000)
 def _backlog(rate: float, scv: float, group: int, mean: float, cv: float) -> Backlog | None:
+    """Return the law of the backlog of one server that takes ``mean`` for a group."""
+    law = _scaled_backlog(float(f"{rate * mean:.6g}"), scv, group, round(cv, 4))
+    return None if law is None else Backlog(law.step * mean, law.mass)
+
+
+@lru_cache(maxsize=4_000)
+def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog | None:
     with blas_threads().limit(limits=1, user_api="blas"):  # waking threads for matrices so small costs more than they
-        return backlog_law(rate, scv, group, mean, cv)
+        return backlog_law(rate, scv, group, 1.0, cv)
 
 
 def _requests_needed(stream: RequestStream, group: int, servers: int) -> int:

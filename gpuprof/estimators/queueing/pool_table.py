@@ -10,16 +10,16 @@ from __future__ import annotations
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Lock
 
 import numpy as np
 
-from gpuprof.domain.arrival_process import ArrivalProcess, at_rate
+from gpuprof.domain.arrival_process import at_rate
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
-from gpuprof.estimators.queueing.scaled_server import ScaledServer
+from gpuprof.estimators.queueing.scaled_server import RequestStream, ScaledServer
 
 #: Steps of the logarithm of 1 / (1 - load).
 _STEP = 0.08
@@ -29,6 +29,7 @@ MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _LEAST_LOAD = 1e-6
+_SAME = 1e-6  # of a step of the grid
 PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
@@ -48,14 +49,14 @@ def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
 
 def simulate_one(rate: float, scv: float, server: ScaledServer) -> Sojourn:
     """Return the time in one replica at just this rate of gamma gaps, in units of its own."""
-    from gpuprof.estimators.queueing.pool_simulation import RequestStream, simulate_pool  # numba takes long to import
+    from gpuprof.estimators.queueing.pool_simulation import simulate_pool  # numba takes long to import
 
     sample = simulate_pool(RequestStream(rate, scv), [(server, 1)], PROBABILITIES)
     pairs = pair_quantiles(PROBABILITIES, sample.times[-1])
     return Sojourn(min(float(sample.busy[-1]), 1.0), float(sample.mean_batch[-1]), float(sample.mean[-1]), pairs)
 
 
-def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
     """Return the time in a pool that is stable, by interpolation in its table."""
     counts = Counter(servers)
     fastest = min(counts, key=lambda one: (one.latency_ms[one.batch - 1], one.batch))
@@ -68,7 +69,8 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojour
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
     # A process that knows absolute times has a table for its unit; all others share one.
     shape = None if arrivals.process is None else at_rate(arrivals.process, 1000.0 * capacity / unit_ms)
-    table = _TABLES.table(kinds, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
+    stream = RequestStream(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
+    table = _TABLES.table(kinds, stream, coarse=coarse)
     return _read(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
 
 
@@ -124,9 +126,8 @@ class _Table:
     """The rows of one pool that were asked for."""
 
     kinds: _Kinds
-    scv: float
-    process: ArrivalProcess | None
-    unit_ms: float
+    stream: RequestStream
+    coarse: bool
     _rows: dict[int, _Row] = field(default_factory=dict)
 
     def at(self, load: float) -> _Row:
@@ -135,6 +136,8 @@ class _Table:
         index = int(place)
         low, high = (1.0 / (1.0 - _load(number)) for number in (index, index + 1))
         wanted = 1.0 / (1.0 - load)
+        if wanted - low < _SAME * (high - low):
+            return self._row(index)
         return self._row(index).blend(self._row(index + 1), (wanted - low) / (high - low))
 
     def _row(self, index: int) -> _Row:
@@ -143,12 +146,12 @@ class _Table:
         return self._rows[index]
 
     def _simulate(self, load: float) -> _Row:
-        from gpuprof.estimators.queueing.pool_simulation import RequestStream, simulate_pool
+        from gpuprof.estimators.queueing.pool_simulation import simulate_pool
 
-        rate = load * math.fsum(one.capacity * count for one, count in self.kinds)
-        process = None if self.process is None else at_rate(self.process, load * self.process.rate_rps)
-        stream = RequestStream(rate, self.scv, process, self.unit_ms)
-        sample = simulate_pool(stream, self.kinds, PROBABILITIES)
+        rate, process = load * math.fsum(one.capacity * count for one, count in self.kinds), self.stream.process
+        process = None if process is None else at_rate(process, load * process.rate_rps)
+        stream = replace(self.stream, rate=rate, process=process)
+        sample = simulate_pool(stream, self.kinds, PROBABILITIES, coarse=self.coarse)
         return _Row(sample.times, sample.mean, sample.part, sample.mean_batch, sample.busy)
 
 
@@ -164,13 +167,13 @@ class _Tables:
         self._tables: OrderedDict[object, _Table] = OrderedDict()
         self._lock = Lock()
 
-    def table(self, kinds: _Kinds, scv: float, process: ArrivalProcess | None, unit_ms: float) -> _Table:
-        """Return the table of a pool, empty when it is new."""
-        key = (kinds, scv, process, unit_ms)
+    def table(self, kinds: _Kinds, stream: RequestStream, *, coarse: bool) -> _Table:
+        """Return the table of a pool under a stream of any rate, empty when it is new."""
+        key = (kinds, stream, coarse)
         with self._lock:
             found = self._tables.get(key)
             if found is None:
-                found = self._tables[key] = _Table(kinds, scv, process, unit_ms)
+                found = self._tables[key] = _Table(kinds, stream, coarse)
             self._tables.move_to_end(key)
             if len(self._tables) > _MOST_TABLES:
                 self._tables.popitem(last=False)

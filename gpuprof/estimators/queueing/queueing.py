@@ -43,7 +43,7 @@ class BatchQueue:
         law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
         return _scaled(law, unit, server.overhead_ms)
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""
         if len(servers) == 1 and arrivals.process is None:
             whole = self.sojourn(arrivals, servers[0])
@@ -56,7 +56,7 @@ class BatchQueue:
                 ServedPart(rate, _overfull(load, float(one.batch))) for rate, one in zip(shares, servers, strict=True)
             )
             return PoolSojourn(_overfull(load, float(servers[0].batch)), parts)
-        return solve_pool(arrivals, servers)
+        return solve_pool(arrivals, servers, coarse=coarse)
 
 
 def _overfull(load: float, batch: float) -> Sojourn:

@@ -1,8 +1,10 @@
-"""A replica with its times in units that a whole pool has in common."""
+"""Replicas, and the requests to them, with times in units that a whole pool has in common."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from gpuprof.domain.arrival_process import ArrivalProcess
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +33,25 @@ class ScaledServer:
     def capacity(self) -> float:
         """Requests per unit of time when every batch is full."""
         return self.processes * len(self.latency) / self.latency[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStream:
+    """Requests to a pool.
+
+    Attributes
+    ----------
+    rate : float
+        Per unit of time.
+    scv : float
+        Squared coefficient of variation of gamma gaps.
+    process : ArrivalProcess or None
+        Where given, the arrivals, at this rate already; ``scv`` then says nothing.
+    unit_ms : float
+        Of time, which processes need that know absolute times.
+    """
+
+    rate: float
+    scv: float = 1.0
+    process: ArrivalProcess | None = None
+    unit_ms: float = 1.0

@@ -61,6 +61,46 @@ def carried(problem: Problem, segments: Segments, previous: DeploymentMap, freed
     return Carried(tuple(gpus), _rest(problem, gpus))
 
 
+def previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap) -> tuple[PlacedGpu, ...]:
+    """Return what runs and may go on running, each model's rate shared out evenly; empty where it is not sound.
+
+    Nothing is said of SLOs.
+    """
+    try:
+        old = _within_fleet(problem, list(_old_gpus(problem, previous)))
+        counts = Counter(one.model for gpu in old for one in gpu.replicas())
+        if any(counts[one.model] > one.max_replicas for one in problem.demands if one.max_replicas is not None):
+            return ()
+        rated = {
+            id(one): replace(
+                one,
+                rate_rps=problem.demand(one.model).rate_rps / counts[one.model],
+                memory_bytes=segments.memory_bytes(segments.estimate(problem.device(gpu.device), one.workload)),
+            )
+            for gpu in old
+            for one in gpu.replicas()
+        }
+    except InputError:
+        return ()
+    gpus = tuple(_with(gpu, rated) for gpu in old)
+    return gpus if all(_fits_rules(problem, segments, gpu) for gpu in gpus) else ()
+
+
+def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
+    """Whether a device is cut and filled as it may be, and its replicas are such as are planned."""
+    device, options = problem.device(gpu.device), problem.options
+    cut = [part for part in gpu.partitions if part.mig is not None]
+    planned = all(
+        one.batch <= options.max_batch
+        and one.processes <= segments.menu.processes(one.share)[-1]
+        and not one.max_wait_ms
+        for one in gpu.replicas()
+    )
+    whole = len(cut) == len(gpu.partitions) or len(gpu.partitions) == 1
+    legal = is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in cut])
+    return planned and whole and legal and all(_fits(device, part) for part in gpu.partitions)
+
+
 def evened(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
     """Return a map with each model's rate shared out by what its replicas can do.
 

@@ -115,7 +115,7 @@ class Offers:
 
     def _at_best(self, segment: Segment, rate_rps: float) -> Segment:
         wider = segment.capacity_rps
-        if self.problem.options.latency_budget is None:
+        if self.problem.options.latency_budget is None and not self.segments.bounds_any_map:
             wider = min(max(rate_rps, wider), wider * (1.0 + RATE_PRECISION))
         return replace(segment, capacity_rps=wider, memory_bytes=self._least_memory(segment))
 
@@ -260,7 +260,7 @@ class Offers:
                 continue
         if not most:
             return None
-        if larger.capacity_rps < demand.rate_rps:
+        if larger.capacity_rps < demand.rate_rps and not self.segments.bounds_any_map:
             most = min(most, larger.capacity_rps * (1.0 + RATE_PRECISION) / max(1.0, slower))
         least = None if None in memory else min(one for one in memory if one is not None)
         rate = min(demand.rate_rps, most)

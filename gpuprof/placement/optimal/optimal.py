@@ -21,12 +21,14 @@ from gpuprof.placement.optimal.improve import Improver
 from gpuprof.placement.optimal.least_cost import with_least_cost
 from gpuprof.placement.optimal.master import Choice, classes_of
 from gpuprof.placement.optimal.offers import Choices, Offers
+from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
 from gpuprof.placement.optimal.portfolio import portfolio, quick_maps
 from gpuprof.placement.optimal.realise import realise
 from gpuprof.placement.optimal.slack import Slack
 from gpuprof.placement.optimal.tidy import tidied
 from gpuprof.placement.optimal.worth import better, bounded, is_proven, raised, unfairness, worth
 from gpuprof.placement.placement import PlacedGpu, Placement
+from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segment, Segments
@@ -72,9 +74,29 @@ class Optimal:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
         With a time limit the quick policies' plans are made first, of which none is lost, and a hasty one; as much
-        time as they took is kept back for what is done with the plan afterwards.
+        time as they took is kept back for what is done with the plan afterwards. By queues, the plan for streams of
+        their own is where those of pools begin.
         """
         whole, segments = Limit(problem.options.time_limit_s), Segments(problem)
+        split = self._place_split(problem, segments, whole)
+        if problem.options.latency_budget is not None:
+            return split
+        planner = PooledPlanner(problem, segments, whole, fair=self.fair)
+        return planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, whole))
+
+    def _solve_pooled(
+        self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
+    ) -> tuple[PlacedGpu, ...]:
+        """Return the devices that the program takes for demands at these rates."""
+        choices = Offers(problem, known).sure()
+        asked = raise_demands(problem.demands, rates)
+        able = [_within_reach(one, choices[one.model]) for one in asked if choices[one.model]]
+        classes = classes_of(able, choices)
+        choice = cheapest_of(problem, classes, limit) or maximise_goodput(problem, classes, limit, fair=self.fair)
+        return _realised(problem, known, choices, _covers(able, choices, choice), choice)[0]
+
+    def _place_split(self, problem: Problem, segments: Segments, whole: Limit) -> Placement:
+        """Return the placement of replicas with requests of their own."""
         if whole.seconds is None:
             *_, found = self._ever_better(problem, segments, whole)
             return found

@@ -47,7 +47,7 @@ class Slow:
         self.now_s += self.each_s
         return ExponentialQueue().sojourn(arrivals, server)
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         return ExponentialQueue().pool(arrivals, servers)
 
 

@@ -120,7 +120,7 @@ class FlatQueue:
         ms = server.latency_ms[-1] * arrivals.rate_rps
         return Sojourn(0.5, 1.0, ms, ((0.0, ms), (1.0, ms)))
 
-    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer]) -> PoolSojourn:
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         return split_stream(self, arrivals, servers)
 
 

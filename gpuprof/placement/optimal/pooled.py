@@ -1,0 +1,177 @@
+"""Maps whose replicas share the requests of their model, as the router lets them.
+
+The program counts on what each replica serves, as if that were its own. Here the counts are of replicas among others:
+segments with the rate of one among as many as serve a demand together, then the whole map verified by the queue that
+each model's replicas have in common, repaired where it is too slow, and freed of devices that the others do without.
+What no replica exceeds, alone or among others, gives the bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.optimal.carry import previous_gpus
+from gpuprof.placement.optimal.cheapest import cheapest
+from gpuprof.placement.optimal.goodput import most_goodput
+from gpuprof.placement.optimal.least_cost import with_least_cost
+from gpuprof.placement.optimal.master import classes_of
+from gpuprof.placement.optimal.offers import Offers
+from gpuprof.placement.optimal.worth import bounded, is_proven, unfairness, worth
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.pool import Gpus, Pools
+from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.seating import seated
+from gpuprof.placement.segment import Segments
+from gpuprof.placement.whynot import with_unplaced
+
+#: How often a program is solved again for demands whose replicas are together too slow.
+_MOST_REPAIRS = 4
+#: By how much more than what is missing a demand is raised then.
+_MORE = 1.01
+
+#: Solves the program of some segments for demands at these rates, and returns the devices.
+ProgramSolver = Callable[[PooledSegments, Mapping[str, float]], Gpus]
+
+
+@dataclass(slots=True)
+class PooledPlanner:
+    """Makes the most of replicas that share their requests.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without a latency budget.
+    segments : Segments
+        Of the same problem, for replicas with requests of their own.
+    limit : Limit
+    fair : bool
+        As `gpuprof.placement.optimal.optimal.Optimal`.
+    """
+
+    problem: Problem
+    segments: Segments
+    limit: Limit
+    fair: bool = False
+    pools: Pools = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pools = Pools(self.problem, self.segments)
+
+    def plan(self, split: Placement, solve_program: ProgramSolver) -> Placement:
+        """Return the best of a map for split streams, freed of what it need not have, and the program's of pools.
+
+        Parameters
+        ----------
+        split : Placement
+        solve_program : callable
+        """
+        if self.limit.is_over:
+            free = self._unbounded(split)
+            return bounded(self.problem, free if split.unplaced else with_least_cost(self.problem, self.segments, free))
+        best = self._settle(split, split.gpus, str(split.found_by or ""))
+        best = with_least_cost(self.problem, self.segments, best) if not best.unplaced else self._unbounded(best)
+        with suppress(TimeUpError):
+            best = self._bound(best)
+            for one in self._others(best, solve_program):
+                best = self._better(best, one)
+        return bounded(self.problem, best)
+
+    def _others(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
+        if self.problem.previous is not None:
+            kept = previous_gpus(self.problem, self.segments, self.problem.previous)
+            if kept:
+                yield self._settle(best, kept, "what runs already")
+        if not is_proven(self.problem, best) and not self.limit.is_over:
+            yield from self._of_program(best, solve_program)
+
+    def _unbounded(self, placement: Placement) -> Placement:
+        return replace(
+            placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=self._all_rps()
+        )
+
+    def _all_rps(self) -> float | None:
+        fixed = all(entry.count is not None for entry in self.problem.fleet.entries)
+        return math.fsum(one.rate_rps for one in self.problem.demands) if fixed else None
+
+    def _settle(self, placement: Placement, gpus: Gpus, name: str) -> Placement:
+        """Return the devices at the rates that they serve, up to those asked for, without those that can be spared."""
+        served = self.pools.served_rps(gpus)
+        rated = _without_idle(self.pools.rerate(gpus, served))
+        kept = self.pools.drop_spare(rated, self.limit)
+        found = name if len(kept) == len(gpus) else ", ".join(filter(None, (name, "without spare devices")))
+        return with_unplaced(
+            self.problem, self.segments, replace(placement, gpus=kept, unplaced=(), found_by=found or None)
+        )
+
+    def _bound(self, best: Placement) -> Placement:
+        """Return the placement with what holds for every map of this router."""
+        bounding = BoundingSegments(self.problem)
+        offers = Offers(self.problem, bounding)
+        choices = offers.sure()
+        able = [one for one in self.problem.demands if choices[one.model]]
+        most = self._all_rps()
+        if not best.unplaced:
+            found = cheapest(self.problem, able, offers, self.limit)
+            if found.cost_per_hour is None or found.gpus is None:
+                return best
+            cost = max(found.cost_per_hour, best.lower_bound_cost_per_hour or 0.0)
+            gpus = max(found.gpus, best.lower_bound_gpus or 0)
+            return replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
+        if most is not None:
+            most = most_goodput(self.problem, able, classes_of(able, offers.hoped(able)), self.limit)
+        return replace(best, upper_bound_goodput_rps=most)
+
+    def _of_program(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
+        """Yield the program's maps, its demands raised until what it chooses serves what is asked for."""
+        known, rates = PooledSegments(self.problem), {one.model: one.rate_rps for one in self.problem.demands}
+        for _ in range(_MOST_REPAIRS):
+            if self.limit.is_over:
+                return
+            gpus = solve_program(known, rates)
+            if not gpus:
+                return
+            yield self._settle(best, gpus, "pooled replicas")
+            served = self.pools.served_rps(gpus)
+            slow = {
+                one.model: one.rate_rps / served[one.model]
+                for one in self.problem.demands
+                if 0.0 < served.get(one.model, 0.0) < one.rate_rps * (1.0 - 1e-9)
+            }
+            if not slow:
+                return
+            rates = {model: rate * (_MORE * slow[model] if model in slow else 1.0) for model, rate in rates.items()}
+
+    def _better(self, best: Placement, other: Placement) -> Placement:
+        return min(best, other, key=self._rank)
+
+    def _rank(self, one: Placement) -> tuple[object, ...]:
+        worse = unfairness(self.problem, one) if self.fair and one.unplaced else worth(self.problem, one)
+        moves = 0
+        if self.problem.previous is not None:
+            devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
+            moves = seated(one.gpus, self.problem.previous, devices).moves
+        return bool(one.unplaced), *worse, moves
+
+
+def raise_demands(demands: Sequence[Demand], rates: Mapping[str, float]) -> tuple[Demand, ...]:
+    """Return the demands at other rates."""
+    return tuple(replace(one, rate_rps=rates[one.model]) for one in demands)
+
+
+def _without_idle(gpus: Gpus) -> Gpus:
+    """Return the devices without replicas that serve nothing, and without devices that hold none then."""
+    kept = []
+    for gpu in gpus:
+        parts = tuple(
+            replace(part, replicas=tuple(one for one in part.replicas if one.rate_rps > 0.0)) for part in gpu.partitions
+        )
+        parts = tuple(part for part in parts if part.replicas)
+        if parts:
+            kept.append(replace(gpu, partitions=parts))
+    return tuple(kept)

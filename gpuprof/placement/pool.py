@@ -1,0 +1,173 @@
+"""What the replicas of a model do together: the router sees all of them as one queue."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.placement import PlacedGpu, PlacedReplica
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segments
+
+Gpus = tuple[PlacedGpu, ...]
+_Pools = Mapping[str, Counter[BatchServer]]
+
+_EPSILON = 1e-9
+#: The largest rate that a pool serves is found to this part of it, from below.
+_PRECISION = 0.002
+
+
+@dataclass(slots=True)
+class Pools:
+    """Judges maps by the queues that the models' replicas have in common.
+
+    Parameters
+    ----------
+    problem : Problem
+        Without a latency budget.
+    segments : Segments
+        Of the same problem.
+    """
+
+    problem: Problem
+    segments: Segments
+    _kept: dict[tuple[str, frozenset[tuple[BatchServer, int]]], float] = field(default_factory=dict)
+    _late: dict[tuple[str, frozenset[tuple[BatchServer, int]], float], bool] = field(default_factory=dict)
+
+    def keeps(self, demand: Demand, servers: Counter[BatchServer], rate_rps: float) -> bool:
+        """Whether these replicas together answer a rate within the demand's SLO."""
+        if rate_rps <= 0.0:
+            return True
+        if rate_rps >= math.fsum(one.capacity_rps * count for one, count in servers.items()):
+            return False
+        key = (demand.model, frozenset(servers.items()), rate_rps)
+        if key not in self._late:
+            self.problem.limits.check_time()
+            arrivals = Arrivals(rate_rps)
+            whole = self.problem.queueing.pool(arrivals, list(servers.elements())).whole
+            self._late[key] = not whole.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+        return not self._late[key]
+
+    def most_rps(self, demand: Demand, servers: Counter[BatchServer], upto_rps: float) -> float:
+        """Return the largest rate up to ``upto_rps`` that these replicas serve together within the SLO."""
+        if not servers:
+            return 0.0
+        if self.keeps(demand, servers, upto_rps):
+            return upto_rps
+        key = (demand.model, frozenset(servers.items()))
+        if key not in self._kept:
+            low, high = 0.0, min(upto_rps, math.fsum(one.capacity_rps * count for one, count in servers.items()))
+            while high - low > _PRECISION * high:
+                middle = (low + high) / 2.0
+                low, high = (middle, high) if self.keeps(demand, servers, middle) else (low, middle)
+            self._kept[key] = low
+        return min(self._kept[key], upto_rps)
+
+    def servers(self, gpus: Sequence[PlacedGpu]) -> dict[str, Counter[BatchServer]]:
+        """Return the replicas of each model, each as slow as its neighbours make it."""
+        found: defaultdict[str, Counter[BatchServer]] = defaultdict(Counter)
+        for gpu in gpus:
+            for one, server in self._of_gpu(gpu):
+                found[one.model][server] += 1
+        return dict(found)
+
+    def _of_gpu(self, gpu: PlacedGpu) -> Iterator[tuple[PlacedReplica, BatchServer]]:
+        device = self.problem.device(gpu.device)
+        for partition in gpu.partitions:
+            for one in partition.replicas:
+                server = self.segments.server(device, one.workload, partition.beside(one))
+                yield one, replace(server, max_wait_ms=one.max_wait_ms)
+
+    def served_rps(self, gpus: Sequence[PlacedGpu]) -> dict[str, float]:
+        """Return the rate at which each model's replicas keep its SLO, up to what is asked for."""
+        pools = self.servers(gpus)
+        demands = (demand for demand in self.problem.demands if demand.model in pools)
+        return {one.model: self.most_rps(one, pools[one.model], one.rate_rps) for one in demands}
+
+    def keep_all(self, gpus: Sequence[PlacedGpu]) -> bool:
+        """Whether every model's replicas keep its SLO at the rates that they have."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for gpu in gpus:
+            for one in gpu.replicas():
+                rates[one.model] += one.rate_rps
+        pools = self.servers(gpus)
+        return all(self.keeps(self.problem.demand(model), pools[model], rate) for model, rate in rates.items())
+
+    def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
+        """Return the devices with these rates of the models, each shared out by what its replicas can do at most."""
+        pools = self.servers(gpus)
+        capacity = {
+            model: math.fsum(server.capacity_rps * count for server, count in pool.items())
+            for model, pool in pools.items()
+        }
+        return tuple(self._rerate_gpu(gpu, rates, capacity) for gpu in gpus)
+
+    def _rerate_gpu(self, gpu: PlacedGpu, rates: Mapping[str, float], capacity: Mapping[str, float]) -> PlacedGpu:
+        device, parts = self.problem.device(gpu.device), []
+        for partition in gpu.partitions:
+            replicas = []
+            for one in partition.replicas:
+                own = self.segments.server(device, one.workload, partition.beside(one)).capacity_rps
+                replicas.append(replace(one, rate_rps=rates[one.model] * own / capacity[one.model]))
+            parts.append(replace(partition, replicas=tuple(replicas)))
+        return PlacedGpu(gpu.device, tuple(parts))
+
+    def drop_spare(self, gpus: Gpus, limit: Limit) -> Gpus:
+        """Return the devices without those that the others' replicas can do without, the dearest and emptiest first."""
+        rates: defaultdict[str, float] = defaultdict(float)
+        for gpu in gpus:
+            for one in gpu.replicas():
+                rates[one.model] += one.rate_rps
+        groups: defaultdict[object, list[PlacedGpu]] = defaultdict(list)
+        for gpu in gpus:
+            groups[_content(gpu)].append(gpu)
+        kept = {key: len(group) for key, group in groups.items()}
+        pools = self.servers(gpus)
+        for key in sorted(groups, key=lambda key: self._spare_order(groups[key][0])):
+            if limit.is_over:
+                break
+            own = self.servers(groups[key][:1])
+            dropped = self._droppable(pools, own, kept[key], rates)
+            kept[key] -= dropped
+            for model, servers in own.items():
+                pools[model] = pools[model] - _times(servers, dropped)
+        left = [gpu for key, group in groups.items() for gpu in group[: kept[key]]]
+        return self.rerate(left, rates) if len(left) < len(gpus) else gpus
+
+    def _droppable(self, pools: _Pools, own: _Pools, count: int, rates: Mapping[str, float]) -> int:
+        """Return how many of ``count`` equal devices need not be there, by bisection."""
+
+        def enough(dropped: int) -> bool:
+            return all(
+                self.keeps(self.problem.demand(model), pools[model] - _times(servers, dropped), rates[model])
+                for model, servers in own.items()
+            )
+
+        low, high = 0, count
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if enough(middle) else (low, middle - 1)
+        return low
+
+    def _spare_order(self, gpu: PlacedGpu) -> tuple[float, float]:
+        device = self.problem.device(gpu.device)
+        filled = math.fsum(device.fraction(one.share) for one in gpu.replicas())
+        return -self.problem.entry(gpu.device).price_per_hour, filled
+
+
+def _times(servers: Counter[BatchServer], count: int) -> Counter[BatchServer]:
+    return Counter({server: count * times for server, times in servers.items()})
+
+
+def _content(gpu: PlacedGpu) -> object:
+    """Return what equal devices have in common: all but the rates, and where instances start."""
+    parts = (
+        (part.mig or "", tuple(sorted(str(replace(one, rate_rps=0.0)) for one in part.replicas)))
+        for part in gpu.partitions
+    )
+    return gpu.device, tuple(sorted(parts))

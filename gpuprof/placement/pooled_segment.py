@@ -1,0 +1,168 @@
+"""Segments whose capacity is that of a replica among others: as many equal ones as serve the demand together.
+
+`Segments` says what a replica does with a stream of its own. The router sends each request to the replica that is free
+first, so that several wait less than each alone, and every one of them serves more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from scipy.special import gammainc
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Workload
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.errors import InputError
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.rate_limit import LONELY, RATE_PRECISION
+from gpuprof.placement.segment import Segments
+
+#: Of the rate that a replica serves at most, what a first guess takes it to serve among others.
+_LIKELY = 0.85
+#: A replica that does not serve the whole rate serves less, by so much at least.
+_LESS = 1.0 - 1e-6
+#: Times that the number of replicas and what each of them serves are adapted to one another.
+_ROUNDS = 3
+_SLACK = 1e-5
+
+
+def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> float:
+    """Return a rate that no replica exceeds, whatever stands beside it, when ``percent`` of the requests are in time.
+
+    A batch of n whose time S is at most the limit answers n requests in time; by the renewal-reward theorem a process
+    answers at most n P(S <= limit) / E[S] of them. All replicas together answer ``percent`` of the requests in time,
+    so that each stands for no more than its part over that; and none serves more than its full batches.
+    """
+    left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
+    full = max(1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
+    in_time = 0.0
+    for n, ms in enumerate(server.latency_ms, 1):
+        within = float(ms <= left_ms) if cv < 1e-3 else float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2))
+        in_time = max(in_time, 1000.0 * n * server.processes * within / ms)
+    return min(full, in_time / (percent / 100.0 - _SLACK))
+
+
+class BoundingSegments(Segments):
+    """Segments with what no replica exceeds in any map with this router, which tells what no map can do.
+
+    A demand that one replica alone serves needs no more; one that none serves alone needs two, and of those each is
+    bounded by `most_within_rps`.
+    """
+
+    bounds_any_map = True
+
+    def _capacity_rps(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
+    ) -> float:
+        server = self.undisturbed(device, workload, beside)
+        most = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
+        if most < demand.rate_rps:
+            return most
+        alone = self.problem.limits.in_time(self.problem.queueing, server, demand.slo, demand.rate_rps)
+        return demand.rate_rps if alone else demand.rate_rps * _LESS
+
+    def tail_ms(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> float:
+        """Return the SLO: bounds have no tail."""
+        return demand.slo.latency_ms
+
+
+@dataclass(slots=True)
+class _GroupLimits:
+    """The loads that groups of equal replicas bear, as far as they were asked for."""
+
+    problem: Problem
+    _loads: dict[tuple[BatchServer, float, float, int], float] = field(default_factory=dict)
+
+    def load(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
+        """Return the largest load under which so many replicas are in time, to `RATE_PRECISION`."""
+        key = (server, limit_ms, percent, count)
+        if key not in self._loads:
+            self._loads[key] = self._search(server, limit_ms, percent, count, guess)
+        return self._loads[key]
+
+    def _search(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
+        low, high, step = 0.0, 1.0, 0.06
+        load = min(max(guess, 0.02), 0.97)
+        while high - low > RATE_PRECISION * high and load > LONELY:
+            if self._in_time(server, limit_ms, percent, count, load):
+                low = load
+            else:
+                high = load
+            inside = low + step if low == load else high - step
+            load = inside if low < inside < high and step > RATE_PRECISION / 2.0 else (low + high) / 2.0
+            step *= 2.0 if (low == 0.0 or high == 1.0) else 0.5
+        return low
+
+    def _in_time(self, server: BatchServer, limit_ms: float, percent: float, count: int, load: float) -> bool:
+        self.problem.limits.check_time()
+        arrivals = Arrivals(load * count * server.capacity_rps)
+        whole = self.problem.queueing.pool(arrivals, (server,) * count, coarse=True).whole
+        return whole.percentile(percent) <= limit_ms
+
+
+class PooledSegments(Segments):
+    """Segments with the rate of one among as many equal replicas as serve the demand together.
+
+    A first answer, found with coarse queues: whoever plans with it verifies the map (`gpuprof.placement.pool`).
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self._groups = _GroupLimits(problem)
+
+    def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
+        demand = self.problem.demand(workload.model)
+        try:
+            server = self.server(device, workload, beside)
+        except InputError:
+            return math.inf
+        return most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
+
+    def _capacity_rps(
+        self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
+    ) -> float:
+        ceiling, rate = self._ceiling_rps(device, workload, beside), demand.rate_rps
+        server = self.server(device, workload, beside)
+        if ceiling >= rate and super()._in_time(demand, server, rate):
+            return rate
+        capacity = server.capacity_rps
+        if not ceiling or ceiling < least_rps:
+            return 0.0
+        each = min(_LIKELY * ceiling, rate * _LESS)
+        count, best = 0, 0.0
+        for _ in range(_ROUNDS):
+            needed = max(2, math.ceil(rate / each * (1.0 - 1e-9)))
+            if needed == count:
+                break
+            count = needed
+            guess = min(each, _LIKELY * ceiling) / capacity
+            load = self._groups.load(server, demand.slo.latency_ms, demand.slo.percentile, count, guess)
+            each = min(load * capacity, rate * _LESS)
+            if each <= LONELY * ceiling:
+                return 0.0
+            best = each
+        return best
+
+    def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
+        count = max(1, math.floor(demand.rate_rps / rate_rps + 1e-9)) if rate_rps > 0.0 else 1
+        if count == 1:
+            return super()._in_time(demand, server, rate_rps)
+        load = rate_rps / server.capacity_rps
+        if load >= 1.0:
+            return False
+        limit = self._groups.load(server, demand.slo.latency_ms, demand.slo.percentile, count, load)
+        return load <= limit * (1.0 + RATE_PRECISION)
+
+    def tail_ms(
+        self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
+    ) -> float:
+        """Return the time at the demand's percentile; of a replica that others stand beside, the SLO."""
+        if rate_rps < demand.rate_rps * (1.0 - 1e-9):
+            return demand.slo.latency_ms
+        return super().tail_ms(demand, device, workload, rate_rps, beside)
