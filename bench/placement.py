@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from bench import igniter_profiles, parvagpu_profiles, usher_scale
+from bench import igniter_profiles, parvagpu_profiles, pooled_plans, usher_scale
 from bench.published_profiles import PublishedEstimator, v100
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
@@ -49,6 +49,7 @@ _PARVAGPU_POLICIES: tuple[Policy, ...] = (
     Optimal(),
 )
 _REPEATS = 3
+_RANDOM_DEMANDS = 24
 
 
 def main() -> int:
@@ -255,12 +256,19 @@ def _absent(path: Path) -> bool:
     return True
 
 
+def _random(_: Path) -> bool:
+    """Split and pooled plans for random demands."""
+    return pooled_plans.print_random(_RANDOM_DEMANDS, seed=1)
+
+
 _SECTIONS: dict[str, Callable[[Path], bool]] = {
     "parvagpu": _parvagpu,
     "thesis": _thesis,
     "igniter": _igniter,
     "scale": _usher_scale,
     "fixed": _fixed_and_moved,
+    "papers": pooled_plans.print_papers,
+    "random": _random,
 }
 
 if __name__ == "__main__":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueModel, ServedPart, Sojourn
 
-_ROUNDS = 40
+_PRECISION = 1e-7
 _LONGEST_MS = 1e12
 
 
@@ -23,41 +23,32 @@ def split_stream(queueing: QueueModel, arrivals: Arrivals, servers: Sequence[Bat
 
 
 def balance_stream(
-    queueing: QueueModel, arrivals: Arrivals, servers: Sequence[BatchServer], percent: float = 99.0
+    queueing: QueueModel,
+    arrivals: Arrivals,
+    servers: Sequence[BatchServer],
+    largest_rps: Callable[[BatchServer, float], float],
 ) -> PoolSojourn:
-    """Return the times in replicas that get independent streams of such rates that all have the same percentile.
+    """Return the times in replicas that get independent streams of such rates that all have the same tail.
 
-    Where some split keeps every replica within a time, this one does.
+    Where some split keeps every replica's tail within a time, this one does. ``largest_rps`` tells the rate up to
+    which a replica's tail is within a time in ms.
     """
     kinds = Counter(servers)
+
+    def served_rps(limit_ms: float) -> float:
+        return math.fsum(count * largest_rps(one, limit_ms) for one, count in kinds.items())
+
     low, high = 0.0, 1.0
-    while _rate_within(queueing, kinds, percent, high) < arrivals.rate_rps and high < _LONGEST_MS:
+    while served_rps(high) < arrivals.rate_rps and high < _LONGEST_MS:
         low, high = high, 2.0 * high
-    for _ in range(_ROUNDS):
+    while high - low > _PRECISION * high:
         middle = (low + high) / 2.0
-        enough = _rate_within(queueing, kinds, percent, middle) >= arrivals.rate_rps
-        low, high = (low, middle) if enough else (middle, high)
-    rates = {one: _largest_rate(queueing, one, percent, high) for one in kinds}
-    scale = arrivals.rate_rps / (math.fsum(rates[one] * count for one, count in kinds.items()) or 1.0)
-    parts = {
-        one: ServedPart(scale * rate, queueing.sojourn(Arrivals(scale * rate), one)) for one, rate in rates.items()
-    }
+        low, high = (low, middle) if served_rps(middle) >= arrivals.rate_rps else (middle, high)
+    scale = arrivals.rate_rps / (served_rps(high) or 1.0)
+    rates = {one: scale * largest_rps(one, high) for one in kinds}
+    parts = {one: ServedPart(rate, queueing.sojourn(Arrivals(rate), one)) for one, rate in rates.items()}
     own = [parts[one] for one in servers]
     return PoolSojourn(mix_parts(own), tuple(own))
-
-
-def _rate_within(queueing: QueueModel, kinds: Counter[BatchServer], percent: float, limit_ms: float) -> float:
-    return math.fsum(count * _largest_rate(queueing, one, percent, limit_ms) for one, count in kinds.items())
-
-
-def _largest_rate(queueing: QueueModel, server: BatchServer, percent: float, limit_ms: float) -> float:
-    """Return the rate at which a replica's percentile reaches a time, 0.0 where even a lonely request takes longer."""
-    low, high = 0.0, server.capacity_rps
-    for _ in range(_ROUNDS):
-        middle = (low + high) / 2.0
-        in_time = queueing.sojourn(Arrivals(middle), server).percentile(percent) <= limit_ms
-        low, high = (middle, high) if in_time else (low, middle)
-    return low
 
 
 def mix_parts(parts: Sequence[ServedPart]) -> Sojourn:

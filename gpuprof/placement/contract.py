@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap
@@ -105,8 +106,21 @@ class ExponentialQueue:
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the times of independent streams, equally late wherever they go: routing gains nothing more here."""
         capacity = sum(one.capacity_rps for one in servers)
-        deal = split_stream if len(set(servers)) == 1 or arrivals.rate_rps >= capacity else balance_stream
-        return deal(self, arrivals, servers)
+        if len(set(servers)) == 1 or arrivals.rate_rps >= capacity:
+            return split_stream(self, arrivals, servers)
+        return balance_stream(self, arrivals, servers, _exponential_rps)
+
+
+@lru_cache(maxsize=100_000)
+def _exponential_rps(server: BatchServer, limit_ms: float) -> float:
+    """Return the rate at which the 99th percentile of an `ExponentialQueue` reaches a time."""
+    least, growth = server.latency_ms[0], server.latency_ms[-1] - server.latency_ms[0]
+    other, low, high = server.max_wait_ms + server.overhead_ms, 0.0, 1.0
+    for _ in range(40):
+        load = (low + high) / 2.0
+        tail = (least + growth * load + other) * (1.0 + load / (1.0 - load) * math.log(100.0))
+        low, high = (load, high) if tail <= limit_ms else (low, load)
+    return low * server.capacity_rps
 
 
 def plain_device(name: str = "plain", price: float | None = 1.0) -> Device:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from gpuprof.domain.sojourn import Arrivals, BatchServer, ServedPart, Sojourn
-from gpuprof.domain.split_stream import balance_stream, mix_parts, split_stream
+from gpuprof.domain.split_stream import mix_parts, split_stream
 from gpuprof.placement.contract import ExponentialQueue
 
 QUICK = Sojourn(0.1, 1.0, 5.0, ((0.0, 0.0), (1.0, 10.0)))
@@ -39,7 +39,7 @@ def test_replicas_get_streams_in_proportion_to_their_capacities() -> None:
 
 def test_balanced_replicas_are_equally_late() -> None:
     servers = [BatchServer((10.0,), 1, 0.0), BatchServer((20.0,), 1, 0.0), BatchServer((10.0,), 1, 0.0)]
-    found = balance_stream(ExponentialQueue(), Arrivals(120.0), servers)
+    found = ExponentialQueue().pool(Arrivals(120.0), servers)
     tails = [part.sojourn.percentile(99.0) for part in found.parts]
     assert tails == pytest.approx([tails[0]] * 3, rel=1e-6)
     assert sum(part.rate_rps for part in found.parts) == pytest.approx(120.0)

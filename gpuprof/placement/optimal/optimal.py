@@ -66,9 +66,13 @@ class Optimal:
     fair : bool
         Where not everything can be served, serve the least-served demand first: maximise the smallest served
         fraction, then the goodput.
+    pooled : bool
+        Count on the router, which gives a request to whichever replica answers first; else every replica is planned
+        with a Poisson stream of its own, which takes more devices and bounds only such plans.
     """
 
     fair: bool = False
+    pooled: bool = True
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
@@ -79,7 +83,7 @@ class Optimal:
         """
         whole, segments = Limit(problem.options.time_limit_s), Segments(problem)
         split = self._place_split(problem, segments, whole)
-        if problem.options.latency_budget is not None:
+        if not self.pooled or problem.options.latency_budget is not None:
             return split
         planner = PooledPlanner(problem, segments, whole, fair=self.fair)
         return planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, whole))
