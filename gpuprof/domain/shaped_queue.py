@@ -24,8 +24,11 @@ class ShapedQueue:
     shape: ArrivalProcess
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
-        """Return the distribution of the time in the system."""
-        return self.queueing.sojourn(Arrivals.shaped(self.shape, arrivals.rate_rps), server)
+        """Return about the distribution of the time in one replica; `pool` of it alone is exact.
+
+        A replica's own part of a stream is what searches ask for, and few shapes keep theirs when they are split.
+        """
+        return self.pool(arrivals, (server,), coarse=True).whole
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""

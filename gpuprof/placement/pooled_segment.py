@@ -62,8 +62,11 @@ class BoundingSegments(Segments):
         most = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
         if most < demand.rate_rps:
             return most
-        alone = self.problem.limits.in_time(self.problem.queueing, server, demand.slo, demand.rate_rps)
-        return demand.rate_rps if alone else demand.rate_rps * _LESS
+        if demand.rate_rps >= server.capacity_rps:
+            return demand.rate_rps * _LESS
+        alone = self.problem.queueing.pool(Arrivals(demand.rate_rps), (server,)).whole
+        in_time = alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
+        return demand.rate_rps * (1.0 if in_time else _LESS)
 
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()

@@ -28,7 +28,7 @@ _LAST = 80  # a load of 0.9983
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
 _NO_WAIT = 1e-9  # of a batch's time; less is none
-_LEAST_LOAD = 1e-6
+_LEAST_LOAD = 1e-3
 _SAME = 1e-6  # of a step of the grid
 PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
