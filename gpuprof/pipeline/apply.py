@@ -9,10 +9,8 @@ from pathlib import Path
 from gpuprof.domain.deployment import read_map
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
+from gpuprof.pipeline.serve_settings import DEFAULT_PORT
 from gpuprof.serving.control import send_apply
-
-#: Where a server listens unless told otherwise.
-DEFAULT_PORT = 8000
 
 
 @dataclass(frozen=True, kw_only=True)
