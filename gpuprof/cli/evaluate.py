@@ -36,7 +36,9 @@ def evaluate(
     regressors: Annotated[
         str, typer.Option(help="Constituents of the stack, separated by commas; lightgbm may be added.")
     ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
-    plot: Annotated[Path | None, typer.Option(help="Write predicted against measured here, as SVG.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write predicted against measured into this .svg or .png file.")
+    ] = None,
     by_architecture: Annotated[
         bool, typer.Option("--by-architecture", help="A line for each architecture, not one for all.")
     ] = False,

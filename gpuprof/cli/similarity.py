@@ -38,7 +38,9 @@ def similarity(
     layers: Annotated[bool, typer.Option("--layers", help="List the pairs of layers that share most.")] = False,
     top: Annotated[int, typer.Option(help="How many pairs of layers --layers lists; 0: all.")] = 20,
     tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7,
-    heat_map: Annotated[Path | None, typer.Option(help="Write the heat map of layers as SVG.")] = None,
+    heat_map: Annotated[
+        Path | None, typer.Option(help="Write the heat map of layers into this .svg or .png file.")
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
