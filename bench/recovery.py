@@ -68,15 +68,15 @@ def disturbances() -> list[Disturbance]:
     """Return what is tried."""
     at = 1000.0 * BEFORE_S
 
-    def stopped(seconds: float, factor: float = float("inf")) -> tuple[SlowPhase, ...]:
+    def stop_both(seconds: float, factor: float = float("inf")) -> tuple[SlowPhase, ...]:
         return tuple(SlowPhase(number, at, at + 1000.0 * seconds, factor) for number in range(2))
 
     return [
         Disturbance("five times the load for 5 s", 5.0, overload=5.0),
         Disturbance("three times the load for 30 s", 30.0, overload=3.0),
-        Disturbance("one worker stopped for 1 s", 1.0, slow=stopped(1.0)[:1]),
-        Disturbance("both workers stopped for 1 s", 1.0, slow=stopped(1.0)),
-        Disturbance("batches three times as long for 5 s", 5.0, slow=stopped(5.0, 3.0)),
+        Disturbance("one worker stopped for 1 s", 1.0, slow=stop_both(1.0)[:1]),
+        Disturbance("both workers stopped for 1 s", 1.0, slow=stop_both(1.0)),
+        Disturbance("batches three times as long for 5 s", 5.0, slow=stop_both(5.0, 3.0)),
         Disturbance("one worker gone for 3 s", 3.0, outages=(Outage(0, at, at + 3000.0),)),
         Disturbance("no worker for 1 s", 1.0, outages=tuple(Outage(i, at, at + 1000.0) for i in range(2))),
     ]

@@ -63,10 +63,10 @@ def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRu
     for service, model in sources.items():
         services.setdefault(model, []).append(service)
 
-    def named(workload: Workload) -> list[Workload]:
+    def rename_workload(workload: Workload) -> list[Workload]:
         return [replace(workload, model=one) for one in services.get(workload.model, [workload.model])]
 
     return TriedRuns(
-        tuple(replace(one, workload=own) for one in tried.failed for own in named(one.workload)),
-        frozenset((device, own) for device, workload in tried.measured for own in named(workload)),
+        tuple(replace(one, workload=own) for one in tried.failed for own in rename_workload(one.workload)),
+        frozenset((device, own) for device, workload in tried.measured for own in rename_workload(workload)),
     )
