@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-from scipy.optimize import curve_fit
 
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.igniter.fit import WorkloadProfile, fit_hardware, fit_workload
+from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-
-Array = NDArray[Any]
 
 #: SLO (ms) and rate (requests/s) of W1 … W12: three applications of each model (iGniter, Table 3).
 _TABLE_3 = {
@@ -83,7 +76,7 @@ def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = 
     """
     measured, workloads = read_igniter_profile(profile)
     hardware = fit_hardware(measured)
-    fit = fit_workload if bounded else _as_published
+    fit = fit_workload if bounded else fit_published_workload
     fitted = {name: fit(one, hardware) for name, one in workloads.items()}
     return IgniterEstimator(hardware, {name: fitted[model] for name, model in models.items()})
 
@@ -106,34 +99,3 @@ def table_3(copies: int = 1) -> tuple[dict[str, str], tuple[Demand, ...]]:
                 models[name] = model
                 demands.append(Demand(name, rate, Slo(slo)))
     return models, tuple(demands)
-
-
-def _as_published(profile: WorkloadProfile, hardware: HardwareCoefficients) -> WorkloadCoefficients:
-    """Fit k_1 … k_5 by plain least squares without bounds, as the authors' program does; the rest as gpuprof does.
-
-    The paper's plans hang on these: with `fit_workload` alone, which keeps the coefficients positive, the twelve
-    workloads fit on five devices and not on six.
-    """
-    ours = fit_workload(profile, hardware)
-    batch, share, time = (
-        np.array(column)
-        for column in zip(
-            *(
-                (
-                    one.batch,
-                    one.share,
-                    one.gpu_ms * min(1.0, one.clock_mhz / hardware.max_clock_mhz) - profile.idle_ms,
-                )
-                for one in profile.configurations
-            ),
-            strict=True,
-        )
-    )
-    fitted, _ = curve_fit(_active_ms, np.array([batch, share * 100.0]), time, maxfev=100_000)
-    k1, k2, k3, k4, k5 = (float(value) for value in fitted)
-    return replace(ours, active=(k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
-
-
-def _active_ms(at: Array, k1: float, k2: float, k3: float, k4: float, k5: float) -> Array:
-    batch, percent = at
-    return np.asarray((k1 * batch**2 + k2 * batch + k3) / (percent + k4) + k5)

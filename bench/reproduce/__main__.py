@@ -1,0 +1,176 @@
+"""The papers' own figures through ``gpuprof place`` on imported data: prints the commands, runs them with ``--run``.
+
+    python -m bench.reproduce --reference DIRECTORY --work FOLDER --run
+
+Each command stands with what the paper prints (for ``optimal``: the fewest GPUs that its measurements allow), and with
+``--run`` with what came out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bench import igniter_profiles, parvagpu_profiles
+from bench.reproduce.command import published
+from bench.reproduce.igniter_runs import SOURCE as IGNITER_SOURCE
+from bench.reproduce.parvagpu_runs import SOURCE as PARVAGPU_SOURCE
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.demand import Demand, Slo
+
+#: GPUs of ParvaGPU's scenarios (SC'24, Figure 5, its own policy) and what measurements allow at the least.
+_PARVAGPU = {1: (2, 2), 2: (3, 3), 3: (5, 5), 4: (7, 7), 5: (13, 12), 6: (16, 15)}
+#: The second example of Elvinger's thesis (§5.4): requests/s of five models at 400/s each within 300 ms on four V100.
+_THESIS_MODELS = ("resnet50", "vgg19", "mobilenet_v2", "gpt2", "bert")
+_THESIS = {"usher": 793.57, "milp": 1331.19}
+#: iGniter (TPDS'22), Table 1: shares in percent; and GPUs of the twelve workloads (Figure 14).
+_TABLE_1 = {"alexnet": 10.0, "resnet50": 30.0, "vgg19": 37.5}
+_TWELVE = 6
+
+
+@dataclass(frozen=True)
+class Step:
+    """One command.
+
+    Attributes
+    ----------
+    arguments : tuple of str
+        Of ``gpuprof``.
+    expected : str
+        What must come of it; empty for a preparation.
+    figure : str
+        Which figure of the map is meant: ``"gpus"``, ``"goodput"`` or ``"shares"``.
+    output : Path or None
+        The map.
+    """
+
+    arguments: tuple[str, ...]
+    expected: str = ""
+    figure: str = ""
+    output: Path | None = None
+
+    @property
+    def command(self) -> str:
+        """The line to type."""
+        return shlex.join(("gpuprof", *self.arguments))
+
+
+def list_steps(reference: Path, work: Path) -> Iterator[Step]:
+    """Write the demands of the papers into ``work`` and yield the commands in their order.
+
+    Raises
+    ------
+    InputError
+        When a publication's data is not there.
+    """
+    yield from _parvagpu_steps(published(reference, "parvagpu_a100", PARVAGPU_SOURCE), work)
+    yield from _igniter_steps(published(reference, "igniter_v100", IGNITER_SOURCE) / "config.jsonl", work)
+    yield from _thesis_steps(work)
+
+
+def _parvagpu_steps(directory: Path, work: Path) -> Iterator[Step]:
+    database = work / "parvagpu-db"
+    yield Step(("db", "import", str(directory), "--db", str(database)))
+    for number, (paper, least) in _PARVAGPU.items():
+        slo = _write_demands(work / f"S{number}.csv", parvagpu_profiles.scenario(directory, number))
+        rules = ("--estimator", "measured", "--latency-budget", "0.45", "--max-processes", "5", "--gpus", "a100-80")
+        own = (*rules, "--policy", "parvagpu", "-O", "processes=5")
+        yield _place(work, f"S{number}-parvagpu", slo, database, own, paper)
+        yield _place(work, f"S{number}-optimal", slo, database, rules, least)
+
+
+def _igniter_steps(profile: Path, work: Path) -> Iterator[Step]:
+    rules = ("--estimator", "igniter", "--latency-budget", "0.5", "--gpus", "v100", "--policy", "igniter")
+    database = work / "igniter-db"
+    yield Step(("db", "import", str(profile), "--db", str(database)))
+    table_1 = _write_demands(work / "table1.csv", igniter_profiles.table_1()[1])
+    yield replace(_place(work, "table1", table_1, database, rules, 1), expected=json.dumps(_TABLE_1), figure="shares")
+    names, demands = igniter_profiles.table_3()
+    twelve = _write_renamed(profile, work / "twelve.jsonl", names)
+    yield Step(("db", "import", str(twelve), "--db", str(work / "twelve-db")))
+    yield _place(work, "twelve", _write_demands(work / "twelve.csv", demands), work / "twelve-db", rules, _TWELVE)
+
+
+def _thesis_steps(work: Path) -> Iterator[Step]:
+    database = work / "thesis-db"
+    yield Step(("db", "import", str(datasets() / "v100_profiles.csv"), "--db", str(database)))
+    slo = _write_demands(work / "thesis.csv", [Demand(name, 400.0, Slo(300.0)) for name in _THESIS_MODELS])
+    rules = ("--estimator", "usher", "--latency-budget", "1.0", "--gpus", "v100:4", "--best-effort")
+    for policy, goodput in _THESIS.items():
+        step = _place(work, f"thesis-{policy}", slo, database, (*rules, "--policy", policy), 4)
+        yield replace(step, expected=f"{goodput:.2f}", figure="goodput")
+
+
+def _place(work: Path, name: str, slo: Path, database: Path, rules: Iterable[str], gpus: int) -> Step:
+    output = work / f"{name}.json"
+    arguments = ("place", "--slo-file", str(slo), "--db", str(database), *rules, "-o", str(output))
+    return Step(arguments, str(gpus), "gpus", output)
+
+
+def _write_demands(path: Path, demands: Sequence[Demand]) -> Path:
+    lines = [f"{one.model},{one.rate_rps:g},{one.slo.latency_ms:g}" for one in demands]
+    path.write_text("\n".join(["model,rate_rps,slo_ms", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+def _write_renamed(profile: Path, path: Path, names: Mapping[str, str]) -> Path:
+    """Write the profile with a model for each workload, which the paper tells apart though they are the same."""
+    tables: dict[str, dict[str, Any]] = {}
+    for line in filter(str.strip, profile.read_text(encoding="utf-8").splitlines()):
+        for name, content in json.loads(line).items():
+            tables.setdefault(name, {}).update(content)
+    rows = {"hardware": tables["hardware"]} | {name: tables[model] for name, model in names.items()}
+    path.write_text("".join(json.dumps({name: row}) + "\n" for name, row in rows.items()), encoding="utf-8")
+    return path
+
+
+def read_figure(step: Step) -> str:
+    """Return the figure of a step's map that the paper prints."""
+    content = json.loads(step.output.read_text(encoding="utf-8")) if step.output is not None else {}
+    if step.figure == "gpus":
+        return str(content["predicted"]["gpus"])
+    if step.figure == "goodput":
+        return f"{content['predicted']['goodput_rps']:.2f}"
+    gpus = [gpu for node in content["nodes"] for gpu in node["gpus"]]
+    replicas = [one for gpu in gpus for part in gpu["partitions"] for one in part["replicas"]]
+    return json.dumps(
+        {one["model"]: one["sm_share_pct"] for one in sorted(replicas, key=lambda one: str(one["model"]))}
+    )
+
+
+def main() -> int:
+    """Print the commands, run them where that is asked, and return 1 where a figure is another than the paper's."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--reference", type=Path, required=True, help="folder of the published data")
+    parser.add_argument("--work", type=Path, default=Path("reproduced"), help="where demands, databases and maps go")
+    parser.add_argument("--run", action="store_true", help="run the commands, too")
+    chosen = parser.parse_args()
+    chosen.work.mkdir(parents=True, exist_ok=True)
+    different = 0
+    for step in list_steps(chosen.reference, chosen.work):
+        print(step.command)
+        if not chosen.run:
+            if step.expected:
+                print(f"  # {step.figure}: {step.expected}")
+            continue
+        command = [sys.executable, "-m", "gpuprof", *step.arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if step.expected:
+            found = read_figure(step)
+            different += found != step.expected
+            print(f"  {step.figure}: {found}, expected {step.expected}")
+        elif done.returncode:
+            print(done.stderr)
+            return 1
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
