@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=8192, help="side of the matrices")
     parser.add_argument("--mib", type=int, default=2048, help="memory that a pass reads and writes")
     parser.add_argument("--db", type=Path)
+    parser.add_argument("--as-gpu", action="store_true", help="keep them under the GPU's name, in a rehearsal")
     options = parser.parse_args()
     from gpuprof.profiling.gpu.nvml import idle_figures
 
@@ -46,7 +47,7 @@ def main() -> int:
     found = measure(torch, options.device, options.size, options.mib * 2**20)
     print(json.dumps({**found, "idle_power_w": idle_power_w}, indent=1))
     if options.db is not None:
-        keep(options.db, options.device, found, idle_power_w)
+        keep(options.db, "cuda" if options.as_gpu else options.device, found, idle_power_w)
     return 0
 
 

@@ -167,7 +167,7 @@ if [ "$kind" = cpu ]; then
   matrices="--device cpu --size 1024 --mib 256" op_batches=1
 elif [ -n "${REHEARSE:-}" ]; then
   shared="mlp transformer_encoder lstm_classifier" others="random_mlp" batches=1,16 more_batches=1 most_batches=1,2 batch=16
-  shares=20,50 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --size 512 --mib 64"
+  shares=20,50 row_s=0.3 load_s=5 op_batches=1 matrices="--device cpu --as-gpu --size 512 --mib 64"
 else
   shared="resnet50 bert_base mobilenet_v2" others="vgg19 gpt2 densenet121 t5_small efficientnet_b7"
   batches=1,4,16,32,64 more_batches=1,16 most_batches=1,4,16,64 batch=16 shares=10,20,30,50,70 row_s=2 load_s=20
@@ -332,10 +332,7 @@ size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 settings >"$out/settings-after.csv" 2>&1
 # iGniter's fit, and how far its prediction and the other interference models' are off the co-locations measured here,
 # each victim left out in turn: from the database, which needs no GPU and can be done again elsewhere.
-# The rehearsal's board is in no catalogue, so that only its own machine can describe it: there the model is named.
-fitted=(--device "$device")
-[ -z "${REHEARSE:-}" ] || fitted=("${first:-none}" --device gpu --collector "$timing" --time-limit $row_s)
-[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate "${fitted[@]}" -o igniter.json
+[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device "$device" -o igniter.json
 step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.

@@ -114,10 +114,22 @@ def _logs_in_errors(log: str | None) -> Iterator[None]:
     try:
         yield
     except UnavailableError as error:
-        tails = read_log_tails(log)
-        if not tails or tails in str(error):
-            raise
-        raise UnavailableError(error.message, f"{f'{error.fix}; ' if error.fix else ''}MPS says: {tails}") from error
+        raise add_log_tails(error, log) from error
+
+
+def add_log_tails(error: UnavailableError, log: str | None) -> UnavailableError:
+    """Return the error with the end of both logs of a daemon in its fix; the same where they say nothing more.
+
+    Parameters
+    ----------
+    error : UnavailableError
+    log : str or None
+        The daemon's log directory: what `LOG` is in a client's environment.
+    """
+    tails = read_log_tails(log)
+    if not tails or tails in str(error):
+        return error
+    return UnavailableError(error.message, f"{f'{error.fix}; ' if error.fix else ''}MPS says: {tails}")
 
 
 @contextmanager

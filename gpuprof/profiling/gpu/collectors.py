@@ -19,6 +19,7 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError, UnavailableError
 from gpuprof.machine.gpu_share import bind_shares, share_means
+from gpuprof.machine.mps import LOG, add_log_tails
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import Request
 from gpuprof.profiling.child.measurement import (
@@ -168,7 +169,8 @@ class GpuCollector:
             for one, program, found in zip(requests, programs, timed, strict=True):
                 unrecorded = record_batch(child, one.limits.tool_s)
                 if isinstance(found, GpuprofError):
-                    yield found
+                    log = environment.get(LOG)
+                    yield add_log_tails(found, log) if isinstance(found, UnavailableError) else found
                     continue
                 timing, sampled = found
                 settings = self._settings(one, timing, sampled, [environment])

@@ -14,6 +14,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.kernel_db.store import KernelDb
+from gpuprof.machine.mps import LOG, PERCENTAGE
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.gpu import collectors
 from gpuprof.profiling.gpu.collectors import CuptiCollector, GpuCollector, NsysCollector, NsysNcuCollector
@@ -114,3 +115,18 @@ def test_a_share_that_cannot_be_given_is_remembered_for_each(tools: Path, monkey
 def test_only_collectors_without_outside_tools_take_batches_together() -> None:
     assert CuptiCollector().batches_together and GpuCollector().batches_together
     assert not NsysCollector().batches_together and not NsysNcuCollector().batches_together
+
+
+def test_a_client_that_mps_refuses_shows_what_both_logs_end_with(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def refused(*_: object, **__: object) -> Iterator[tuple[dict[str, str], ...]]:
+        (tools / "server.log").write_text("Failed to start : invalid argument")
+        yield ({PERCENTAGE: "50", LOG: str(tools)},)
+
+    def no_gpu(*_: object) -> UnavailableError:
+        return UnavailableError("this PyTorch sees no GPU: error 805")
+
+    monkeypatch.setattr(collectors, "bind_shares", refused)
+    monkeypatch.setattr(collectors, "time_batch", no_gpu)
+    (row,) = _measured(tools, GpuCollector(), [Cell(a_job(write_mlp(tools / "m.onnx"), 1, 50.0))])
+    assert row["error"].startswith("this PyTorch sees no GPU: error 805 (MPS says: server.log: Failed to start")
