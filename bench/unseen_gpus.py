@@ -163,16 +163,18 @@ def _factor(errors: Sequence[OpErrors], without: str = "") -> float:
 
 
 def model_spread(errors: Sequence[ModelError], without: str = "") -> dict[str, float]:
-    """Return the factor of the interval of whole models on CUDA cores and on tensor cores."""
+    """Return the factor of the interval of each kind of whole models."""
     found = {}
-    for kind in ("float32", "tensor"):
+    for kind in sorted({one.kind for one in errors}):
         by_gpu: dict[str, list[float]] = defaultdict(list)
         for one in errors:
             if one.kind == kind and chip_of(one.device) != without:
-                by_gpu[f"{chip_of(one.device)} {one.model}"].append(np.log(one.measured_ms / one.predicted_ms))
+                by_gpu[f"{chip_of(one.device)} {one.model.split()[0]}"].append(
+                    np.log(one.measured_ms / one.predicted_ms)
+                )
         if by_gpu:
             found[kind] = interval_factor(by_gpu) or 2.0
-    return {"tensor": 1.6, **found} if not without else found
+    return found
 
 
 def print_intervals(ops: Sequence[OpErrors], *models: Sequence[ModelError]) -> None:

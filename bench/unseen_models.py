@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
-
 from bench.roofline import PUBLISHED_AS
 from gpuprof.domain.catalogue import datasets, device, v100_profiles
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
-from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch, kind_of
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, rates_of
+from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training import Trained, chip_of
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture
@@ -25,6 +23,8 @@ from gpuprof.zoo.build import build
 LAYERS = {"bert_large": 24, "gpt2_large": 36, "opt_13": 24, "gpt3_xl": 24, "gpt3_27": 32}
 _OTHERS = {"NeuSight": "neusight_ms", "roofline": "roofline_ms", "Habitat": "habitat_ms", "Li": "li_et_al_ms"}
 _PARVAGPU_NAMES = {"bert": "bert_base", "inceptionv3": "inception_v3", "mobilenetv2": "mobilenet_v2"}
+#: Published with inputs of sizes that are not said, or not those of the zoo.
+_NOT_ALIKE = frozenset({"bert_base", "gpt2", "efficientnet_b7"})
 _PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb"}
 
 
@@ -35,7 +35,7 @@ class ModelError:
     Attributes
     ----------
     source, device, model, runtime, kind : str
-        Who measured it; ``kind`` is ``"float32"`` (CUDA cores) or ``"tensor"``.
+        Who measured it; ``kind`` as `cross_gpu.kind_of` has it.
     batch : int
     measured_ms, predicted_ms : float
     others : mapping of str to float
@@ -76,7 +76,8 @@ def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[M
         predicted = 1e3 * (one + (LAYERS[name] - 1) * (two - one))
         others = {said: float(row[column]) for said, column in _OTHERS.items() if row[column]}
         measured = float(row["latency_ms"])
-        label = (row["device"], name, str(runtime), "float32")
+        kind = kind_of(kernels(name, 2, batch, runtime), device(row["device"]), "float32")
+        label = (row["device"], name, str(runtime), kind)
         found.append(ModelError("NeuSight", *label, batch, measured, predicted, others))
     return found
 
@@ -86,7 +87,7 @@ def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, referenc
     models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
     found = []
     for source, gpu, name, batch, share, runtime, precision, measured in _published(reference):
-        if name not in ARCHITECTURES:
+        if name not in ARCHITECTURES or name in _NOT_ALIKE:
             continue
         key = (name, precision, runtime)
         if key not in models:
@@ -96,7 +97,7 @@ def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, referenc
             models[key] = KernelsByBatch(partial(load_graph, path), precision, runtime)
         rates = rates_of(device(gpu), precision, share)
         predicted = 1e3 * _model(left_out, gpu).total_s(models[key].at(batch), rates, runtime)
-        kind = "tensor" if precision in TENSOR_TYPES else "float32"
+        kind = kind_of(models[key].at(batch), device(gpu), precision)
         said = name if share == Share() else f"{name} {share}"
         found.append(ModelError(source, gpu, said, str(runtime), kind, batch, measured, predicted))
     return found
@@ -145,8 +146,3 @@ def _published(reference: Path | None) -> Iterator[_Row]:
 def _lines(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
-
-
-def summarize(errors: list[ModelError]) -> float:
-    """Return the mean absolute error."""
-    return float(np.mean([abs(one.error) for one in errors])) if errors else float("nan")

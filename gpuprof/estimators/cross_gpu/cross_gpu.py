@@ -20,9 +20,9 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
-from gpuprof.estimators.cross_gpu.execution import Execution
+from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
 from gpuprof.graph.load import only_batch
 
@@ -32,6 +32,9 @@ SOURCE = "cross-gpu"
 _GAP_S = 1.0e-6
 _HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6}
 _METADATA = "provenance.json"
+_VOLTA = 7.0
+#: Where no measurement of others speaks for a kind of model.
+_UNKNOWN_SPREAD = 2.5
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
 
@@ -97,8 +100,7 @@ class CrossGpuModel:
     ----------
     costs : CostModel
     spread : mapping of str to float
-        By ``"float32"`` (CUDA cores) and ``"tensor"``, and by family for ops: the factor f so that [t / f, t f] held
-        nine of ten times of GPUs left out.
+        By what `kind_of` says: the factor f so that [t / f, t f] held nine of ten times of GPUs left out.
     """
 
     costs: CostModel
@@ -114,7 +116,7 @@ class CrossGpuModel:
         """
         rates = rates_of(device, precision, share)
         seconds = self.total_s(kernels, rates, runtime)
-        factor = self.spread.get("tensor" if precision in TENSOR_TYPES else "float32", 2.0)
+        factor = self.spread.get(kind_of(kernels, device, precision), _UNKNOWN_SPREAD)
         source = f"{SOURCE}: {precision}, {runtime}"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
@@ -140,6 +142,19 @@ def only_batch_of(known: UnmeasuredModel) -> int | None:
     """Return the batch that a model fixes, None where it takes any."""
     path = Path(known.path or "")
     return only_batch(path) if path.is_file() else None
+
+
+def kind_of(kernels: KernelList, device: Device, precision: str) -> str:
+    """Return which models on which GPUs are estimated alike well, as keys of `CrossGpuModel.spread`.
+
+    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores; GPUs before Volta run
+    kernels that were made for others.
+    """
+    flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
+    convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
+    part = "convolutions" if convolved > flops.sum() / 2 else "products"
+    cores = "tensor" if precision in TENSOR_TYPES else "cores"
+    return f"{part} {cores}" + (" old" if float(device.compute_capability or 0) < _VOLTA else "")
 
 
 def trained_folder() -> Traversable:
@@ -182,6 +197,7 @@ class CrossGpuLatencies:
         self._execution, self._graph_of = execution, graph_of
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._answers: dict[tuple[object, ...], Figure] = {}
+        self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         """Return the time of one batch in ms on ``share`` of ``device``.
@@ -191,13 +207,15 @@ class CrossGpuLatencies:
         InputError
             When the device lacks the precision, or the model does not take the batch.
         """
-        precision = self._execution.rate_name(device, self._graph_of(known, only_batch_of(known) or 1))
-        key = (known.name, precision)
-        if key not in self._kernels:
-            graph_at = partial(self._graph_of, known)
-            self._kernels[key] = KernelsByBatch(graph_at, precision, self._execution.runtime)
-        answer = (*key, device.name, device.max_power_w, batch, share)
-        if answer not in self._answers:
+        answer = (known.name, device.name, device.max_power_w, batch, share)
+        if answer not in self._answers:  # a placement asks thousands of times
+            if known.name not in self._types:
+                self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
+            precision = self._execution.rate_name(device, self._types[known.name])
+            key = (known.name, precision)
+            if key not in self._kernels:
+                graph_at = partial(self._graph_of, known)
+                self._kernels[key] = KernelsByBatch(graph_at, precision, self._execution.runtime)
             kernels = self._kernels[key].at(batch)
             found = shipped_model().latency(kernels, device, share, precision, self._execution.runtime)
             self._answers[answer] = found

@@ -36,15 +36,15 @@ class Execution:
     precision: str | None = None
     runtime: LaunchMode = LaunchMode.FUSED
 
-    def rate_name(self, device: Device, graph: ModelGraph) -> str:
-        """Return the name of the rate of the products on ``device``."""
+    def rate_name(self, device: Device, own_type: str) -> str:
+        """Return the name of the rate of a model's products on ``device``; ``own_type`` is that of its weights."""
         if self.precision is None:
-            found = "tfloat32" if (own := _own_type(graph)) == "float32" else own
+            found = "tfloat32" if own_type == "float32" else own_type
             return resolve_precision(device, found)
         return PRECISIONS[self.precision]
 
 
-def _own_type(graph: ModelGraph) -> str:
+def type_of_weights(graph: ModelGraph) -> str:
     """Return the type of most of the weights' bytes; quantised models multiply in int8."""
     sizes: dict[str, int] = {}
     for tensor in (*graph.weights, *graph.inputs):

@@ -10,6 +10,7 @@ from math import prod
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.cross_gpu.op_table import OpTable, table_of
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES
 
 #: Bytes of an element of the activations and of the operands of products, by precision.
 _WIDTHS = {
@@ -107,6 +108,7 @@ class _Walk:
         self._maker = {tensor.name: place for place, op in enumerate(graph.ops) for tensor in op.outputs}
         self._width, self._operand = _WIDTHS.get(precision, (4.0, 4.0))
         self._narrow = precision in _WIDTHS
+        self._tensor = precision in TENSOR_TYPES
         self._absorbed: dict[int, int] = {}
         self._find_biases()
         self._find_gelus()
@@ -286,13 +288,17 @@ class _Walk:
         row = {
             **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps, "width": self._operand},
             "flops": 2.0 * pixels * outs * taps,
-            "read_bytes": moved - self._width * out.elements,
+            "read_bytes": moved - self._width * out.elements + self._layout_bytes(image, out),
             **self._written(out),
             "kernel": float(weight.shape[-1]),
             "stride": float(stride),
             "image": float(out.shape[-1]),
         }
         return "conv", row
+
+    def _layout_bytes(self, image: Tensor, out: Tensor) -> float:
+        """Return what is moved to put the channels last for tensor cores, and first again behind the convolution."""
+        return 2.0 * self._width * (image.elements + out.elements) if self._tensor else 0.0
 
     def _recurrent(self, op: Op) -> Iterable[tuple[_Row, int]]:
         """Yield the product for the inputs of all steps, and a step."""
