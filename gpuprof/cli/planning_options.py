@@ -43,6 +43,10 @@ class PlanningRuleOptions:
     estimator: Annotated[str, typer.Option(help="database, measured, gk, igniter, usher, or package.module:Class.")] = (
         "database"
     )
+    arrivals: Annotated[
+        str | None,
+        typer.Option(help="Shape of the requests: gamma:4, batch:8, mmpp:3,2s; or a trace. Else poisson."),
+    ] = None
     confidence: Annotated[
         float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
     ] = None
@@ -63,6 +67,7 @@ class PlanningRuleOptions:
 
         return PlanningOptions(
             estimator=self.estimator,
+            arrivals=self.arrivals,
             confidence=self.confidence,
             latency_budget=self.latency_budget,
             max_batch=self.max_batch,

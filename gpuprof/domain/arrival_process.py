@@ -195,6 +195,15 @@ class RecordedArrivals:
     times: Times
     duration_s: float
 
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is a recording of the same times."""
+        if not isinstance(other, RecordedArrivals):
+            return NotImplemented
+        return self.duration_s == other.duration_s and np.array_equal(self.times, other.times)
+
+    def __hash__(self) -> int:
+        return hash((self.duration_s, len(self.times), *self.times[:4].tolist(), *self.times[-4:].tolist()))
+
     @property
     def rate_rps(self) -> float:
         """Mean rate over the recording."""

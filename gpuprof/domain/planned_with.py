@@ -43,13 +43,15 @@ class RecordedHostWork(_Record):
 class PlannedWith(_Record):
     """The settings, costs and sources of a plan.
 
-    ``estimator`` is the name that made its times; ``precision`` and ``runtime`` are of the measurements that it is
-    planned from, where only some were taken. ``found_by`` names the heuristic whose map the policy took, ``stopped_by``
-    what ended the search before it was over. The other settings are those of `gpuprof.placement.problem.Options`.
+    ``estimator`` is the name that made its times; ``arrivals`` the shape of the requests, or a trace; None: Poisson.
+    ``precision`` and ``runtime`` are of the measurements that it is planned from, where only some were taken.
+    ``found_by`` names the heuristic whose map the policy took, ``stopped_by`` what ended the search before it was over.
+    The other settings are those of `gpuprof.placement.problem.Options`.
     """
 
     version: Literal[1] = 1
     estimator: str = "database"
+    arrivals: str | None = None
     fleet: tuple[PlannedDevices, ...] = ()
     confidence: Annotated[float, Field(gt=0, lt=1)] | None = None
     latency_budget: Annotated[float, Field(gt=0, le=1)] | None = None

@@ -18,6 +18,9 @@ class PlanningOptions:
     ----------
     estimator : str
         By name: ``"database"``, ``"measured"``, ``"gk"``, ``"igniter"``, ``"usher"``, or ``"module:Class"``.
+    arrivals : str or None
+        Shape of every model's requests, as in ``"gamma:4"``, ``"batch:8"`` or ``"mmpp:3,2s"``, or the path of a trace
+        of one model; None: Poisson.
     confidence : float or None
         Plan on the upper end of the estimates' intervals, 0.9 for 90%; None: on the means.
     latency_budget : float or None
@@ -37,6 +40,7 @@ class PlanningOptions:
     """
 
     estimator: str = "database"
+    arrivals: str | None = None
     confidence: float | None = None
     latency_budget: float | None = None
     max_batch: int = 256

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
+from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ def build_problem(
         For a file, device or model that is wrong or unknown.
     """
     from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         describe_superseded,
@@ -92,10 +92,10 @@ def build_problem(
         demands=named,
         fleet=devices,
         estimator=estimator,
-        queueing=BatchQueue(),
+        queueing=make_queueing(planning.arrivals),
         options=options,
         files=files,
-        planned_with=_record_settings(demands, database, devices, options, planning.estimator),
+        planned_with=_record_settings(demands, database, devices, options, planning),
         tried=name_tried_services(collect_tried_runs(known, models), sources),
     )
 
@@ -246,7 +246,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
 
 
 def _record_settings(
-    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options, estimator: str
+    demands: DemandsArgument, database: KernelDb | None, fleet: Fleet, options: Options, planning: PlanningOptions
 ) -> PlannedWith:
     """Return hashes of what the map is computed from, and the settings that a check of it must know."""
     slo_sha256 = database_sha256 = None
@@ -256,7 +256,8 @@ def _record_settings(
         runs = sorted(set(database.read("models", ["run_id"])["run_id"].to_pylist()))
         database_sha256 = hashlib.sha256("\n".join(runs).encode()).hexdigest()
     return PlannedWith(
-        estimator=estimator,
+        estimator=planning.estimator,
+        arrivals=planning.arrivals,
         fleet=tuple(PlannedDevices(device=one.device.name, count=one.count) for one in fleet.entries),
         confidence=options.confidence,
         latency_budget=options.latency_budget,

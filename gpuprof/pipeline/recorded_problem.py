@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
+from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ def restore_problem(
     from gpuprof.domain.fleet import Fleet, FleetEntry
     from gpuprof.domain.planned_with import PlannedDevices
     from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         make_database_estimator,
@@ -61,7 +61,7 @@ def restore_problem(
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
         estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database), sources),
         tried=name_tried_services(collect_tried_runs(known, dict.fromkeys(sources.values())), sources),
-        queueing=BatchQueue(),
+        queueing=make_queueing(settings.arrivals),
         options=Options(
             confidence=settings.confidence,
             latency_budget=settings.latency_budget,
@@ -101,7 +101,6 @@ def collect_map_evidence(
     """
     from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.estimators.queueing.queueing import BatchQueue
     from gpuprof.estimators.services import name_services, name_tried_services
     from gpuprof.pipeline.devices import (
         make_database_estimator,
@@ -138,7 +137,7 @@ def collect_map_evidence(
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(
         devices=found,
-        queueing=BatchQueue(),
+        queueing=make_queueing(settings.arrivals),
         estimator=asked,
         demands=None if against is None else tuple(map(name_demand, against)),
         confidence=settings.confidence,

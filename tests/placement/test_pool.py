@@ -125,6 +125,7 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
         assert max(one.capacity_rps for one in kind(given).best(demand, device)) == 50.0
 
 
+@pytest.mark.slow
 def test_arrivals_in_groups_take_more_devices() -> None:
     calm = queued(2000.0, 16.0)
     grouped = replace(calm, queueing=ShapedQueue(BatchQueue(), Batched(1.0, 12)))

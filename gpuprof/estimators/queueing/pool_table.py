@@ -2,7 +2,7 @@
 
 The time at each probability grows nearly in proportion to ``1 / (1 - load)`` near capacity, and with the same random
 numbers at every load it is smooth; so the grid has even steps of that's logarithm, and questions that were never asked
-are answered by two loads beside them.
+are answered by two loads beside them. Arrivals that are not renewals with gamma gaps are simulated at the very load.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _LAST = 80  # a load of 0.9983
 #: More replicas are regarded as so many, at the same load: a pool of hundreds hardly waits less than one of these.
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
+_MOST_EXACT = 500  # loads of one table
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _LEAST_LOAD = 1e-3
 _SAME = 1e-6  # of a step of the grid
@@ -129,9 +130,12 @@ class _Table:
     stream: RequestStream
     coarse: bool
     _rows: dict[int, _Row] = field(default_factory=dict)
+    _exact: dict[float, _Row] = field(default_factory=dict)
 
     def at(self, load: float) -> _Row:
-        """Return the pool at a load below 1."""
+        """Return the pool at a load below 1; of shapes that have times of their own nothing is interpolated."""
+        if self.stream.process is not None:
+            return self._exact_row(float(f"{load:.4g}"))
         place = min(-math.log1p(-load) / _STEP, _LAST - 1e-9)
         index = int(place)
         low, high = (1.0 / (1.0 - _load(number)) for number in (index, index + 1))
@@ -144,6 +148,13 @@ class _Table:
         if index not in self._rows:
             self._rows[index] = self._simulate(_load(index))
         return self._rows[index]
+
+    def _exact_row(self, load: float) -> _Row:
+        if load not in self._exact:
+            if len(self._exact) > _MOST_EXACT:
+                self._exact.clear()
+            self._exact[load] = self._simulate(load)
+        return self._exact[load]
 
     def _simulate(self, load: float) -> _Row:
         from gpuprof.estimators.queueing.pool_simulation import simulate_pool
