@@ -2,8 +2,8 @@
 
 HTTP/2, with everything that a client can do to it, is the C core's, which reads, writes and inflates in threads of its
 own without Python's lock; what it hands over are whole messages of a bounded size. A process of its own in front of the
-router was not built: every request would cross two processes more on its way to a worker, and large tensors would be
-copied once more, for what `bench.serving` shows to be the router's own work, about as much as a bare echo of grpcio.
+router has not been built or measured: every request would cross one process more on its way to a worker, and large
+tensors would be copied once more. What this way costs beside a bare echo of grpcio `bench.serving --only grpc` prints.
 """
 
 from __future__ import annotations
