@@ -81,7 +81,7 @@ def compare_group(servers: Sequence[BatchServer], load: float, shape: str, seed:
     """Return how far the model is from a simulation of a million requests."""
     rate = load * math.fsum(one.capacity_rps for one in servers)
     process = parse_arrivals(shape, rate)
-    said = BatchQueue().pool(Arrivals.shaped(process, rate), servers).whole
+    said = BatchQueue().pool(Arrivals.from_process(process, rate), servers).whole
     slo_ms = float(np.random.default_rng(seed).uniform(said.percentile(50.0), 1.3 * said.percentile(99.0)))
     p99_ms, in_time = _simulate(servers, process, slo_ms, seed)
     return PoolComparison(

@@ -37,7 +37,7 @@ class ScaledEstimator(PublishedEstimator):
         """Return the row of the table, scaled; memory as measured."""
         base = super().estimate(model, _V100, batch, share, beside, processes)
         ratio = _V100.flops_per_s["float32"] / device.flops_per_s["float32"]
-        return replace(base, device=device.name, latency_ms=base.latency_ms.scaled(ratio))
+        return replace(base, device=device.name, latency_ms=base.latency_ms.scale_by(ratio))
 
 
 _V100 = device(v100_profiles().device)

@@ -112,12 +112,12 @@ def v100_profiles() -> PublishedProfiles:
     with (datasets() / "v100_profiles.toml").open("rb") as file:
         origin = tomllib.load(file)
     with (datasets() / "v100_profiles.csv").open(encoding="utf-8") as file:
-        rows = tuple(_published(row) for row in csv.DictReader(file))
+        rows = tuple(_parse_profile(row) for row in csv.DictReader(file))
     source = f"{origin['author']}, {origin['publication']}, tables {', '.join(origin['tables'])}, {origin['link']}"
     return PublishedProfiles(origin["device"], origin["runtime"], source, rows)
 
 
-def _published(row: dict[str, str]) -> PublishedProfile:
+def _parse_profile(row: dict[str, str]) -> PublishedProfile:
     def number(column: str) -> float | None:
         return float(row[column]) if row[column] else None
 

@@ -35,7 +35,7 @@ class Figure:
     low: float | None = None
     high: float | None = None
 
-    def scaled(self, factor: float) -> Figure:
+    def scale_by(self, factor: float) -> Figure:
         """Return the figure times ``factor``, interval included."""
         low = None if self.low is None else self.low * factor
         high = None if self.high is None else self.high * factor

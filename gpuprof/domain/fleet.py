@@ -62,7 +62,7 @@ def parse_fleet(text: str, find_device: Callable[[str], Device]) -> Fleet:
             raise InputError(f"cannot read {item!r} in --gpus", "write name or name:count, as in a100-80:8")
         count = None if match["count"] is None else _count(match["count"], item)
         entries.append(FleetEntry(find_device(match["name"]), count))
-    return _checked(entries, text)
+    return _build_fleet(entries, text)
 
 
 def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
@@ -76,7 +76,7 @@ def read_fleet(path: Path, find_device: Callable[[str], Device]) -> Fleet:
     tables = content.get("gpus")
     if not isinstance(tables, list):
         raise InputError(f"{path} has no [[gpus]] table", 'write [[gpus]] then device = "a100-80"')
-    return _checked([_entry(table, path, find_device) for table in tables], str(path))
+    return _build_fleet([_entry(table, path, find_device) for table in tables], str(path))
 
 
 def _entry(table: object, path: Path, find_device: Callable[[str], Device]) -> FleetEntry:
@@ -100,7 +100,7 @@ def _count(text: str, item: str) -> int:
     return int(text)
 
 
-def _checked(entries: list[FleetEntry], where: str) -> Fleet:
+def _build_fleet(entries: list[FleetEntry], where: str) -> Fleet:
     if not entries:
         raise InputError(f"no devices in {where!r}", "name at least one, as in a100-80:8")
     names = [entry.device.name for entry in entries]

@@ -68,7 +68,9 @@ def violation(device: Device, placements: Sequence[MigPlacement]) -> str | None:
         if item.profile not in device.mig_profiles:
             return f"{device.name} has no MIG profile {item.profile.name}"
         if item.start not in item.profile.start_slots:
-            return f"{item.profile.name} may start at slots {_listed(item.profile.start_slots)} but got {item.start}"
+            return (
+                f"{item.profile.name} may start at slots {_join_slots(item.profile.start_slots)} but got {item.start}"
+            )
         for memory_slice in item.memory_slices:
             if memory_slice in taken:
                 return f"{item} overlaps {taken[memory_slice]} at memory slice {memory_slice}"
@@ -175,7 +177,7 @@ def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = Non
 
 
 @cache
-def _undominated(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+def _drop_dominated(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
     kept: list[Layout] = []
     for layout in layouts:
         # Of layouts that are equally good the first stays.
@@ -193,7 +195,7 @@ def undominated_layouts(device: Device, profiles: Sequence[MigProfile] | None = 
     An A100's five basic profiles have 14 distinct maximal layouts. 12 of them are contained in no other as they are;
     of those, two of 3g are left out too, since 4g + 3g has as much memory and more SMs in the place of one of them.
     """
-    return _undominated(distinct_layouts(device, profiles))
+    return _drop_dominated(distinct_layouts(device, profiles))
 
 
 def dominates(better: Layout, worse: Layout) -> bool:
@@ -253,5 +255,5 @@ def _too_many(device: Device, placements: Sequence[MigPlacement]) -> str | None:
     return None
 
 
-def _listed(slots: tuple[int, ...]) -> str:
+def _join_slots(slots: tuple[int, ...]) -> str:
     return ", ".join(str(slot) for slot in slots)

@@ -32,4 +32,4 @@ class ShapedQueue:
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""
-        return self.queueing.pool(Arrivals.shaped(self.shape, arrivals.rate_rps), servers, coarse=coarse)
+        return self.queueing.pool(Arrivals.from_process(self.shape, arrivals.rate_rps), servers, coarse=coarse)

@@ -27,7 +27,7 @@ class Arrivals:
     process: ArrivalProcess | None = None
 
     @classmethod
-    def shaped(cls, process: ArrivalProcess | None, rate_rps: float) -> Arrivals:
+    def from_process(cls, process: ArrivalProcess | None, rate_rps: float) -> Arrivals:
         """Return the arrivals of a process of this shape at a rate; Poisson ones without a process."""
         if process is None:
             return cls(rate_rps)

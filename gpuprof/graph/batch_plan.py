@@ -148,7 +148,7 @@ class _Walk:
         opsets = {o.domain: o.version for o in file.model.opset_import}
         tensors, _ = bind_inputs(infos, batch, {}, name)
         many = {
-            tensor.name: Tensor(tensor.name, tensor.dtype, _scaled(tensor.shape, axes.get(tensor.name)))
+            tensor.name: Tensor(tensor.name, tensor.dtype, _scale_shape(tensor.shape, axes.get(tensor.name)))
             for tensor in tensors.values()
         }
 
@@ -164,7 +164,7 @@ class _Walk:
     def take(self, node: NodeProto) -> None:
         """Add a node to both walks, changed where it must be."""
         self.one.add(node)
-        changed = self._changed(node)
+        changed = self._change_node(node)
         try:
             for new in changed:
                 self.many.add(new)
@@ -206,7 +206,7 @@ class _Walk:
         ]
         return Place(axis, outers[0] if outers else 1)
 
-    def _changed(self, node: NodeProto) -> list[NodeProto]:
+    def _change_node(self, node: NodeProto) -> list[NodeProto]:
         rule = {
             "Reshape": self._reshape,
             "Expand": self._expand,
@@ -225,8 +225,8 @@ class _Walk:
             return None
         source, result = self.one.tensors[node.input[0]].shape, self.one.tensors[node.output[0]].shape
         axis = _axis_at(place.before(source), result)
-        wanted = _scaled(result, axis)
-        if _reshaped(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
+        wanted = _scale_shape(result, axis)
+        if _resolve_reshape(self.many.tensors[node.input[0]].shape, target) == wanted or 0 in result:
             return None
         copies = axis < len(source) and self.many.tensors[node.input[0]].shape[axis] == wanted[axis]
         if -1 in target and copies:
@@ -283,7 +283,7 @@ class _Walk:
         axis = self.places[batched[0]].axis
         if self.batch != 1 or axis == _attribute(node, "axis", 0) % len(self.one.tensors[batched[0]].shape):
             return None
-        return self._repeated(node, alone, batched[0], axis, axis)
+        return self._repeat_inputs(node, alone, batched[0], axis, axis)
 
     def _recurrent(self, node: NodeProto) -> list[NodeProto] | None:
         """Repeat the initial states for each sample."""
@@ -293,9 +293,9 @@ class _Walk:
         if place is None or not alone or self.batch != 1:
             return None
         axis = 0 if _attribute(node, "layout", 0) else 1
-        return self._repeated(node, alone, node.input[0], place.axis, axis)
+        return self._repeat_inputs(node, alone, node.input[0], place.axis, axis)
 
-    def _repeated(
+    def _repeat_inputs(
         self, node: NodeProto, names: Iterable[str], source: str, source_axis: int, axis: int
     ) -> list[NodeProto]:
         changed, made = _copy(node), []
@@ -365,7 +365,7 @@ class _Walk:
         return name
 
 
-def _scaled(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
+def _scale_shape(shape: tuple[int, ...], axis: int | None) -> tuple[int, ...]:
     return tuple(size * _RATIO if i == axis else size for i, size in enumerate(shape))
 
 
@@ -379,7 +379,7 @@ def _axis_at(before: int, shape: Sequence[int]) -> int:
     return max(0, len(shape) - 1)
 
 
-def _reshaped(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...] | None:
+def _resolve_reshape(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...] | None:
     sizes = [shape[i] if dim == 0 and i < len(shape) else dim for i, dim in enumerate(target)]
     known = prod(size for size in sizes if size != -1)
     if -1 in sizes and known:

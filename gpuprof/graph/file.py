@@ -93,7 +93,7 @@ def read_onnx(path: Path) -> OnnxFile:
     if known is None or _stamp(resolved, known.external) != known.stamp:
         while len(_files) >= _MOST_FILES:
             _files.pop(next(iter(_files)))
-        known = _files[resolved] = _read(resolved)
+        known = _files[resolved] = _read_file(resolved)
     return known
 
 
@@ -132,7 +132,7 @@ def _stamp(path: Path, external: tuple[str, ...]) -> tuple[tuple[int, int], ...]
     return tuple(stamps)
 
 
-def _read(path: Path) -> OnnxFile:
+def _read_file(path: Path) -> OnnxFile:
     stamp = _stamp(path, ())
     try:
         content = path.read_bytes()

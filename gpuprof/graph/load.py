@@ -15,7 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import is_batch
 from gpuprof.graph.dims import SHORTER_DIMS, bind_inputs, bound_dims, declared_dims, fixed_batch, sequence_dims
 from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
-from gpuprof.graph.nodes import captured, used_names
+from gpuprof.graph.nodes import list_captured, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
 from gpuprof.graph.shapes import Body, Shapes
 from gpuprof.graph.values import Array
@@ -102,16 +102,18 @@ def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
     free = [info for info in graph.input if info.name not in file.weights]
     inputs, names = bind_inputs(free, batch, dims, model)
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
-    shapes = Shapes(inputs | file.weights, file.weights, _declared(graph, names), opsets, used_names(graph), model)
+    shapes = Shapes(inputs | file.weights, file.weights, _list_declared(graph, names), opsets, used_names(graph), model)
     for tensor in graph.initializer:
         shapes.add_value(tensor)
     try:
         return inputs, names, shapes, [node for node in graph.node if not shapes.add(node)]
     except InputError as error:
-        raise _blamed(error, names, free, batch) from error
+        raise _explain_error(error, names, free, batch) from error
 
 
-def _blamed(error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int) -> InputError:
+def _explain_error(
+    error: InputError, names: Mapping[str, int], inputs: Sequence[ValueInfoProto], batch: int
+) -> InputError:
     """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
     dims = [dim for info in inputs for dim in declared_dims(info) or () if isinstance(dim, str)]
     sizes = {dim: names[dim] for dim in dims if dim.isidentifier() and not is_batch(dim) and dim in names}
@@ -144,7 +146,7 @@ def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str,
     )
 
 
-def _declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
+def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:
     """Return the values between ops whose whole shape the file declares, for ops that only their authors know."""
     found = {}
     for info in (*graph.value_info, *graph.output):
@@ -192,7 +194,7 @@ def _unique(node: NodeProto, position: int, taken: set[str]) -> str:
 def _op(node: NodeProto, name: str, shapes: Shapes) -> Op:
     given = [shapes.tensors[value] if value else None for value in node.input]
     outputs = [shapes.tensors.get(value) for value in node.output]
-    outer = [shapes.tensors[value] for value in captured(node) if value not in node.input]
+    outer = [shapes.tensors[value] for value in list_captured(node) if value not in node.input]
     inputs = (*(tensor for tensor in given if tensor is not None), *outer)
     attributes = {attribute.name: _plain(attribute) for attribute in node.attribute}
     cost = cost_of(node.op_type, node.domain, (*given, *outer), outputs, attributes)
@@ -246,6 +248,6 @@ def _plain(attribute: AttributeProto) -> object:
 
 
 def _used_weights(nodes: Sequence[NodeProto], graph: GraphProto, shapes: Shapes) -> tuple[Tensor, ...]:
-    used = [name for node in nodes for name in (*node.input, *captured(node))]
+    used = [name for node in nodes for name in (*node.input, *list_captured(node))]
     used += [info.name for info in graph.output]
     return tuple(shapes.tensors[name] for name in dict.fromkeys(used) if name in shapes.constants)

@@ -18,7 +18,7 @@ def label(node: NodeProto) -> str:
     return f"{node.name or ', '.join(name for name in node.output if name)} ({node.op_type})"
 
 
-def captured(node: NodeProto) -> list[str]:
+def list_captured(node: NodeProto) -> list[str]:
     """Return the names that a node's nested graphs take from outside, in order of use."""
     found: dict[str, None] = {}
     for attribute in node.attribute:
@@ -30,14 +30,14 @@ def captured(node: NodeProto) -> list[str]:
 
 def used_names(graph: GraphProto) -> set[str]:
     """Return the values of ``graph`` that a node uses or that leave it."""
-    used = {name for node in graph.node for name in (*node.input, *captured(node))}
+    used = {name for node in graph.node for name in (*node.input, *list_captured(node))}
     return used | {info.name for info in graph.output}
 
 
 def _free_names(graph: GraphProto) -> list[str]:
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     own |= {name for node in graph.node for name in node.output}
-    used = [name for node in graph.node for name in (*node.input, *captured(node))]
+    used = [name for node in graph.node for name in (*node.input, *list_captured(node))]
     used += [info.name for info in graph.output]
     return [name for name in dict.fromkeys(used) if name and name not in own]
 
@@ -58,7 +58,7 @@ def sort_nodes(nodes: Sequence[NodeProto], given: Iterable[str], model: str) -> 
                 raise InputError(f"{model}: node {label(node)} gives {name!r}, which something else gives already")
             if name:
                 producer[name] = i
-    needs = [{producer[name] for name in (*node.input, *captured(node)) if name in producer} for node in nodes]
+    needs = [{producer[name] for name in (*node.input, *list_captured(node)) if name in producer} for node in nodes]
     if all(not need or max(need) < i for i, need in enumerate(needs)):
         return list(nodes)
     return [nodes[i] for i in _order(needs, nodes, model)]

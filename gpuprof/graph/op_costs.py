@@ -297,7 +297,7 @@ def _skip_norm(call: OpCall) -> int:
     return (sums + each) * call.x.elements + 3 * rows(call.x, -1)
 
 
-def _quantised(formula: _Formula) -> _Formula:
+def _quantise_formula(formula: _Formula) -> _Formula:
     """Return a formula of an op between 8-bit tensors: two to read each element, five to write one."""
     return lambda call: formula(call) + 2 * call.x.elements + 5 * call.y.elements
 
@@ -324,14 +324,14 @@ _RUNTIME_FORMULAS: dict[str, _Formula] = {
     "QLinearAdd": _each(10),
     "QLinearMul": _each(10),
     "QLinearConcat": _each(7),
-    "QLinearSigmoid": _quantised(_each(4)),
-    "QLinearLeakyRelu": _quantised(_each(2)),
-    "QLinearSoftmax": _quantised(_softmax),
-    "QLinearGlobalAveragePool": _quantised(_reduction(0, 1)),
-    "QLinearReduceMean": _quantised(_reduction(0, 1)),
-    "QLinearAveragePool": _quantised(_pool(1, 1)),
+    "QLinearSigmoid": _quantise_formula(_each(4)),
+    "QLinearLeakyRelu": _quantise_formula(_each(2)),
+    "QLinearSoftmax": _quantise_formula(_softmax),
+    "QLinearGlobalAveragePool": _quantise_formula(_reduction(0, 1)),
+    "QLinearReduceMean": _quantise_formula(_reduction(0, 1)),
+    "QLinearAveragePool": _quantise_formula(_pool(1, 1)),
     "QGemm": _quantised_gemm,
-    "DynamicQuantizeLSTM": _quantised(matrix.dynamic_lstm),
+    "DynamicQuantizeLSTM": _quantise_formula(matrix.dynamic_lstm),
     "RotaryEmbedding": _each(3),
     "Attention": matrix.projected_attention,
     "MultiHeadAttention": matrix.multi_head_attention,

@@ -48,7 +48,7 @@ def runtime_types(
     outputs = {name: f"o{i}" for i, name in enumerate(name for name in node.output if name)}
     alone.input[:] = [inputs.get(name, "") for name in node.input]
     alone.output[:] = [outputs.get(name, "") for name in node.output]
-    weights = [_named(value, inputs[name]) for name, value in known.items()]
+    weights = [_name_tensor(value, inputs[name]) for name, value in known.items()]
     given = [ValueInfoProto(name=inputs[name], type=kind) for name, kind in types.items() if name not in known]
     graph = helper.make_graph([alone], "op", given, [ValueInfoProto(name=name) for name in outputs.values()], weights)
     model = helper.make_model(graph, opset_imports=list(opsets), ir_version=8)
@@ -56,7 +56,7 @@ def runtime_types(
     return {name: found[alias] for name, alias in outputs.items() if alias in found}
 
 
-def _named(value: TensorProto, name: str) -> TensorProto:
+def _name_tensor(value: TensorProto, name: str) -> TensorProto:
     copy: TensorProto = TensorProto.FromString(value.SerializeToString())
     copy.name = name
     return copy

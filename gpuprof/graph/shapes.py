@@ -19,7 +19,7 @@ from onnx.shape_inference import InferenceError, infer_node_outputs
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.file import MOST_ELEMENTS, dtype_name, elem_type
-from gpuprof.graph.nodes import captured, constant_tensor, label, used_names
+from gpuprof.graph.nodes import constant_tensor, label, list_captured, used_names
 from gpuprof.graph.runtime_types import runtime_types
 from gpuprof.graph.values import MOST_ELEMENTS as MOST_VALUES
 from gpuprof.graph.values import Array, known_value
@@ -116,7 +116,7 @@ class Shapes:
         if node.op_type == "Constant" and not node.domain:
             self.add_constant(node)
             return True
-        for name in (*node.input, *captured(node)):
+        for name in (*node.input, *list_captured(node)):
             if name and name not in self.tensors:
                 raise InputError(f"{self._model}: node {label(node)} uses {name!r}, which nothing gives")
         if not self._evaluate(node):
@@ -186,7 +186,7 @@ class Shapes:
         schema = _schema(node.op_type, self._opsets.get(node.domain, 0), node.domain)
         if schema is None:
             return self._ask_runtime(node)
-        names = [name for name in (*node.input, *captured(node)) if name]
+        names = [name for name in (*node.input, *list_captured(node)) if name]
         known = {name: self._proto(name) for name in node.input if name in self.values}
         try:
             return infer_node_outputs(

@@ -55,10 +55,10 @@ def _divide(a: Array, b: Array) -> object:
 
 
 def _gather(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.take(_given(x, 0), _given(x, 1).astype(np.int64), axis=_whole(attributes, "axis", 0))
+    return np.take(_require(x, 0), _require(x, 1).astype(np.int64), axis=_whole(attributes, "axis", 0))
 
 
-def _given(x: Sequence[Array | None], position: int) -> npt.NDArray[np.int64]:
+def _require(x: Sequence[Array | None], position: int) -> npt.NDArray[np.int64]:
     value = x[position]
     if value is None:
         raise ValueError("an operand is absent")
@@ -68,13 +68,13 @@ def _given(x: Sequence[Array | None], position: int) -> npt.NDArray[np.int64]:
 def _list(x: Sequence[Array | None], position: int, attributes: Mapping[str, object], name: str) -> list[int] | None:
     """Return a list given as an input since some opset and as an attribute before it; None where there is none."""
     if len(x) > position and x[position] is not None:
-        return [int(value) for value in _given(x, position).ravel()]
+        return [int(value) for value in _require(x, position).ravel()]
     value = attributes.get(name)
     return list(value) if isinstance(value, list | tuple) else None
 
 
 def _slice(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data = _given(x, 0)
+    data = _require(x, 0)
     starts, ends = _list(x, 1, attributes, "starts"), _list(x, 2, attributes, "ends")
     if starts is None or ends is None:
         raise ValueError("bounds are not known")
@@ -90,18 +90,18 @@ def _slice(x: Sequence[Array | None], attributes: Mapping[str, object]) -> objec
 
 def _squeeze(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
     axes = _list(x, 1, attributes, "axes")
-    return np.squeeze(_given(x, 0), tuple(axes) if axes is not None else None)
+    return np.squeeze(_require(x, 0), tuple(axes) if axes is not None else None)
 
 
 def _unsqueeze(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
     axes = _list(x, 1, attributes, "axes")
     if axes is None:
         raise ValueError("axes are not known")
-    return np.expand_dims(_given(x, 0), tuple(axes))
+    return np.expand_dims(_require(x, 0), tuple(axes))
 
 
 def _reshape(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data, shape = _given(x, 0), _list(x, 1, attributes, "shape")
+    data, shape = _require(x, 0), _list(x, 1, attributes, "shape")
     if shape is None:
         raise ValueError("shape is not known")
     if not _whole(attributes, "allowzero", 0):
@@ -110,20 +110,20 @@ def _reshape(x: Sequence[Array | None], attributes: Mapping[str, object]) -> obj
 
 
 def _concat(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.concatenate([_given(x, i) for i in range(len(x))], axis=_whole(attributes, "axis", 0))
+    return np.concatenate([_require(x, i) for i in range(len(x))], axis=_whole(attributes, "axis", 0))
 
 
 def _cast(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
     from onnx.helper import tensor_dtype_to_np_dtype
 
-    return _given(x, 0).astype(tensor_dtype_to_np_dtype(_whole(attributes, "to", 1)))
+    return _require(x, 0).astype(tensor_dtype_to_np_dtype(_whole(attributes, "to", 1)))
 
 
 def _range(x: Sequence[Array | None], _: Mapping[str, object]) -> object:
-    start, limit, delta = (_given(x, i).item() for i in range(3))
+    start, limit, delta = (_require(x, i).item() for i in range(3))
     if (limit - start) / delta > MOST_ELEMENTS:
         raise ValueError("too large to be a shape")
-    return np.arange(start, limit, delta, dtype=_given(x, 0).dtype)
+    return np.arange(start, limit, delta, dtype=_require(x, 0).dtype)
 
 
 def _constant_of_shape(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
@@ -135,7 +135,7 @@ def _constant_of_shape(x: Sequence[Array | None], attributes: Mapping[str, objec
 
 
 def _expand(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    data, shape = _given(x, 0), _list(x, 1, attributes, "")
+    data, shape = _require(x, 0), _list(x, 1, attributes, "")
     whole = np.broadcast_shapes(data.shape, tuple(shape or ()))
     if shape is None or np.prod(whole) > MOST_ELEMENTS:
         raise ValueError("too large to be a shape")
@@ -148,13 +148,13 @@ def _reduction(function: Callable[..., object]) -> _Rule:
         keep = bool(_whole(attributes, "keepdims", 1))
         if axes is None and _whole(attributes, "noop_with_empty_axes", 0):
             return x[0]
-        return np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), _given(x, 0).dtype)
+        return np.asarray(function(x[0], axis=tuple(axes) if axes else None, keepdims=keep), _require(x, 0).dtype)
 
     return rule
 
 
 def _transpose(x: Sequence[Array | None], attributes: Mapping[str, object]) -> object:
-    return np.transpose(_given(x, 0), _list(x, 1, attributes, "perm"))
+    return np.transpose(_require(x, 0), _list(x, 1, attributes, "perm"))
 
 
 def _modulo(a: Array, b: Array) -> object:
@@ -195,11 +195,11 @@ _RULES: dict[str, _Rule] = {
     "Squeeze": _squeeze,
     "Unsqueeze": _unsqueeze,
     "Reshape": _reshape,
-    "Flatten": lambda x, a: _given(x, 0).reshape(int(np.prod(_given(x, 0).shape[: _whole(a, "axis", 1)])), -1),
+    "Flatten": lambda x, a: _require(x, 0).reshape(int(np.prod(_require(x, 0).shape[: _whole(a, "axis", 1)])), -1),
     "Transpose": _transpose,
     "Concat": _concat,
     "Cast": _cast,
-    "CastLike": lambda x, _: _given(x, 0).astype(_given(x, 1).dtype),
+    "CastLike": lambda x, _: _require(x, 0).astype(_require(x, 1).dtype),
     "Range": _range,
     "ConstantOfShape": _constant_of_shape,
     "Expand": _expand,

@@ -29,7 +29,7 @@ class Importer(Protocol):
         """Whether the file has its form."""
         ...
 
-    def read(self, source: Source, device: str | None) -> Iterable[Run]:
+    def read_runs(self, source: Source, device: str | None) -> Iterable[Run]:
         """Return the file's runs."""
         ...
 
@@ -93,7 +93,7 @@ def import_files(
     outcomes: list[Imported] = []
     runs: list[Run] = []
     for path, optional in _files(paths):
-        source = Source.read(path)
+        source = Source.read_file(path)
         name = form or next((name for name, reader in IMPORTERS.items() if reader.recognizes(source)), None)
         if name is None:
             if not optional:
@@ -102,7 +102,7 @@ def import_files(
         elif source.sha256 in known:
             outcomes.append(Imported(path, name, "", 0, "there already"))
         else:
-            read = list(IMPORTERS[name].read(source, device))
+            read = list(IMPORTERS[name].read_runs(source, device))
             runs += read
             rows = sum(len(run.models) + len(run.colocations) + len(run.ops) for run in read)
             outcomes.append(Imported(path, name, read[0].run.device, rows))

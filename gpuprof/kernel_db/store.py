@@ -181,7 +181,7 @@ class KernelDb:
         """
         for attempt in range(_READ_ATTEMPTS):
             try:
-                return _read(
+                return _read_table(
                     table, self.segments() if segments is None else segments, columns, _expression(where or {})
                 )
             except FileNotFoundError:  # a compaction removed it while we read: its rows are elsewhere now
@@ -231,7 +231,7 @@ class KernelDb:
             yield
 
 
-def _read(
+def _read_table(
     table: str, segments: Sequence[Path], columns: Sequence[str] | None, condition: pc.Expression | None
 ) -> pa.Table:
     schema = arrow_schema(table)

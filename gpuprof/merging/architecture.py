@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from gpuprof.graph.nodes import captured
+from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import SourceModel
 
 #: Larger graphs are approximated: exact search takes seconds beyond this.
@@ -58,7 +58,7 @@ def read_type_graph(source: SourceModel) -> OperatorTypeGraph:
     edges = {
         (producer[name], i)
         for i, node in enumerate(source.nodes)
-        for name in (*node.input, *captured(node))
+        for name in (*node.input, *list_captured(node))
         if name in producer
     }
     return OperatorTypeGraph(tuple(node.op_type for node in source.nodes), tuple(sorted(edges)))

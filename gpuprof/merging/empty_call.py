@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnx import NodeProto
 
-from gpuprof.graph.nodes import captured
+from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.source import Array
 
 #: Ops of ONNX that are known to end the process.
@@ -23,7 +23,7 @@ _RECURRENT = frozenset({"LSTM", "GRU", "RNN"})
 def is_risky(nodes: Sequence[NodeProto]) -> bool:
     """Return whether some node may end the process: a recurrent one, one that is not ONNX's, one with a graph in it."""
     return any(
-        node.op_type in _RECURRENT or node.domain or captured(node) or any(a.HasField("g") for a in node.attribute)
+        node.op_type in _RECURRENT or node.domain or list_captured(node) or any(a.HasField("g") for a in node.attribute)
         for node in nodes
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from onnx import NodeProto
 
-from gpuprof.graph.nodes import captured
+from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.normal import add_weight, attribute, whole
 from gpuprof.merging.source import SourceModel
 
@@ -30,7 +30,7 @@ def fold_shared_norms(sources: Sequence[SourceModel]) -> None:
         if chosen:
             gone = {id(norm) for _, norm in chosen}
             source.nodes = [node for node in source.nodes if id(node) not in gone]
-            used = {name for node in source.nodes for name in (*node.input, *captured(node))} | set(source.outputs)
+            used = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
             source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
 

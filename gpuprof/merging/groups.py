@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from onnx import NodeProto
 
-from gpuprof.graph.nodes import captured
+from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.common import common_blocks
 from gpuprof.merging.matching import OMEGA, best_matching
 from gpuprof.merging.operators import Moment, Weighted, moments, weight_matrix, weighted_operators
@@ -140,7 +140,7 @@ class _Grouper:
         """Return the group that a node joins, a new one where none fits."""
         moment = self._moments[model][position]
         operator = self._operators[model].get(position)
-        if operator is None and not captured(node):
+        if operator is None and not list_captured(node):
             signature = (_signature(node), moment, self._input_identity(model, node, made))
             known = self._by_signature.setdefault(signature, [])
             for index in known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from onnx import NodeProto, helper, numpy_helper
 
-from gpuprof.graph.nodes import captured, graphs_of
+from gpuprof.graph.nodes import graphs_of, list_captured
 from gpuprof.merging.source import Array, SourceModel
 
 _NOTHING = {"Identity", "Dropout"}
@@ -35,7 +35,7 @@ def normalise(source: SourceModel) -> None:
             _fix_target(source, node)
         kept.append(node)
     source.nodes = _drop_unused(source, kept)
-    used = {name for node in source.nodes for name in (*node.input, *captured(node))} | set(source.outputs)
+    used = {name for node in source.nodes for name in (*node.input, *list_captured(node))} | set(source.outputs)
     source.weights = {name: tensor for name, tensor in source.weights.items() if name in used}
 
 
@@ -126,5 +126,5 @@ def _drop_unused(source: SourceModel, nodes: list[NodeProto]) -> list[NodeProto]
     for node in reversed(nodes):
         if any(name in wanted for name in node.output):
             kept.append(node)
-            wanted |= {*node.input, *captured(node)}
+            wanted |= {*node.input, *list_captured(node)}
     return kept[::-1]

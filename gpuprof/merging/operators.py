@@ -7,7 +7,7 @@ from typing import Any
 
 from onnx import NodeProto
 
-from gpuprof.graph.nodes import captured
+from gpuprof.graph.nodes import list_captured
 from gpuprof.merging.normal import whole
 from gpuprof.merging.source import SourceModel
 from gpuprof.merging.submatrix import Matrix
@@ -92,7 +92,7 @@ def moments(source: SourceModel) -> list[Moment]:
     ready: dict[str, Moment] = {}
     found = []
     for node in source.nodes:
-        given = [ready[name] for name in (*node.input, *captured(node)) if name in ready]
+        given = [ready[name] for name in (*node.input, *list_captured(node)) if name in ready]
         level = max((moment.level for moment in given), default=0)
         depth = 1 + max((moment.depth for moment in given if moment.level == level), default=0)
         weighted = _weight(node, source, dequantised) is not None

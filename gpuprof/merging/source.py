@@ -17,7 +17,7 @@ from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import Dim, batch_axes
 from gpuprof.graph.dims import bind_inputs, bound_dims, declared_dims
 from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
-from gpuprof.graph.nodes import captured, constant_tensor, used_names
+from gpuprof.graph.nodes import constant_tensor, list_captured, used_names
 from gpuprof.graph.shapes import Shapes
 
 Array = npt.NDArray[np.generic]
@@ -139,7 +139,7 @@ class SourceModel:
         self._makers, self._users = {}, {}
         for node in self.nodes:
             self._makers |= {name: node for name in node.output if name}
-            for name in {*node.input, *captured(node)}:
+            for name in {*node.input, *list_captured(node)}:
                 self._users.setdefault(name, []).append(node)
         self._indexed = self.nodes
 

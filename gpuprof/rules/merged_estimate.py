@@ -172,7 +172,7 @@ class MergedEstimator:
             return replace(found, workload=whole)
         everyone = self._sum_members(replace(whole, batch=models), work, device, beside)
         slower = max(1.0, found.latency_ms.value / everyone.latency_ms.value)
-        return replace(found, workload=whole, latency_ms=summed.latency_ms.scaled(slower))
+        return replace(found, workload=whole, latency_ms=summed.latency_ms.scale_by(slower))
 
 
 def _sum(figures: Sequence[Figure]) -> Figure:

@@ -38,7 +38,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class ModelRequirement:
     """What a model needs.
 
     Attributes
@@ -65,11 +65,11 @@ class Requirement:
     unknown_ops: tuple[str, ...]
 
 
-def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS) -> Requirement:
+def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS) -> ModelRequirement:
     """Return what ``graph`` needs on the device of ``table``."""
     launches, unknown = launch_times(graph, table)
     sets = concurrent_sets(launches, tau_ns)
-    return Requirement(
+    return ModelRequirement(
         latency_ms=sum(launch.kernel.duration_ns for launch in launches) / 1e6,
         parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,
         max_occupancy_pct=max((value for value, _ in _sums(sets, "occupancy_pct")), default=None),

@@ -13,7 +13,7 @@ from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
-from gpuprof.estimators.gk.gk import Requirement, require
+from gpuprof.estimators.gk.gk import ModelRequirement, require
 from gpuprof.estimators.gk.kernel_table import KernelTable, read_kernel_table
 from gpuprof.estimators.measured.curve import quantile
 from gpuprof.estimators.roofline.op_work import GraphWork, work_of
@@ -69,7 +69,7 @@ class GkEstimator:
         required, work = known.required, known.work
         part = Share(share.sm_pct / processes, share.mig)
         longer = roofline_ms(work, device, part) / roofline_ms(work, device, Share())
-        latency = self._figure(known, device).scaled(longer)
+        latency = self._figure(known, device).scale_by(longer)
         alone = Estimate(
             workload=Workload(model, batch, share, processes),
             device=device.name,
@@ -158,11 +158,11 @@ class GkEstimator:
 class _Known:
     """A model at a batch size: what it needs, and its work, ops without kernels as those of unknown cost."""
 
-    required: Requirement
+    required: ModelRequirement
     work: GraphWork
 
 
-def _creq(required: Requirement) -> tuple[tuple[str, Figure], ...]:
+def _creq(required: ModelRequirement) -> tuple[tuple[str, Figure], ...]:
     values = {
         "max_occupancy": required.max_occupancy_pct,
         "wavg_occupancy": required.wavg_occupancy_pct,

@@ -58,7 +58,7 @@ class Replicas(NamedTuple):
     laws: Array
 
 
-class State(NamedTuple):
+class PoolState(NamedTuple):
     """What changes; times are absolute, and infinite where nothing is awaited.
 
     Attributes
@@ -116,10 +116,10 @@ class Draws(NamedTuple):
     group: int
 
 
-def new_state(replicas: Replicas, requests: int, group: int) -> State:
+def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
     """Return idle replicas, ready for so many requests."""
     count, processes = len(replicas.batch), len(replicas.owner)
-    return State(
+    return PoolState(
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
@@ -208,7 +208,7 @@ def label_groups(
 
 
 @_jit
-def _rank(replicas: Replicas, state: State, arrived: Array, replica: int, now: float) -> None:
+def _rank(replicas: Replicas, state: PoolState, arrived: Array, replica: int, now: float) -> None:
     """Note when a request that joins a replica is expected to be answered, as the router's rule has it."""
     begin, end = replicas.first[replica], replicas.first[replica + 1]
     busy = state.spare[: end - begin]
@@ -227,7 +227,7 @@ def _rank(replicas: Replicas, state: State, arrived: Array, replica: int, now: f
 
 
 @_jit
-def _choose(state: State, now: float) -> int:
+def _choose(state: PoolState, now: float) -> int:
     """Return the replica that is expected to answer first; of equal ones each in turn."""
     count = len(state.finish)
     if count == 1:
@@ -251,7 +251,14 @@ def _choose(state: State, now: float) -> int:
 
 @_jit
 def _start(
-    replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, replica: int, size: int, now: float
+    replicas: Replicas,
+    state: PoolState,
+    draws: Draws,
+    arrived: Array,
+    spent: Array,
+    replica: int,
+    size: int,
+    now: float,
 ) -> None:
     """Give the oldest ``size`` requests of a replica to its first idle process."""
     process = replicas.first[replica]
@@ -287,7 +294,7 @@ def _start(
 
 @_jit
 def _dispatch(
-    replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, replica: int, now: float
+    replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, replica: int, now: float
 ) -> None:
     """Start the batches that the rule allows, and set the timer for the next."""
     state.timer[replica] = _NEVER
@@ -304,7 +311,7 @@ def _dispatch(
 
 
 @_jit
-def _soonest(state: State) -> tuple[int, float]:
+def _soonest(state: PoolState) -> tuple[int, float]:
     """Return the process that is done first, or minus one and the replica whose timer ends first; and when."""
     found, when = 0, _NEVER
     for p in range(len(state.done)):
@@ -317,7 +324,7 @@ def _soonest(state: State) -> tuple[int, float]:
 
 
 @_jit
-def serve(replicas: Replicas, state: State, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
+def serve(replicas: Replicas, state: PoolState, draws: Draws, arrived: Array, spent: Array, kinds: Array) -> None:
     """Serve the arrivals; fill ``spent`` with the requests' times and ``kinds`` with the kind that answered each."""
     event, when = 0, _NEVER
     for i in range(len(arrived) + 1):

@@ -24,7 +24,7 @@ from gpuprof.domain.arrival_process import Bursts, Diurnal, RecordedArrivals
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
-from gpuprof.estimators.queueing.scaled_server import RequestStream, ScaledServer
+from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 Array = NDArray[Any]
 
@@ -84,7 +84,7 @@ class _Strata:
 
 
 def simulate_pool(
-    stream: RequestStream,
+    stream: PoolArrivals,
     kinds: Sequence[tuple[ScaledServer, int]],
     probabilities: Array,
     *,
@@ -94,7 +94,7 @@ def simulate_pool(
 
     Parameters
     ----------
-    stream : RequestStream
+    stream : PoolArrivals
     kinds : sequence of (ScaledServer, int)
     probabilities : ndarray
         Rising.
@@ -137,7 +137,7 @@ def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog |
         return backlog_law(rate, scv, group, 1.0, cv)
 
 
-def _requests_needed(stream: RequestStream, group: int, servers: int) -> int:
+def _requests_needed(stream: PoolArrivals, group: int, servers: int) -> int:
     if stream.process is None:
         return max((_POOL_GROUPS if servers > 1 else _GROUPS) * group, _REQUESTS)
     cycle_s = 0.0
@@ -148,7 +148,7 @@ def _requests_needed(stream: RequestStream, group: int, servers: int) -> int:
     return min(_MOST, max(_UNWEIGHTED, int(_CYCLES * cycle_s * stream.process.rate_rps)))
 
 
-def _arrivals(stream: RequestStream, requests: int) -> Array:
+def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     if stream.process is None:
         arrived = np.empty(requests)
         pool_kernel.fill_arrivals(1.0 / stream.rate, _quantiles(stream.scv), _scores()[0], arrived)

@@ -19,7 +19,7 @@ import numpy as np
 from gpuprof.domain.arrival_process import at_rate
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
-from gpuprof.estimators.queueing.scaled_server import RequestStream, ScaledServer
+from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 #: Steps of the logarithm of 1 / (1 - load).
 _STEP = 0.08
@@ -52,7 +52,7 @@ def simulate_one(rate: float, scv: float, server: ScaledServer) -> Sojourn:
     """Return the time in one replica at just this rate of gamma gaps, in units of its own."""
     from gpuprof.estimators.queueing.pool_simulation import simulate_pool  # numba takes long to import
 
-    sample = simulate_pool(RequestStream(rate, scv), [(server, 1)], PROBABILITIES)
+    sample = simulate_pool(PoolArrivals(rate, scv), [(server, 1)], PROBABILITIES)
     pairs = pair_quantiles(PROBABILITIES, sample.times[-1])
     return Sojourn(min(float(sample.busy[-1]), 1.0), float(sample.mean_batch[-1]), float(sample.mean[-1]), pairs)
 
@@ -70,7 +70,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     load = arrivals.rate_rps / math.fsum(one.capacity_rps * count for one, count in counts.items())
     # A process that knows absolute times has a table for its unit; all others share one.
     shape = None if arrivals.process is None else at_rate(arrivals.process, 1000.0 * capacity / unit_ms)
-    stream = RequestStream(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
+    stream = PoolArrivals(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
     table = _TABLES.table(kinds, stream, coarse=coarse)
     return _read(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
 
@@ -127,7 +127,7 @@ class _Table:
     """The rows of one pool that were asked for."""
 
     kinds: _Kinds
-    stream: RequestStream
+    stream: PoolArrivals
     coarse: bool
     _rows: dict[int, _Row] = field(default_factory=dict)
     _exact: dict[float, _Row] = field(default_factory=dict)
@@ -178,7 +178,7 @@ class _Tables:
         self._tables: OrderedDict[object, _Table] = OrderedDict()
         self._lock = Lock()
 
-    def table(self, kinds: _Kinds, stream: RequestStream, *, coarse: bool) -> _Table:
+    def table(self, kinds: _Kinds, stream: PoolArrivals, *, coarse: bool) -> _Table:
         """Return the table of a pool under a stream of any rate, empty when it is new."""
         key = (kinds, stream, coarse)
         with self._lock:

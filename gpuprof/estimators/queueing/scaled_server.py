@@ -36,7 +36,7 @@ class ScaledServer:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestStream:
+class PoolArrivals:
     """Requests to a pool.
 
     Attributes

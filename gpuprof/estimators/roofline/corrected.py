@@ -32,7 +32,7 @@ class CorrectedEstimator:
         factor = self.factors.get(model)
         if factor is None:
             return said
-        latency = replace(said.latency_ms.scaled(factor), source=f"{said.latency_ms.source}, corrected by serving")
+        latency = replace(said.latency_ms.scale_by(factor), source=f"{said.latency_ms.source}, corrected by serving")
         return replace(said, latency_ms=latency, overlapped_ms=factor * said.overlapped_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ def recognizes(source: Source) -> bool:
     return source.path.suffix == ".parquet" and set(source.columns()) >= _COMMON
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU, framework, version and precision of the file.
 
     Raises

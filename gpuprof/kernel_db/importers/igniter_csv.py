@@ -31,7 +31,7 @@ def recognizes(source: Source) -> bool:
     return source.header() in (SOLO, PAIRS)
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a table as one run.
 
     Raises
@@ -52,9 +52,9 @@ def _solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
             run_id=run_id,
             model=row["model"],
             device=device,
-            batch=int(source.given(line, row, "batch")),
-            sm_share_pct=source.given(line, row, "mps_share_pct"),
-            latency_mean_ms=source.given(line, row, "latency_ms"),
+            batch=int(source.require_number(line, row, "batch")),
+            sm_share_pct=source.require_number(line, row, "mps_share_pct"),
+            latency_mean_ms=source.require_number(line, row, "latency_ms"),
             l2_pct=source.number(line, row, "l2_utilization_pct"),
             dram_pct=source.number(line, row, "dram_utilization_pct"),
         )
@@ -63,19 +63,19 @@ def _solo(source: Source, run_id: str, device: str) -> Iterable[ModelRow]:
 def _pairs(source: Source, run_id: str, device: str) -> Iterable[ColocationRow]:
     members: dict[int, int] = defaultdict(int)
     for line, row in source.rows():
-        group = int(source.given(line, row, "pair"))
-        beside_batch = int(source.given(line, row, "beside_batch"))
-        beside_share = source.given(line, row, "beside_mps_share_pct")
+        group = int(source.require_number(line, row, "pair"))
+        beside_batch = int(source.require_number(line, row, "beside_batch"))
+        beside_share = source.require_number(line, row, "beside_mps_share_pct")
         yield ColocationRow(
             run_id=run_id,
             device=device,
             group=group,
             member=members[group],
             model=row["model"],
-            batch=int(source.given(line, row, "batch")),
+            batch=int(source.require_number(line, row, "batch")),
             beside=workload_label(row["beside"], beside_batch, beside_share, None, 1),
-            sm_share_pct=source.given(line, row, "mps_share_pct"),
-            latency_mean_ms=source.given(line, row, "latency_ms"),
+            sm_share_pct=source.require_number(line, row, "mps_share_pct"),
+            latency_mean_ms=source.require_number(line, row, "latency_ms"),
             solo_latency_mean_ms=source.number(line, row, "solo_latency_ms"),
             l2_pct=source.number(line, row, "l2_utilization_pct"),
             dram_pct=source.number(line, row, "dram_utilization_pct"),

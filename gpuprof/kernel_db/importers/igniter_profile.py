@@ -30,7 +30,7 @@ def recognizes(source: Source) -> bool:
     return isinstance(first, dict) and len(first) == 1 and all(isinstance(value, dict) for value in first.values())
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return the profile as one run: models at 3 batches under 3 shares, two copies at once, and the device.
 
     Raises

@@ -33,7 +33,7 @@ def recognizes(source: Source) -> bool:
     return {"Model", "Batch"} <= set(header) and (_THROUGHPUT in header or any(map(_MEMORY.fullmatch, header)))
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return one table as one run.
 
     Raises
@@ -59,7 +59,7 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
                 run_id=run.run_id,
                 model=row["Model"],
                 device=device,
-                batch=int(source.given(line, row, "Batch")),
+                batch=int(source.require_number(line, row, "Batch")),
                 processes=_instances(row.get("Instance Group", "")),
                 memory_peak_bytes=None if used is None else round(used * 1e6),
                 **figures,  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ def recognizes(source: Source) -> bool:
     return header >= _CSV or header >= _MODELS
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return a run for each GPU and version of PyTorch of the file.
 
     Raises
@@ -107,13 +107,13 @@ def _device(source: Source, line: int, row: Mapping[str, Any], device: str | Non
 
 def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:
     latency_ms = _number(source, line, row, "latency_ms")
-    sizes = {name: int(_number(source, line, row, name)) for name in _SIZES if _given(row.get(name))}
+    sizes = {name: int(_number(source, line, row, name)) for name in _SIZES if _is_given(row.get(name))}
     try:
         op = describe_op(str(row["op"]), sizes, "float32")
     except KeyError as error:
         raise InputError(f"{source.path}:{line}: op {row['op']!r} with {sizes} lacks {error}") from None
     batch = sizes.get("b", 1)
-    launch = {name: int(_number(source, line, row, name)) for name in _LAUNCH if _given(row.get(name))}
+    launch = {name: int(_number(source, line, row, name)) for name in _LAUNCH if _is_given(row.get(name))}
     kernel = KernelRow(
         run_id=run.run_id,
         model=PER_OP,
@@ -146,8 +146,8 @@ def _models(source: Source) -> Iterable[Run]:
             )
         run = runs[name, fused]
         model = f"{row['model']}@{row['sequence']}"
-        latency = source.given(line, row, "latency_ms")
-        run.models.append(_model_row(run.run, model, int(source.given(line, row, "batch")), latency, fused))  # type: ignore[attr-defined]
+        latency = source.require_number(line, row, "latency_ms")
+        run.models.append(_model_row(run.run, model, int(source.require_number(line, row, "batch")), latency, fused))  # type: ignore[attr-defined]
     return runs.values()
 
 
@@ -183,7 +183,7 @@ def _model_row(run: RunRow, model: str, batch: int, latency_ms: float, fused: bo
     )
 
 
-def _given(value: object) -> bool:
+def _is_given(value: object) -> bool:
     return value is not None and value == value  # NaN, as Parquet has it where a column is of another op
 
 

@@ -25,7 +25,7 @@ def recognizes(source: Source) -> bool:
     return source.header() == HEADER
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return the runs of one file; the model is called by its stem.
 
     Raises
@@ -36,9 +36,9 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
     run = source.run(device or DEVICE, "import:parvagpu", _NOTES, source.path.stem, precision=None)
     models = []
     for line, row in source.rows():
-        size, batch = int(source.given(line, row, HEADER[0])), int(source.given(line, row, HEADER[1]))
-        processes = int(source.given(line, row, HEADER[2]))
-        throughput = source.given(line, row, HEADER[3])
+        size, batch = int(source.require_number(line, row, HEADER[0])), int(source.require_number(line, row, HEADER[1]))
+        processes = int(source.require_number(line, row, HEADER[2]))
+        throughput = source.require_number(line, row, HEADER[3])
         if size not in _PROFILES:
             raise InputError(f"{source.path}:{line}: MIG size {size} is none of {', '.join(map(str, _PROFILES))}")
         measured = throughput > 0

@@ -42,7 +42,7 @@ class Source:
     sha256: str
 
     @classmethod
-    def read(cls, path: Path) -> Source:
+    def read_file(cls, path: Path) -> Source:
         """Read ``path``.
 
         Raises
@@ -158,7 +158,7 @@ class Source:
             raise InputError(f"{self.path}:{line}: {name} must be a number, not negative, but is {row[name]!r}")
         return value
 
-    def given(self, line: int, row: Mapping[str, str], name: str) -> float:
+    def require_number(self, line: int, row: Mapping[str, str], name: str) -> float:
         """Return a number that must be there.
 
         Raises

@@ -28,7 +28,7 @@ def recognizes(source: Source) -> bool:
     return source.header() == HEADER
 
 
-def read(source: Source, device: str | None) -> Iterable[Run]:
+def read_runs(source: Source, device: str | None) -> Iterable[Run]:
     """Return the table as one run.
 
     Raises
@@ -39,7 +39,7 @@ def read(source: Source, device: str | None) -> Iterable[Run]:
     run = source.run(device or DEVICE, "import:thesis", _NOTES, runtime="pytorch", runtime_version="2.4")
     models = []
     for line, row in source.rows():
-        latency_s, batch = source.number(line, row, "latency_s"), int(source.given(line, row, "batch"))
+        latency_s, batch = source.number(line, row, "latency_s"), int(source.require_number(line, row, "batch"))
         throughput_rps = source.number(line, row, "throughput_rps")
         if throughput_rps:  # published to more digits than the latency
             latency_s = batch / throughput_rps

@@ -34,7 +34,7 @@ class Slowed:
     ) -> Estimate:
         """Return what is known of the workload beside the others, or longer times where it is alone."""
         known = self.estimator.estimate(model, device, batch, share, beside, processes)
-        return known if beside else replace(known, latency_ms=known.latency_ms.scaled(self.factor))
+        return known if beside else replace(known, latency_ms=known.latency_ms.scale_by(self.factor))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batches that are listed."""

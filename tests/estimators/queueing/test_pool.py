@@ -82,7 +82,7 @@ def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
     rate = load * capacity_rps(servers)
     times = at_rate(shape, rate).stream(np.random.default_rng(5)).take(80_000) / 1e6
     spent = play_pool(times, servers, 6)[0][4_000:]
-    found = QUEUE.pool(Arrivals.shaped(shape, rate), servers).whole
+    found = QUEUE.pool(Arrivals.from_process(shape, rate), servers).whole
     assert found.percentile(99) == near_tail(spent)
     assert found.percentile(50) == pytest.approx(np.percentile(spent, 50), rel=0.04)
 
@@ -90,7 +90,7 @@ def test_a_pool_takes_arrivals_of_any_shape(shape: ArrivalProcess) -> None:
 def test_shapes_of_equal_variability_have_tails_of_their_own() -> None:
     rate = 0.7 * 3 * server(4).capacity_rps
     tails = [
-        QUEUE.pool(Arrivals.shaped(shape, rate), (server(4),) * 3).whole.percentile(99)
+        QUEUE.pool(Arrivals.from_process(shape, rate), (server(4),) * 3).whole.percentile(99)
         for shape in (Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Batched(1.0, 5))
     ]
     assert min(abs(a / b - 1.0) for a, b in itertools.combinations(tails, 2)) > 0.03
@@ -100,7 +100,7 @@ def test_one_replica_takes_a_recording_as_it_is() -> None:
     one = server(4, cv=0.0)
     gaps = np.tile([1, 1, 1, 1, 1, 1, 34], 20_000) * 1_000_000
     recorded = RecordedArrivals(np.cumsum(gaps), float(gaps.sum()) / 1e9)
-    arrivals = Arrivals.shaped(recorded, recorded.rate_rps)
+    arrivals = Arrivals.from_process(recorded, recorded.rate_rps)
     spent = play_pool(np.cumsum(gaps) / 1e6, (one,), 1)[0]
     assert QUEUE.sojourn(arrivals, one).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
 
