@@ -40,7 +40,7 @@ Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Cell:
+class AdmissionCell:
     """One load of one configuration; goodputs in parts of the capacity, or of the load where that is less."""
 
     batch: int
@@ -67,7 +67,7 @@ def batch_times(batch: int) -> list[float]:
     return [10.0 + 30.0 * rows / 32.0 for rows in range(1, batch + 1)]
 
 
-def measure(batch: int, slo_batches: float, load: float, replicas: int, requests: int, cv: float) -> Cell:
+def measure(batch: int, slo_batches: float, load: float, replicas: int, requests: int, cv: float) -> AdmissionCell:
     """Serve and simulate one load."""
     times = batch_times(batch)
     capacity_rps, slo_ms = replicas * 1000.0 * batch / times[-1], slo_batches * times[-1]
@@ -86,7 +86,7 @@ def measure(batch: int, slo_batches: float, load: float, replicas: int, requests
         chosen = 1000.0 * arrivals_s[:_MOST_CHOSEN]
         span_s = (chosen[-1] - chosen[0]) / 1000.0 + slo_ms / 1000.0
         possible = most_in_time(chosen, times, slo_ms) / (span_s * capacity_rps * min(1.0, load))
-    return Cell(batch, slo_batches, load, replicas, served, outcome.models[0].in_time / counted_s, possible)
+    return AdmissionCell(batch, slo_batches, load, replicas, served, outcome.models[0].in_time / counted_s, possible)
 
 
 def most_in_time(arrivals_ms: Times, times_ms: Sequence[float], slo_ms: float) -> int:
@@ -137,7 +137,7 @@ def show_grid(requests: int, cv: float, quick: bool) -> bool:
     return good
 
 
-def _cell(cell: Cell) -> str:
+def _cell(cell: AdmissionCell) -> str:
     possible = "" if cell.possible is None else f"/{100.0 * min(1.0, cell.possible):.0f}"
     mark = ("" if cell.is_enough else "<") + ("" if cell.agrees else "≠")
     return f"{f'{100.0 * cell.served:.0f}/{100.0 * cell.simulated:.0f}{possible}{mark}':>15s}"

@@ -26,7 +26,7 @@ Ask = Callable[[int], Awaitable[object]]
 
 
 @dataclass(frozen=True)
-class Result:
+class LoopResult:
     """Of one case: requests per second, latencies in ms, and ms of CPU time for each request."""
 
     rate_rps: float
@@ -37,7 +37,7 @@ class Result:
     workers_ms: float
 
 
-def measured(process: psutil.Process, seconds: float, exchange: Callable[[float], list[float]]) -> Result:
+def measured(process: psutil.Process, seconds: float, exchange: Callable[[float], list[float]]) -> LoopResult:
     """Return what ``exchange``, given the seconds that it is to last, comes to after a short warm-up."""
     exchange(min(1.0, seconds / 4.0))
     before = _cpu_s(process)
@@ -46,7 +46,7 @@ def measured(process: psutil.Process, seconds: float, exchange: Callable[[float]
     elapsed = time.monotonic() - started
     used = [1000.0 * (after - first) / len(latencies_ms) for first, after in zip(before, _cpu_s(process), strict=True)]
     quantiles = statistics.quantiles(latencies_ms, n=100)
-    return Result(len(latencies_ms) / elapsed, quantiles[49], quantiles[98], *used)
+    return LoopResult(len(latencies_ms) / elapsed, quantiles[49], quantiles[98], *used)
 
 
 def http_loop(port: int, requests: Sequence[bytes], concurrency: int) -> Callable[[float], list[float]]:

@@ -45,7 +45,7 @@ _MODELS = (("m", 600_000),)
 
 
 @dataclass(frozen=True)
-class Target:
+class AttackTarget:
     """A server: its process, and its ports."""
 
     process: psutil.Process
@@ -63,10 +63,10 @@ class Suffered:
     after_mb: float
 
 
-Attack = Callable[[Target, Callable[[], bool]], None]
+Attack = Callable[[AttackTarget, Callable[[], bool]], None]
 
 
-def slow_heads(target: Target, goes_on: Callable[[], bool]) -> None:
+def slow_heads(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send heads a byte at a time on hundreds of connections."""
     connections = [socket.create_connection(("127.0.0.1", target.http)) for _ in range(200)]
     while goes_on():
@@ -78,7 +78,7 @@ def slow_heads(target: Target, goes_on: Callable[[], bool]) -> None:
         connection.close()
 
 
-def announced_bodies(target: Target, goes_on: Callable[[], bool]) -> None:
+def announced_bodies(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Announce 64 MB again and again and send little of it."""
     head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
     head += f"Content-Length: {64 << 20}\r\n\r\n"
@@ -93,51 +93,51 @@ def announced_bodies(target: Target, goes_on: Callable[[], bool]) -> None:
         connection.close()
 
 
-def large_json(target: Target, goes_on: Callable[[], bool]) -> None:
+def large_json(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send 15 MB of JSON again and again."""
     _post_json(target, goes_on, b'{"inputs": [' + b"[]," * 5_000_000 + b"[]]}")
 
 
-def deep_json(target: Target, goes_on: Callable[[], bool]) -> None:
+def deep_json(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send lists in lists as deep as 250 KB allow, which the router reads itself."""
     _post_json(target, goes_on, b"[" * 125_000 + b"]" * 125_000)
 
 
-def wide_json(target: Target, goes_on: Callable[[], bool]) -> None:
+def wide_json(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send as many empty lists as 250 KB allow, which the router reads itself."""
     _post_json(target, goes_on, b'{"inputs": [' + b"[]," * 80_000 + b"[]]}")
 
 
-def json_without_token(target: Target, goes_on: Callable[[], bool]) -> None:
+def json_without_token(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send 15 MB of JSON without the token."""
     _post_json(target, goes_on, b"[" + b"[]," * 5_000_000 + b"[]]", token="")
 
 
-def inflating_messages(target: Target, goes_on: Callable[[], bool]) -> None:
+def inflating_messages(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send compressed messages of gRPC that would be a gigabyte."""
     zeros = gzip.compress(bytes(1 << 26))
     _call(target, goes_on, b"\1" + struct.pack(">I", 16 * len(zeros)) + 16 * zeros, ("grpc-encoding", "gzip"))
 
 
-def empty_fields(target: Target, goes_on: Callable[[], bool]) -> None:
+def empty_fields(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send messages of a million empty inputs."""
     message = b"\x0a\1m" + b"\x2a\x00" * (1 << 20)
     _call(target, goes_on, b"\0" + struct.pack(">I", len(message)) + message)
 
 
-def settings_frames(target: Target, goes_on: Callable[[], bool]) -> None:
+def settings_frames(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send SETTINGS of HTTP/2 that change the window again and again, with streams open."""
     settings = struct.pack(">HI", 4, 65_535) * 100
     frame = len(settings).to_bytes(3, "big") + b"\4\0\0\0\0\0" + settings
     _frames(target, goes_on, frame * 50)
 
 
-def pings(target: Target, goes_on: Callable[[], bool]) -> None:
+def pings(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send PING frames of HTTP/2."""
     _frames(target, goes_on, (b"\0\0\x08\6\0\0\0\0\0" + bytes(8)) * 2000)
 
 
-def random_frames(target: Target, goes_on: Callable[[], bool]) -> None:
+def random_frames(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send random frames of HTTP/2."""
     rng = random.Random(0)
     while goes_on():
@@ -212,7 +212,7 @@ def foreign_bytes(answers: int) -> tuple[Got, int]:
 
 
 @contextmanager
-def hostile_server(*options: str) -> Iterator[Target]:
+def hostile_server(*options: str) -> Iterator[AttackTarget]:
     """Serve a null model with a token, by HTTP and gRPC; memory that is given back is overwritten."""
     with tempfile.TemporaryDirectory() as folder:
         path, token = Path(folder) / "map.json", Path(folder) / "token"
@@ -229,13 +229,13 @@ def hostile_server(*options: str) -> Iterator[Target]:
             words = [word for word in process.stdout.readline().split() if "://" in word]
             ports = [int(word.rsplit(":", 1)[1]) for word in words]
             try:
-                yield Target(psutil.Process(process.pid), ports[0], ports[1])
+                yield AttackTarget(psutil.Process(process.pid), ports[0], ports[1])
             finally:
                 process.terminate()
 
 
 @contextmanager
-def _probe(target: Target) -> Iterator[list[float]]:
+def _probe(target: AttackTarget) -> Iterator[list[float]]:
     """Ask whether the server lives, again and again; what is yielded is filled with seconds until the answer."""
     waits: list[float] = []
     ended = threading.Event()
@@ -258,14 +258,14 @@ def _probe(target: Target) -> Iterator[list[float]]:
         asking.join(70.0)
 
 
-def _longest_stall_ms(target: Target) -> float:
+def _longest_stall_ms(target: AttackTarget) -> float:
     connection = HTTPConnection("127.0.0.1", target.http, timeout=60)
     connection.request("GET", "/v2/health/ready")
     told = json.loads(connection.getresponse().read())
     return 1000.0 * float(told["stalls"]["longest_s"])
 
 
-def _post_json(target: Target, goes_on: Callable[[], bool], body: bytes, token: str = TOKEN) -> None:
+def _post_json(target: AttackTarget, goes_on: Callable[[], bool], body: bytes, token: str = TOKEN) -> None:
     while goes_on():
         connection = HTTPConnection("127.0.0.1", target.http, timeout=60)
         with suppress(OSError):
@@ -275,7 +275,7 @@ def _post_json(target: Target, goes_on: Callable[[], bool], body: bytes, token: 
         connection.close()
 
 
-def _call(target: Target, goes_on: Callable[[], bool], message: bytes, *headers: tuple[str, str]) -> None:
+def _call(target: AttackTarget, goes_on: Callable[[], bool], message: bytes, *headers: tuple[str, str]) -> None:
     """Send a message of gRPC as it is, again and again."""
     import h2.connection
     import h2.exceptions
@@ -303,7 +303,7 @@ def _call(target: Target, goes_on: Callable[[], bool], message: bytes, *headers:
             connection.recv(1 << 16)
 
 
-def _frames(target: Target, goes_on: Callable[[], bool], frames: bytes, once: bool = False) -> None:
+def _frames(target: AttackTarget, goes_on: Callable[[], bool], frames: bytes, once: bool = False) -> None:
     """Send frames of HTTP/2 on a connection with a hundred open streams, and on another when it is closed."""
     head = b"\x83\x86\x44\x01/\x41\x01x"  # POST, http, "/", authority
     streams = b"".join(

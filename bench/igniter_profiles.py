@@ -27,7 +27,7 @@ _TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
 
 
 @dataclass(frozen=True)
-class IgniterEstimator:
+class TabledIgniterEstimator:
     """iGniter's analytical model of inference on a GPU shared by MPS.
 
     Attributes
@@ -47,7 +47,9 @@ class IgniterEstimator:
         if model not in self.workloads or processes > 1 or share.mig is not None:
             raise InputError(f"nothing is known of {model} with {processes} processes on {share}")
         workload = Workload(model, batch, share)
-        predicted = predict(self.hardware, self._placed(workload), [self._placed(other) for other in beside])
+        predicted = predict(
+            self.hardware, self._place_workload(workload), [self._place_workload(other) for other in beside]
+        )
         return Estimate(workload, device.name, Figure(predicted.latency_ms, "iGniter"), overlapped_ms=predicted.load_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
@@ -58,11 +60,11 @@ class IgniterEstimator:
         """Return the multiples of 2.5%."""
         return tuple(Share(2.5 * n) for n in range(1, 41))
 
-    def _placed(self, workload: Workload) -> Placed:
+    def _place_workload(self, workload: Workload) -> Placed:
         return Placed(self.workloads[workload.model], workload.batch, workload.share.sm_pct / 100.0)
 
 
-def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = False) -> IgniterEstimator:
+def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = False) -> TabledIgniterEstimator:
     """Read and fit the published profiles.
 
     Parameters
@@ -78,7 +80,7 @@ def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = 
     hardware = fit_hardware(measured)
     fit = fit_workload if bounded else fit_published_workload
     fitted = {name: fit(one, hardware) for name, one in workloads.items()}
-    return IgniterEstimator(hardware, {name: fitted[model] for name, model in models.items()})
+    return TabledIgniterEstimator(hardware, {name: fitted[model] for name, model in models.items()})
 
 
 def table_1() -> tuple[dict[str, str], tuple[Demand, ...]]:

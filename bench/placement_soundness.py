@@ -25,7 +25,7 @@ _LITTLE = 1e-6
 
 
 @dataclass
-class Tally:
+class SoundnessTally:
     """Counts over the problems of one kind.
 
     Attributes
@@ -94,9 +94,9 @@ def is_called_best(problem: Problem, placement: Placement) -> bool:
     return bound is not None and cost <= bound * (1.0 + _LITTLE)
 
 
-def run(kind: Kind, problems: int, first: int = 0) -> Tally:
+def run(kind: Kind, problems: int, first: int = 0) -> SoundnessTally:
     """Return the counts over so many problems of a kind."""
-    tally = Tally()
+    tally = SoundnessTally()
     for seed in range(first, first + problems):
         tally.add(draw_problem(kind, seed))
     return tally

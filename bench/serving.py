@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.clients import AnswerError, Result, grpc_loop, http_loop, measured, triton_loops
+from bench.clients import AnswerError, LoopResult, grpc_loop, http_loop, measured, triton_loops
 from bench.peers.environment import CACHE, PeerMissingError
 from bench.peers.peer import PEERS, Peer
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
@@ -56,7 +56,7 @@ IDENTITIES = (Case("null:4", 1, 1), Case("null:4", 1, 16), Case("null:600k", 1, 
 
 
 @dataclass(frozen=True)
-class Options:
+class ServingOptions:
     """What is measured, and how."""
 
     cases: tuple[Case, ...]
@@ -79,7 +79,7 @@ def main() -> int:
     cases = list(IDENTITIES)
     if said.model is not None:
         cases += [Case(str(said.model.resolve()), workers, 16) for workers in (1, 2)]
-    options = Options(
+    options = ServingOptions(
         tuple(case for case in cases if said.cases in case.name),
         said.seconds,
         tuple(peer for peer in PEERS if peer.name in said.peers.split(",")),
@@ -92,7 +92,7 @@ def main() -> int:
     return 0
 
 
-def over_http(options: Options) -> None:
+def over_http(options: ServingOptions) -> None:
     """Ours and each peer under the same client, HTTP."""
     _title("HTTP")
     for case in options.cases:
@@ -104,7 +104,7 @@ def over_http(options: Options) -> None:
                 _show_peer(peer, case, options, ours, "http")
 
 
-def over_grpc(options: Options) -> None:
+def over_grpc(options: ServingOptions) -> None:
     """Ours and the peers that speak the protocol under the same client, gRPC."""
     _title("gRPC")
     for case in options.cases:
@@ -120,7 +120,7 @@ def over_grpc(options: Options) -> None:
                 _show_peer(peer, case, options, ours, message)
 
 
-def _show_peer(peer: Peer, case: Case, options: Options, ours: Result, how: str | bytes) -> None:
+def _show_peer(peer: Peer, case: Case, options: ServingOptions, ours: LoopResult, how: str | bytes) -> None:
     """Measure a peer over HTTP, or over gRPC with the message ``how``."""
     try:
         with peer.serve(case.model, case.workers, _tensor(case.model), options.cache) as (process, ports):
@@ -133,7 +133,7 @@ def _show_peer(peer: Peer, case: Case, options: Options, ours: Result, how: str 
         print(f"{peer.name:24s} {case.name:12s} not measured: {error}", flush=True)
 
 
-def by_tritonclient(options: Options) -> None:
+def by_tritonclient(options: ServingOptions) -> None:
     """Our server driven by NVIDIA's client, synchronous and asyncio, over both protocols."""
     _title("tritonclient to gpuprof")
     for case in options.cases:
@@ -146,7 +146,7 @@ def by_tritonclient(options: Options) -> None:
                 _show(name, inflight, measured(process, options.seconds, loop))
 
 
-def at_load(options: Options) -> None:
+def at_load(options: ServingOptions) -> None:
     """p99 at `LOAD` of the peak beside what a batch takes by itself."""
     print(f"p99 at {LOAD:.0%} of the peak, as times of what the model takes for one batch")
     for case in options.cases:
@@ -165,7 +165,7 @@ def at_load(options: Options) -> None:
                 print(f"p99 {p99_ms:.1f} ms, a batch {batch_ms:.1f} ms: {p99_ms / batch_ms:.1f} times", flush=True)
 
 
-def memory(options: Options) -> None:
+def memory(options: ServingOptions) -> None:
     """What router and idle worker have in memory beyond what ONNX Runtime and the weights take by themselves."""
     print("resident memory, MB: router; idle worker; a process that does nothing but hold the same session")
     for case in {case.model: case for case in options.cases if case.workers == 1}.values():
@@ -197,7 +197,7 @@ def _title(what: str) -> None:
     print(f"{case} {figures}   CPU ms a request: client, router, workers")
 
 
-def _show(who: str, case: Case, result: Result, ours: Result | None = None) -> None:
+def _show(who: str, case: Case, result: LoopResult, ours: LoopResult | None = None) -> None:
     """Print one line; ``ours`` is what it is compared with."""
     figures = f"{result.rate_rps:8.0f} {result.p50_ms:8.2f} {result.p99_ms:8.2f}"
     ratio = "" if ours is None else f"{ours.rate_rps / result.rate_rps:.1f} x"
@@ -266,7 +266,7 @@ def deployment(model: str, workers: int, slo_ms: float = 60_000.0) -> dict[str, 
     }
 
 
-def closed_loop(process: psutil.Process, port: int, concurrency: int, seconds: float) -> Result:
+def closed_loop(process: psutil.Process, port: int, concurrency: int, seconds: float) -> LoopResult:
     """Keep ``concurrency`` requests in flight for ``seconds`` after a short warm-up."""
     requests: Sequence[bytes] = requests_for(Target("127.0.0.1", port), "m", None, 0)
     return measured(process, seconds, http_loop(port, requests, concurrency))

@@ -43,7 +43,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
-class Request:
+class ClientRequest:
     """One request: how it is sent, for which model and with how large a tensor."""
 
     endpoint: Endpoint
@@ -65,29 +65,29 @@ class Got:
         return Got(self.answers + other.answers, self.foreign + other.foreign, self.refused + other.refused)
 
 
-def send_all(requests: Sequence[Request], at_once: int) -> Got:
+def send_all(requests: Sequence[ClientRequest], at_once: int) -> Got:
     """Send requests, so many at once; return what came of all."""
     with ThreadPoolExecutor(at_once) as pool:
         return sum(pool.map(send, requests), Got())
 
 
-def send(request: Request) -> Got:
+def send(request: ClientRequest) -> Got:
     """Send one request and do with its answer what its manner says."""
     return _send_grpc(request) if request.endpoint.scheme.startswith("grpc") else _send_http(request)
 
 
 def draw_requests(
     endpoints: Sequence[Endpoint], models: Sequence[tuple[str, int]], count: int, seed: int
-) -> list[Request]:
+) -> list[ClientRequest]:
     """Return so many requests of all manners, models and protocols, mixed."""
     rng = random.Random(seed)
     return [
-        Request(rng.choice(endpoints), rng.choice(MANNERS), *rng.choice(models), mark=rng.randrange(1, 200))
+        ClientRequest(rng.choice(endpoints), rng.choice(MANNERS), *rng.choice(models), mark=rng.randrange(1, 200))
         for _ in range(count)
     ]
 
 
-def _send_http(request: Request) -> Got:
+def _send_http(request: ClientRequest) -> Got:
     where = request.endpoint
     with suppress(OSError, HTTPException), _connect(where) as connection:
         connection.sendall(_http_request(request))
@@ -130,7 +130,7 @@ def _connect(where: Endpoint) -> socket.socket:
     return context.wrap_socket(connection)
 
 
-def _http_request(request: Request) -> bytes:
+def _http_request(request: ClientRequest) -> bytes:
     entry: dict[str, Any] = {"name": "INPUT0", "datatype": "FP32", "shape": [1, request.row_bytes // 4]}
     entry["parameters"] = {"binary_data_size": request.row_bytes}
     text = json.dumps({"inputs": [entry], "parameters": {"binary_data_output": True}}).encode()
@@ -144,7 +144,7 @@ def _http_request(request: Request) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + text + bytes([request.mark]) * request.row_bytes
 
 
-def _send_grpc(request: Request) -> Got:
+def _send_grpc(request: ClientRequest) -> Got:
     import grpc
     from tritonclient.grpc import service_pb2
 
@@ -179,5 +179,5 @@ def _channel(where: Endpoint) -> Any:
     return grpc.secure_channel(address, grpc.ssl_channel_credentials(where.authority.encode()), _OPTIONS)
 
 
-def _foreign(tensor: bytes, request: Request) -> int:
+def _foreign(tensor: bytes, request: ClientRequest) -> int:
     return int((np.frombuffer(tensor, np.uint8) != request.mark).sum())

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.unseen_models import ModelError, convolutional_errors, transformer_errors
+from bench.unseen_models import ModelDeviation, convolutional_errors, transformer_errors
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
 from gpuprof.estimators.cross_gpu.adaptation import adapt_families
@@ -73,7 +73,7 @@ def main() -> int:
     left_out = {chip: train(data, excluded=chip) for chip in chips}
     ops = [found for chip in chips for found in op_errors(data, left_out[chip], chip)]
     print_ops(ops)
-    models: list[ModelError] = []
+    models: list[ModelDeviation] = []
     if args.exports:
         models += transformer_errors(args.exports, left_out)
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +126,7 @@ def print_ops(errors: Sequence[OpErrors]) -> None:
         print(f"{family:22}{precision:11}{split:7}{'ALL':14}{mean:7.1f}{median:8.1f}{roofline:10.1f}")
 
 
-def print_models(errors: Sequence[ModelError]) -> None:
+def print_models(errors: Sequence[ModelDeviation]) -> None:
     """Print each model, and the mean of each GPU."""
     if not errors:
         return
@@ -135,7 +135,7 @@ def print_models(errors: Sequence[ModelError]) -> None:
         others = "".join(f"  {name} {100 * (ms / one.measured_ms - 1):+.1f}%" for name, ms in one.others.items())
         line = f"{one.source:12}{one.device:14}{one.model:16}{one.batch:5} {one.runtime:6}{one.measured_ms:10.2f}"
         print(f"{line}{one.predicted_ms:10.2f} {100 * one.error:+7.1f}%{others}")
-    groups: dict[tuple[str, str, str], list[ModelError]] = defaultdict(list)
+    groups: dict[tuple[str, str, str], list[ModelDeviation]] = defaultdict(list)
     for one in errors:
         groups[one.source, one.device, one.runtime].append(one)
     for key, found in groups.items():
@@ -162,7 +162,7 @@ def _factor(errors: Sequence[OpErrors], without: str = "") -> float:
     return interval_factor(by_gpu) or 2.0
 
 
-def model_spread(errors: Sequence[ModelError], without: str = "") -> dict[str, float]:
+def model_spread(errors: Sequence[ModelDeviation], without: str = "") -> dict[str, float]:
     """Return the factor of the interval of each kind of whole models."""
     found = {}
     for kind in sorted({one.kind for one in errors}):
@@ -177,7 +177,7 @@ def model_spread(errors: Sequence[ModelError], without: str = "") -> dict[str, f
     return found
 
 
-def print_intervals(ops: Sequence[OpErrors], *models: Sequence[ModelError]) -> None:
+def print_intervals(ops: Sequence[OpErrors], *models: Sequence[ModelDeviation]) -> None:
     """Print coverage and median width of the 90% intervals, each GPU's made without it."""
     print(f"\n{_LEVEL} intervals: coverage, and median half width, of GPUs whose errors were not seen\n")
     for family in sorted({one.family for one in ops}):
@@ -193,7 +193,7 @@ def print_intervals(ops: Sequence[OpErrors], *models: Sequence[ModelError]) -> N
         print_model_intervals(name, group, everything)
 
 
-def print_model_intervals(name: str, group: Sequence[ModelError], everything: Sequence[ModelError]) -> None:
+def print_model_intervals(name: str, group: Sequence[ModelDeviation], everything: Sequence[ModelDeviation]) -> None:
     """Print the same of whole models."""
     inside, widths = [], []
     for one in group:

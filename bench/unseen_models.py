@@ -29,7 +29,7 @@ _PROFILES = {1: "1g.10gb", 2: "2g.20gb", 3: "3g.40gb", 4: "4g.40gb", 7: "7g.80gb
 
 
 @dataclass(frozen=True, slots=True)
-class ModelError:
+class ModelDeviation:
     """One measured model and its estimate.
 
     Attributes
@@ -58,7 +58,7 @@ class ModelError:
         return self.predicted_ms / self.measured_ms - 1.0
 
 
-def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[ModelError]:
+def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[ModelDeviation]:
     """Return NeuSight's transformers whose exports are there."""
 
     @cache
@@ -78,11 +78,11 @@ def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[M
         measured = float(row["latency_ms"])
         kind = kind_of(kernels(name, 2, batch, runtime), device(row["device"]), "float32")
         label = (row["device"], name, str(runtime), kind)
-        found.append(ModelError("NeuSight", *label, batch, measured, predicted, others))
+        found.append(ModelDeviation("NeuSight", *label, batch, measured, predicted, others))
     return found
 
 
-def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, reference: Path | None) -> list[ModelError]:
+def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, reference: Path | None) -> list[ModelDeviation]:
     """Return the networks of the thesis's V100 table, and of ParvaGPU's and iGniter's where they are given."""
     models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
     found = []
@@ -99,7 +99,7 @@ def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, referenc
         predicted = 1e3 * _model(left_out, gpu).total_s(models[key].at(batch), rates, runtime)
         kind = kind_of(models[key].at(batch), device(gpu), precision)
         said = name if share == Share() else f"{name} {share}"
-        found.append(ModelError(source, gpu, said, str(runtime), kind, batch, measured, predicted))
+        found.append(ModelDeviation(source, gpu, said, str(runtime), kind, batch, measured, predicted))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The house's import directions, and what ``import gpuprof`` may cost."""
+"""The import directions between packages, and what ``import gpuprof`` may cost."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ ALLOWED = {
     "pipeline": _RUNNING
     | {"zoo", "kernel_db", "profiling", "estimators", "placement", "merging", "simulator", "serving", "reporting"},
 }
-#: The rooms of the larger parts: each imports only those before it.
-ROOMS = {
+#: The subpackages of the larger parts: each imports only those before it.
+SUBPACKAGES = {
     "profiling": ("timeline", "child", "cpu", "nsight", "gpu", "sweep", "per_op"),
     "estimators": (
         "memory",
@@ -96,15 +96,15 @@ def test_a_module_imports_only_what_its_part_may(path: Path) -> None:
     assert parts <= ALLOWED[part], f"{part} may not import {sorted(parts - ALLOWED[part])}"
 
 
-@pytest.mark.parametrize("part", ROOMS)
-def test_a_room_imports_only_those_before_it(part: str) -> None:
-    rooms = ROOMS[part]
-    assert {path.name for path in (PACKAGE / part).iterdir() if (path / "__init__.py").exists()} == set(rooms)
-    for room in rooms:
-        for path in (PACKAGE / part / room).rglob("*.py"):
+@pytest.mark.parametrize("part", SUBPACKAGES)
+def test_a_subpackage_imports_only_those_before_it(part: str) -> None:
+    subpackages = SUBPACKAGES[part]
+    assert {path.name for path in (PACKAGE / part).iterdir() if (path / "__init__.py").exists()} == set(subpackages)
+    for subpackage in subpackages:
+        for path in (PACKAGE / part / subpackage).rglob("*.py"):
             words = {tuple(name.split(".")[1:3]) for name in _imports(path)}
-            used = {name[1] for name in words if len(name) == 2 and name[0] == part and name[1] in rooms}
-            assert used <= set(rooms[: rooms.index(room) + 1]), f"{path} imports {sorted(used)}"
+            used = {name[1] for name in words if len(name) == 2 and name[0] == part and name[1] in subpackages}
+            assert used <= set(subpackages[: subpackages.index(subpackage) + 1]), f"{path} imports {sorted(used)}"
 
 
 def test_few_files_stand_loose_at_the_top() -> None:
@@ -117,7 +117,7 @@ def test_every_part_has_its_rule() -> None:
 
 
 @pytest.mark.parametrize("code", ["import gpuprof", "from gpuprof.cli.main import main; main(['--help'])"])
-def test_the_front_door_loads_no_heavy_library(code: str) -> None:
+def test_importing_gpuprof_loads_no_heavy_library(code: str) -> None:
     check = f"{code}\nimport sys\nprint([m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stderr.strip().splitlines()[-1] == "[]"

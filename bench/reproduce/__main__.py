@@ -36,7 +36,7 @@ _TWELVE = 6
 
 
 @dataclass(frozen=True)
-class Step:
+class ReproductionStep:
     """One command.
 
     Attributes
@@ -62,7 +62,7 @@ class Step:
         return shlex.join(("gpuprof", *self.arguments))
 
 
-def list_steps(reference: Path, work: Path) -> Iterator[Step]:
+def list_steps(reference: Path, work: Path) -> Iterator[ReproductionStep]:
     """Write the demands of the papers into ``work`` and yield the commands in their order.
 
     Raises
@@ -75,9 +75,9 @@ def list_steps(reference: Path, work: Path) -> Iterator[Step]:
     yield from _thesis_steps(work)
 
 
-def _parvagpu_steps(directory: Path, work: Path) -> Iterator[Step]:
+def _parvagpu_steps(directory: Path, work: Path) -> Iterator[ReproductionStep]:
     database = work / "parvagpu-db"
-    yield Step(("db", "import", str(directory), "--db", str(database)))
+    yield ReproductionStep(("db", "import", str(directory), "--db", str(database)))
     for number, (paper, least) in _PARVAGPU.items():
         slo = _write_demands(work / f"S{number}.csv", parvagpu_profiles.scenario(directory, number))
         rules = ("--estimator", "measured", "--latency-budget", "0.45", "--max-processes", "5", "--gpus", "a100-80")
@@ -86,21 +86,21 @@ def _parvagpu_steps(directory: Path, work: Path) -> Iterator[Step]:
         yield _place(work, f"S{number}-optimal", slo, database, rules, least)
 
 
-def _igniter_steps(profile: Path, work: Path) -> Iterator[Step]:
+def _igniter_steps(profile: Path, work: Path) -> Iterator[ReproductionStep]:
     rules = ("--estimator", "igniter", "--latency-budget", "0.5", "--gpus", "v100", "--policy", "igniter")
     database = work / "igniter-db"
-    yield Step(("db", "import", str(profile), "--db", str(database)))
+    yield ReproductionStep(("db", "import", str(profile), "--db", str(database)))
     table_1 = _write_demands(work / "table1.csv", igniter_profiles.table_1()[1])
     yield replace(_place(work, "table1", table_1, database, rules, 1), expected=json.dumps(_TABLE_1), figure="shares")
     names, demands = igniter_profiles.table_3()
     twelve = _write_renamed(profile, work / "twelve.jsonl", names)
-    yield Step(("db", "import", str(twelve), "--db", str(work / "twelve-db")))
+    yield ReproductionStep(("db", "import", str(twelve), "--db", str(work / "twelve-db")))
     yield _place(work, "twelve", _write_demands(work / "twelve.csv", demands), work / "twelve-db", rules, _TWELVE)
 
 
-def _thesis_steps(work: Path) -> Iterator[Step]:
+def _thesis_steps(work: Path) -> Iterator[ReproductionStep]:
     database = work / "thesis-db"
-    yield Step(("db", "import", str(datasets() / "v100_profiles.csv"), "--db", str(database)))
+    yield ReproductionStep(("db", "import", str(datasets() / "v100_profiles.csv"), "--db", str(database)))
     slo = _write_demands(work / "thesis.csv", [Demand(name, 400.0, Slo(300.0)) for name in _THESIS_MODELS])
     rules = ("--estimator", "usher", "--latency-budget", "1.0", "--gpus", "v100:4", "--best-effort")
     for policy, goodput in _THESIS.items():
@@ -108,10 +108,10 @@ def _thesis_steps(work: Path) -> Iterator[Step]:
         yield replace(step, expected=f"{goodput:.2f}", figure="goodput")
 
 
-def _place(work: Path, name: str, slo: Path, database: Path, rules: Iterable[str], gpus: int) -> Step:
+def _place(work: Path, name: str, slo: Path, database: Path, rules: Iterable[str], gpus: int) -> ReproductionStep:
     output = work / f"{name}.json"
     arguments = ("place", "--slo-file", str(slo), "--db", str(database), *rules, "-o", str(output))
-    return Step(arguments, str(gpus), "gpus", output)
+    return ReproductionStep(arguments, str(gpus), "gpus", output)
 
 
 def _write_demands(path: Path, demands: Sequence[Demand]) -> Path:
@@ -131,7 +131,7 @@ def _write_renamed(profile: Path, path: Path, names: Mapping[str, str]) -> Path:
     return path
 
 
-def read_figure(step: Step) -> str:
+def read_figure(step: ReproductionStep) -> str:
     """Return the figure of a step's map that the paper prints."""
     content = json.loads(step.output.read_text(encoding="utf-8")) if step.output is not None else {}
     if step.figure == "gpus":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.igniter_profiles import IgniterEstimator, read_estimator, table_3
+from bench.igniter_profiles import TabledIgniterEstimator, read_estimator, table_3
 from bench.reproduce.command import published
 from bench.reproduce.served_map import rewritten
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
@@ -85,7 +85,7 @@ class Blind:
         return self.estimator.shares(model, device)
 
 
-def v100_estimator(reference: Path) -> IgniterEstimator:
+def v100_estimator(reference: Path) -> TabledIgniterEstimator:
     """Return iGniter's model of the V100 with the coefficients fitted to its published profile.
 
     Raises
@@ -152,7 +152,7 @@ def with_interference(
     return rewritten(deployment, disturbed), legs
 
 
-def scaled(v100: IgniterEstimator, kind: str) -> IgniterEstimator:
+def scaled(v100: TabledIgniterEstimator, kind: str) -> TabledIgniterEstimator:
     """Return a stand-in for another GPU: slower by the ratio of float32 peaks, all else in proportion to its power.
 
     Active times grow by the ratio; what a batch draws and the idle power are the same parts of the power limit, and
@@ -174,7 +174,7 @@ def scaled(v100: IgniterEstimator, kind: str) -> IgniterEstimator:
         idle_power_w=v100.hardware.idle_power_w * power,
         alpha_f=v100.hardware.alpha_f / power,
     )
-    return IgniterEstimator(hardware, {name: _slower(one, slower, power) for name, one in v100.workloads.items()})
+    return TabledIgniterEstimator(hardware, {name: _slower(one, slower, power) for name, one in v100.workloads.items()})
 
 
 def _slower(one: WorkloadCoefficients, slower: float, power: float) -> WorkloadCoefficients:

@@ -99,21 +99,21 @@ class DatabaseEstimator:
         """Names of the models in the database, sorted."""
         return tuple(sorted(self._measured))
 
-    def superseded(self, model: str) -> int:
+    def count_superseded(self, model: str) -> int:
         """Return how many other files were measured before under the name of ``model``; they do not count."""
-        return self._known(model).superseded
+        return self._find_model(model).superseded
 
     def variants_of(self, model: str, device: str) -> tuple[RuntimeVariant, ...]:
         """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
-        return self._known(model).variants.get(device, ())
+        return self._find_model(model).variants.get(device, ())
 
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices that ``model`` was measured on, sorted."""
-        return tuple(sorted(self._known(model).points))
+        return tuple(sorted(self._find_model(model).points))
 
     def tried_runs(self, model: str) -> TriedRuns:
         """Return what was measured of ``model`` and what failed, on any device."""
-        return self._known(model).tried_runs(model)
+        return self._find_model(model).tried_runs(model)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -139,16 +139,16 @@ class DatabaseEstimator:
         InputError
             When the model is unknown or its file is not there, has become another or does not take the batch.
         """
-        known = self._known(model)
+        known = self._find_model(model)
         if self._work(known) is None:
             raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
         return self._graph(known, batch)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
-        if self.verdicts.mixed_output(self._known(model).sha256) is not None:
+        if self.verdicts.mixed_output(self._find_model(model).sha256) is not None:
             return (1,)
-        points = self._known(model).points.get(device.name, [])
+        points = self._find_model(model).points.get(device.name, [])
         if points:
             exact = {point.batch for point in points if point.share == share}
             return tuple(sorted(exact or {point.batch for point in points}))
@@ -159,7 +159,7 @@ class DatabaseEstimator:
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
-        measured = {point.share for point in self._known(model).points.get(device.name, [])}
+        measured = {point.share for point in self._find_model(model).points.get(device.name, [])}
         if len(measured) < 2:
             steps = (
                 [100.0 * cores / device.compute_units for cores in range(1, device.compute_units + 1)]
@@ -171,7 +171,7 @@ class DatabaseEstimator:
         return tuple(sorted(measured | {Share()}, key=lambda share: (device.fraction(share), share.mig or "")))
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
-        device, known = identity.device, self._known(workload.model)
+        device, known = identity.device, self._find_model(workload.model)
         failed = known.failures.get(device.name)
         if failed and not known.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
@@ -204,7 +204,7 @@ class DatabaseEstimator:
 
     def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
-        device, known = identity.device, self._known(workload.model)
+        device, known = identity.device, self._find_model(workload.model)
         surface = self._surface(known, device, workload.processes)
         share = workload.share
         if surface is None and workload.processes > 1:
@@ -213,7 +213,7 @@ class DatabaseEstimator:
             surface = self._surface(known, device, 1)
         if surface is None:
             return self._from_roofline(known, device, workload.batch, share), 0.0
-        reading = surface.read(workload.batch, share, lambda: self._shape(known, device))
+        reading = surface.read_latency(workload.batch, share, lambda: self._shape(known, device))
         point = surface.nearest(workload.batch, share)
         return self._with_interval(reading, point, device), point.cv
 
@@ -243,13 +243,13 @@ class DatabaseEstimator:
             figure = learned.latency(self._graph(known, batch), share)
         else:
             figure = self._predict_unmeasured(known, device, batch, share)
-            figure = _widened(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
+            figure = _widen_interval(figure, dispatch_ms(at, device) if figure.value > 0.0 else 0.0)
         if figure.value <= 0.0:  # nothing but views and constants, or strings, whose bytes nobody knows
             raise InputError(
                 f"{known.name}: no op of it has FLOPs or bytes to count, so its time can only be measured",
                 "gpuprof profile MODEL",
             )
-        return _widened(figure, unknown_ms(at, device, share))
+        return _widen_interval(figure, unknown_ms(at, device, share))
 
     def _predict_unmeasured(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
         """Return what was learned on other GPUs, for a CPU the roofline; scaled by what other models took here."""
@@ -257,17 +257,19 @@ class DatabaseEstimator:
             figure = self._cross_gpu.predict(known, device, batch, share)
             if figure.value <= 0.0:
                 return figure
-            return self._calibration(device).applied(figure.value, figure.source, figure.upper() / figure.value)
+            return self._calibration(device).scale_prediction(
+                figure.value, figure.source, figure.upper() / figure.value
+            )
         work = self._work(known)
         least = 0.0 if work is None else roofline_ms(work.at(batch), device, share)
-        return self._calibration(device).applied(least, source_of(device))
+        return self._calibration(device).scale_prediction(least, source_of(device))
 
     def _check_neighbours(self, device: Device, beside: Sequence[Workload]) -> None:
         for one in beside:
             if one.batch < 1 or one.processes < 1:
                 raise InputError(f"batch and processes beside must be at least 1 but got {one.batch}, {one.processes}")
             if not self._colocations.has_seen(device, one.model):
-                self._known(one.model)
+                self._find_model(one.model)
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
@@ -276,11 +278,11 @@ class DatabaseEstimator:
     def _behaviour(self, identity: _Identity, workload: Workload) -> Running | None:
         device = identity.device
         try:
-            known = self._known(workload.model)
+            known = self._find_model(workload.model)
             alone = self._alone(identity, workload)[0].value
         except InputError:
             return None
-        l2, dram = (_drawn(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
+        l2, dram = (_estimate_bandwidth(known, device, workload, column, alone) for column in ("l2_pct", "dram_pct"))
         return Running(
             model=workload.model,
             batch=workload.batch,
@@ -322,11 +324,11 @@ class DatabaseEstimator:
     def _only_batch(self, model: str) -> int | None:
         from gpuprof.graph.load import only_batch
 
-        path = self._known(model).path
+        path = self._find_model(model).path
         return only_batch(Path(path)) if path is not None and Path(path).is_file() else None
 
     def _fits(self, model: str, device: Device, batch: int, share: Share) -> bool:
-        memory = self._memory(self._known(model), device, Workload(model, batch, share))
+        memory = self._memory(self._find_model(model), device, Workload(model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
 
     def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface | None:
@@ -377,7 +379,7 @@ class DatabaseEstimator:
 
         return load_graph(Path(known.path or ""), batch)
 
-    def _known(self, model: str) -> MeasuredModel:
+    def _find_model(self, model: str) -> MeasuredModel:
         """Return what is known of a model by its name in the database, a name given with a file, or a path."""
         if model not in self._files:
             path = self._graphs.get(model)
@@ -440,7 +442,7 @@ def _figure(value: float, source: str, error: float | None) -> Figure:
     return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
 
 
-def _widened(figure: Figure, more: float) -> Figure:
+def _widen_interval(figure: Figure, more: float) -> Figure:
     """Return the figure with the upper end ``more`` higher; without an interval, one that reaches as far down."""
     if not more:
         return figure
@@ -459,7 +461,9 @@ def _other(known: MeasuredModel, device: Device, workload: Workload, column: str
     return None if found is None else Figure(*found)
 
 
-def _drawn(known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float) -> float | None:
+def _estimate_bandwidth(
+    known: MeasuredModel, device: Device, workload: Workload, column: str, alone_ms: float
+) -> float | None:
     """Return the percent of a bandwidth that a workload draws alone: measured, or as much a request as the nearest."""
     exact = _other(known, device, workload, column)
     if exact is not None:

@@ -67,8 +67,8 @@ def verify(database: KernelDb, repair: bool = False) -> list[Defect]:
 
 def _check_segment(segment: Path, seen: dict[str, Path]) -> Iterator[Defect]:
     files = table_files(segment)
-    for stranger in set(segment.glob("*.parquet")) - set(files.values()):
-        yield Defect(stranger, "no table of this schema")
+    for unknown in set(segment.glob("*.parquet")) - set(files.values()):
+        yield Defect(unknown, "no table of this schema")
     runs: set[str] = set()
     if "runs" not in files:
         yield Defect(segment, "has no runs.parquet")

@@ -232,11 +232,11 @@ def _rank(database: KernelDb, device: Device) -> tuple[Ranked, ...]:
     from gpuprof.estimators.database import DatabaseEstimator
 
     colocations = DatabaseEstimator(database).colocations
-    ranked = colocations.ranked(device)
+    ranked = colocations.rank_models(device)
     if not ranked:
         raise InputError(
             f"too little was co-located on {device.name} to fit an interference model: "
-            f"{len(colocations.measured(device))} latencies",
+            f"{len(colocations.list_measured(device))} latencies",
             "gpuprof calibrate ONE.onnx TWO.onnx, or gpuprof profile --beside",
         )
     return tuple(ranked)

@@ -143,7 +143,7 @@ def describe_superseded(estimator: object, models: Iterable[str]) -> tuple[str, 
         f"{older + 1} different files were measured as {model}: the last one counts (measure each "
         "under a name of its own: NAME=FILE)"
         for model in models
-        if (older := estimator.superseded(model))
+        if (older := estimator.count_superseded(model))
     )
 
 

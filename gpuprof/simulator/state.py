@@ -66,7 +66,7 @@ class State(NamedTuple):
 
     Requests in the system are places of a pool, chained by ``next``; ``free[0]`` starts the chain of empty places.
     ``losses`` (N,) counts how often a request was lost with a device that failed, ``lonely`` (R,) how many in a queue
-    were lost so often that they go alone; ``orphans`` (M,) starts the chain of those that nobody lives to serve, and
+    were lost so often that they go alone; ``orphans`` (M,) starts the chain of those that no living replica serves, and
     ``behind`` (R,) is the last of those that were put before a queue's head, -1: none.
     ``places_capped[0]`` is 1 when there may be no more places. ``router_until[0]`` is when the router has done all that
     it was given. ``alive`` (R,): 1 takes requests, 0 takes none any more; ``takes`` (R,) is the same in the order of
@@ -162,7 +162,7 @@ class Tally(NamedTuple):
 
 
 def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> State:
-    """Return the state of an empty cluster at time 0 with room for ``places`` requests; nobody lives in it yet."""
+    """Return the state of an empty cluster at time 0 with room for ``places`` requests; no replica lives yet."""
     models, replicas, processes = len(cluster.slo), len(cluster.batch), len(cluster.process_replica)
     # At most one event stands for each process, for each replica's timer, and two for each model.
     events = processes + replicas + 2 * models + 1

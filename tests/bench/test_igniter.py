@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.igniter_profiles import IgniterEstimator, table_3
+from bench.igniter_profiles import TabledIgniterEstimator, table_3
 from bench.reproduce import igniter_fig14, igniter_fig20
 from bench.reproduce.igniter_runs import Blind, ByDevice, place, problem, scaled, with_interference
 from gpuprof.domain.catalogue import device
@@ -20,12 +20,12 @@ NOWHERE = Path("nowhere")
 
 
 @pytest.fixture
-def estimator() -> IgniterEstimator:
-    return IgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in table_3()[0].items()})
+def estimator() -> TabledIgniterEstimator:
+    return TabledIgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in table_3()[0].items()})
 
 
 def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
-    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
+    estimator: TabledIgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(igniter_fig14, "v100_estimator", lambda _: estimator)
     found = igniter_fig14.compute(NOWHERE)
@@ -40,7 +40,7 @@ def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
 
 
 def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
-    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
+    estimator: TabledIgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(igniter_fig20, "v100_estimator", lambda _: estimator)
     found = igniter_fig20.compute(NOWHERE)
@@ -53,7 +53,7 @@ def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
     assert all(fact.agrees for fact in found.facts if fact.what.startswith("T4 that"))
 
 
-def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: IgniterEstimator) -> None:
+def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: TabledIgniterEstimator) -> None:
     t4 = scaled(estimator, "t4")
     ratio = V100.flops_per_s["float32"] / device("t4").flops_per_s["float32"]
     here, there = estimator.workloads["W9"], t4.workloads["W9"]
@@ -65,7 +65,7 @@ def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator
     assert there.load_bytes == here.load_bytes
 
 
-def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: IgniterEstimator) -> None:
+def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: TabledIgniterEstimator) -> None:
     both = ByDevice({"v100": estimator, "t4": scaled(estimator, "t4")})
     share, beside = Share(40.0), [Workload("W9", 6, Share(60.0))]
     alone = estimator.estimate("W1", V100, 4, share)
@@ -75,7 +75,7 @@ def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estim
     assert Blind(both).estimate("W1", V100, 4, share, beside) == alone
 
 
-def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
+def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: TabledIgniterEstimator) -> None:
     deployment = place(problem(estimator, ("v100",)), "igniter", Igniter()).deployment
     assert deployment is not None
     served, legs = with_interference(deployment, estimator)

@@ -137,7 +137,7 @@ def test_rows_of_an_older_file_under_the_same_name_do_not_count(tmp_path: Path) 
     estimator = DatabaseEstimator(db)
     assert estimator.batches("net", CPU, WHOLE) == (1,)
     assert estimator.estimate("net", CPU, 1, WHOLE).latency_ms.value == 50.0
-    assert estimator.superseded("net") == 1
+    assert estimator.count_superseded("net") == 1
 
 
 def test_co_locations_of_an_older_file_under_the_same_name_do_not_count_either(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ DEVICE = PROBLEM.fleet.entries[0].device
 SHARE = Share(100.0)
 
 
-class Recording:
+class RecordingEstimator:
     """Passes on to the contract's estimator, and keeps what it was asked."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Recording:
 
 
 def test_a_service_is_its_model_under_another_name() -> None:
-    inner = Recording()
+    inner = RecordingEstimator()
     services = ServiceEstimator(inner, {"fast": "m", "slow": "m"})
     (share, *_) = services.shares("fast", DEVICE)
     (batch, *_) = services.batches("slow", DEVICE, share)

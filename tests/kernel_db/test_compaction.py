@@ -18,7 +18,7 @@ from gpuprof.kernel_db.verification import verify
 from tests.kernel_db.rows import a_run
 
 
-class Killed(BaseException):
+class KilledWriter(BaseException):
     """Stands for SIGKILL at one place."""
 
 
@@ -68,18 +68,18 @@ def test_a_killed_compaction_neither_loses_nor_doubles_rows(
 
     def dying(path: Path) -> None:
         if len(removed) == removals:
-            raise Killed
+            raise KilledWriter
         removed.append(path)
         shutil.rmtree(path)
 
     def no_writing(*_: object) -> None:
-        raise Killed
+        raise KilledWriter
 
     with monkeypatch.context() as patch:
         patch.setattr(compaction, "remove_segment", dying)
         if moment == "before":
             patch.setattr(compaction, "write_segment", no_writing)
-        with pytest.raises(Killed):
+        with pytest.raises(KilledWriter):
             compact(database)
     assert _ids(database) == ["r0", "r1", "r2", "r3"]
     assert all(problem.harmless for problem in verify(database))

@@ -22,7 +22,7 @@ class PlacementStruct(Structure):
     _fields_ = [("start", c_uint), ("size", c_uint)]
 
 
-class FakeNvml:
+class FakeDeviceNvml:
     """As much of NVML as gpuprof asks, for one GPU."""
 
     NVMLError = NvmlError
@@ -91,12 +91,12 @@ class FakeNvml:
 
 
 def test_without_a_driver_there_are_no_gpus() -> None:
-    assert local_gpus(FakeNvml("x", no_driver=True)) == ()
+    assert local_gpus(FakeDeviceNvml("x", no_driver=True)) == ()
 
 
 @pytest.mark.parametrize("name", ["NVIDIA A100-SXM4-80GB", b"NVIDIA A100-SXM4-80GB"])
 def test_a_known_board_is_the_catalogues_with_what_the_driver_reports(name: str | bytes) -> None:
-    nvml = FakeNvml(name, memory=80 * 2**30 - 1, power_mw=300_000)
+    nvml = FakeDeviceNvml(name, memory=80 * 2**30 - 1, power_mw=300_000)
     (gpu,) = local_gpus(nvml)
     known = device("a100-80")
     assert (gpu.name, gpu.compute_units, gpu.flops_per_s) == (known.name, known.compute_units, known.flops_per_s)
@@ -106,7 +106,7 @@ def test_a_known_board_is_the_catalogues_with_what_the_driver_reports(name: str 
 
 
 def test_mig_profiles_come_from_the_driver_without_media_variants() -> None:
-    (gpu,) = local_gpus(FakeNvml("NVIDIA A100-SXM4-80GB", mig=True))
+    (gpu,) = local_gpus(FakeDeviceNvml("NVIDIA A100-SXM4-80GB", mig=True))
     assert [profile.name for profile in gpu.mig_profiles] == ["1g.10gb", "3g.40gb"]
     one, three = gpu.mig_profiles
     assert (one.start_slots, one.memory_slices, one.sms, one.max_count) == ((0, 1, 2, 3, 4, 5, 6), 1, 14, 7)
@@ -115,7 +115,7 @@ def test_mig_profiles_come_from_the_driver_without_media_variants() -> None:
 
 
 def test_mig_profiles_are_the_catalogues_where_the_driver_wants_root() -> None:
-    (gpu,) = local_gpus(FakeNvml("NVIDIA A100-SXM4-80GB", mig=True, root=False))
+    (gpu,) = local_gpus(FakeDeviceNvml("NVIDIA A100-SXM4-80GB", mig=True, root=False))
     assert gpu.mig_profiles == device("a100-80").mig_profiles
 
 
@@ -127,7 +127,7 @@ def test_an_unknown_board_is_scaled_from_one_of_its_capability() -> None:
         "memory_mhz": 8001,
         "bus_bits": 384,
     }
-    (gpu,) = local_gpus(FakeNvml("NVIDIA RTX A5500", memory=48 * 2**30, **facts))
+    (gpu,) = local_gpus(FakeDeviceNvml("NVIDIA RTX A5500", memory=48 * 2**30, **facts))
     a10 = device("a10")
     assert (gpu.name, gpu.compute_units, gpu.sm) == ("rtx-a5500", 70, a10.sm)
     assert gpu.flops_per_s["float32"] == pytest.approx(a10.flops_per_s["float32"] * 70 / 72)
@@ -137,7 +137,7 @@ def test_an_unknown_board_is_scaled_from_one_of_its_capability() -> None:
 
 def test_a_board_of_an_unknown_capability_is_left_out() -> None:
     facts: dict[str, Any] = {"capability": (99, 0), "cores": 1, "sm_mhz": 1, "memory_mhz": 1, "bus_bits": 1}
-    assert local_gpus(FakeNvml("NVIDIA Next", **facts)) == ()
+    assert local_gpus(FakeDeviceNvml("NVIDIA Next", **facts)) == ()
 
 
 def test_a_board_has_the_name_of_the_catalogue_or_one_of_its_own() -> None:

@@ -16,7 +16,7 @@ from gpuprof.runtime.providers import GREEN_SMS
 A100 = device("a100-80")
 
 
-class FakeNvml:
+class FakeMigNvml:
     """A GPU with slots for MIG devices, some empty."""
 
     class NVMLError(Exception):
@@ -60,7 +60,7 @@ def daemons(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
 
 
 def test_instances_are_found_by_uuid_and_profile() -> None:
-    found = mig_instances(nvml=FakeNvml("3g.40gb", None, "1g.10gb"))
+    found = mig_instances(nvml=FakeMigNvml("3g.40gb", None, "1g.10gb"))
     assert found == (MigInstanceId("MIG-0", "3g.40gb"), MigInstanceId("MIG-2", "1g.10gb"))
 
 
@@ -79,14 +79,14 @@ def test_parts_of_a_gpu_are_bound_by_one_daemon(daemons: list[str | None]) -> No
 
 
 def test_whole_instances_are_bound_by_uuid_each_to_its_own(daemons: list[str | None]) -> None:
-    nvml = FakeNvml("3g.40gb", "3g.40gb")
+    nvml = FakeMigNvml("3g.40gb", "3g.40gb")
     with bind_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:
         assert environments == ({"CUDA_VISIBLE_DEVICES": "MIG-0"}, {"CUDA_VISIBLE_DEVICES": "MIG-1"})
     assert daemons == []
 
 
 def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[str | None]) -> None:
-    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, FakeNvml("3g.40gb")) as environments:
+    with bind_shares(A100, [Share(50.0, "3g.40gb")] * 2, FakeMigNvml("3g.40gb")) as environments:
         assert {each["CUDA_VISIBLE_DEVICES"] for each in environments} == {"MIG-0"}
     assert daemons == ["MIG-0"]
 
@@ -94,7 +94,7 @@ def test_parts_of_one_instance_share_it_under_a_daemon_of_its_own(daemons: list[
 def test_an_instance_that_does_not_exist_is_not_made(daemons: list[str | None]) -> None:
     with (
         pytest.raises(UnavailableError, match=r"no free MIG instance 3g\.40gb: there are 1g\.10gb"),
-        bind_shares(A100, [Share(100.0, "3g.40gb")], FakeNvml("1g.10gb")),
+        bind_shares(A100, [Share(100.0, "3g.40gb")], FakeMigNvml("1g.10gb")),
     ):
         pass
     with pytest.raises(InputError, match="no MIG profile"), bind_shares(A100, [Share(100.0, "9g.99gb")]):

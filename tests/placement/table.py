@@ -12,7 +12,7 @@ from gpuprof.errors import InputError
 
 
 @dataclass(frozen=True)
-class Table:
+class TabledEstimator:
     """Knows the throughput (requests/s of all processes) of the workloads in it and nothing else."""
 
     throughput_rps: Mapping[Workload, float]

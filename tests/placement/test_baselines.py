@@ -12,7 +12,7 @@ from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.mig_serving import MigServing
-from tests.placement.table import Table
+from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)
 
@@ -40,7 +40,7 @@ def test_gpulet_does_not_put_together_what_cannot_bear_each_other() -> None:
 
 
 def test_mig_serving_takes_the_most_useful_configuration_first() -> None:
-    table = Table(
+    table = TabledEstimator(
         {
             Workload(model, 1, Share(100.0, profile), 1): rate
             for model, rates in {"a": (50.0, 400.0), "b": (60.0, 100.0)}.items()

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bench.slow_reader import SlowGrpcReader, SlowHttpReader, foreign_bytes
-from bench.strange_clients import MANNERS, Endpoint, Request, send_all
+from bench.strange_clients import MANNERS, ClientRequest, Endpoint, send_all
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 
 ROW_BYTES = 600_000
@@ -125,7 +125,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 @given(data=st.data())
 def test_no_client_finds_a_byte_that_is_not_its_own_whatever_others_do(servers: Servers, data: st.DataObject) -> None:
     one = st.builds(
-        Request,
+        ClientRequest,
         st.sampled_from(servers.endpoints),
         st.sampled_from(MANNERS),
         st.just(""),

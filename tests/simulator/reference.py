@@ -13,7 +13,7 @@ from gpuprof.rules.routing import ReplicaLoad, RoutingRule, decay_count, forecas
 
 
 @dataclass
-class Server:
+class ReferenceServer:
     """One replica: its queue of (arrival, request) and when each process is free."""
 
     replica: Replica
@@ -45,7 +45,7 @@ class Server:
 
 def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule) -> list[int]:
     """Return when each request is answered, all of one model, without randomness; times in nanoseconds."""
-    servers = [Server(r, free_at=[0] * r.processes, idle=[True] * r.processes) for r in replicas]
+    servers = [ReferenceServer(r, free_at=[0] * r.processes, idle=[True] * r.processes) for r in replicas]
     first_process = [sum(r.processes for r in replicas[:i]) for i in range(len(replicas))]
     events: list[tuple[int, int, int]] = [(time, 2, i) for i, time in enumerate(arrivals)]
     heapq.heapify(events)

@@ -63,10 +63,10 @@ class KernelsByBatch:
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
         if batch not in self._known:
-            self._known[batch] = self._between(batch) if batch > 4 and self._is_linear() else self._read(batch)
+            self._known[batch] = self._between(batch) if batch > 4 and self._is_linear() else self._list_kernels(batch)
         return self._known[batch]
 
-    def _read(self, batch: int) -> KernelList:
+    def _list_kernels(self, batch: int) -> KernelList:
         return list_kernels(self._graph_at(batch), self._precision, self._runtime)
 
     def _is_linear(self) -> bool:

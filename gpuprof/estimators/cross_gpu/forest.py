@@ -80,7 +80,7 @@ def read_forest(text: str, name: str) -> Forest:
         parsed = [_tree(_entries(tree.split("\nend of trees")[0]), features) for tree in trees]
         if not 0 < len(parsed) <= _MAX_TREES:
             raise ValueError(f"{len(parsed)} trees")
-        return _padded(parsed, features)
+        return _pad_trees(parsed, features)
     except (KeyError, ValueError, IndexError) as error:
         raise InputError(f"{name} is no regressor that gpuprof trained: {error}", "reinstall gpuprof") from None
 
@@ -124,7 +124,7 @@ def _depth(left: list[int], right: list[int], leaves: int) -> int:
     return max(depth)
 
 
-def _padded(trees: list[dict[str, Any]], features: int) -> Forest:
+def _pad_trees(trees: list[dict[str, Any]], features: int) -> Forest:
     splits, leaves = max(len(tree["left"]) for tree in trees), max(len(tree["leaves"]) for tree in trees)
 
     def pad(part: str, length: int, dtype: type) -> NDArray[Any]:

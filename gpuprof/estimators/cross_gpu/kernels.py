@@ -281,7 +281,7 @@ class _Walk:
         )
         if groups > 1 and weight.shape[1] == 1:
             row = {"read_bytes": _DEPTHWISE_TRAFFIC * moved - self._width * out.elements}
-            return "movement", {**row, **self._written(out), "flops": 2.0 * out.elements * taps}
+            return "movement", {**row, **self._measure_output(out), "flops": 2.0 * out.elements * taps}
         if op.op_type == "ConvTranspose":
             pixels, outs, taps = image.elements / image.shape[1], taps, float(image.shape[1])
         stride = max(int(s) for s in op.attributes.get("strides", (1,)) or (1,))  # type: ignore[attr-defined]
@@ -289,7 +289,7 @@ class _Walk:
             **{"b": float(groups), "m": pixels, "n": max(1.0, outs / groups), "k": taps, "width": self._operand},
             "flops": 2.0 * pixels * outs * taps,
             "read_bytes": moved - self._width * out.elements + self._layout_bytes(image, out),
-            **self._written(out),
+            **self._measure_output(out),
             "kernel": float(weight.shape[-1]),
             "stride": float(stride),
             "image": float(out.shape[-1]),
@@ -323,7 +323,7 @@ class _Walk:
         read = sum(map(self._bytes, inputs.values()))
         if op.op_type in ("Gather", "Slice", "GatherElements", "GatherND", "Compress", "Split"):
             read = min(read, sum(map(self._bytes, op.outputs)) + 8.0 * _SMALL)
-        row = {"read_bytes": read, **self._written(final), "flops": float(op.flops or 0)}
+        row = {"read_bytes": read, **self._measure_output(final), "flops": float(op.flops or 0)}
         row["written_bytes"] = sum(map(self._bytes, op.outputs)) if len(op.outputs) > 1 else row["written_bytes"]
         row["extra"] = float(any(self._ops[p].op_type in _DEAR for p in group) and op.op_type == "Pow")
         if op.op_type in _SOFTMAXES | _NORMS:
@@ -345,7 +345,7 @@ class _Walk:
         }
         return sum(map(self._bytes, inputs.values()))
 
-    def _written(self, tensor: Tensor) -> dict[str, float]:
+    def _measure_output(self, tensor: Tensor) -> dict[str, float]:
         return {"written_bytes": self._bytes(tensor), "elements": float(tensor.elements), "width": self._width}
 
     def _bytes(self, tensor: Tensor) -> float:

@@ -107,7 +107,7 @@ def train(data: Iterable[Measured], excluded: str | None = None, rounds: int = _
 def bounds_as_measured(part: Measured, rates: Any) -> OpBounds:
     """Return the bounds of measured ops under the conditions that they were measured in."""
     first = bound_times(part.ops, rates)
-    return bound_times(part.ops, rates, part.throttled(first.expected_s))
+    return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s))
 
 
 def _add_rows(rows: dict[str, list[tuple[Array, Array, Array]]], part: Measured, name: str, floor: float) -> None:

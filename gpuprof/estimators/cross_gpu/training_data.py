@@ -72,7 +72,7 @@ class Measured:
         kept = {name: found[name].take(rows) if name == "ops" else found[name][rows] for name in _PER_ROW}
         return Measured(**{**found, **kept})
 
-    def throttled(self, bound_s: Array) -> Array:
+    def estimate_throttling(self, bound_s: Array) -> Array:
         """Return how far the power limit was reached in each measurement, in [0.5, 1]; see `features.bound_times`."""
         if self.name not in ("bmm", "conv"):
             return np.ones(len(bound_s))

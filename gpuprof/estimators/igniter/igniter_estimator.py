@@ -63,7 +63,10 @@ class IgniterEstimator:
             )
         workload = Workload(model, batch, share)
         hardware, _ = self.coefficients(device)
-        victim, others = self._placed(device, workload), [self._placed(device, other) for other in beside]
+        victim, others = (
+            self._place_workload(device, workload),
+            [self._place_workload(device, other) for other in beside],
+        )
         predicted = predict(hardware, victim, others)
         return Estimate(workload, device.name, Figure(predicted.latency_ms, SOURCE), overlapped_ms=predicted.load_ms)
 
@@ -87,10 +90,10 @@ class IgniterEstimator:
             When nothing is known of the device.
         """
         if device.name not in self._known:
-            self._known[device.name] = self._read(device)
+            self._known[device.name] = self._read_coefficients(device)
         return self._known[device.name]
 
-    def _read(self, device: Device) -> Coefficients:
+    def _read_coefficients(self, device: Device) -> Coefficients:
         if self._db is None:
             raise InputError(f"iGniter's coefficients of {device.name} are not known", "give --db DATABASE")
         imported = imported_profile(self._db, device)
@@ -111,5 +114,5 @@ class IgniterEstimator:
             raise unknown_name(f"model with iGniter's coefficients of {device.name}", model, sorted(workloads))
         return workloads[model]
 
-    def _placed(self, device: Device, workload: Workload) -> Placed:
+    def _place_workload(self, device: Device, workload: Workload) -> Placed:
         return Placed(self._workload(device, workload.model), workload.batch, workload.share.sm_pct / 100.0)

@@ -102,7 +102,7 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
                 f"{path}: schema {content.get('schema')!r} where {SCHEMA!r} is expected", "calibrate again"
             )
         workloads = {
-            name: WorkloadCoefficients(**{key: _fixed(value) for key, value in one.items()})
+            name: WorkloadCoefficients(**{key: _freeze_list(value) for key, value in one.items()})
             for name, one in content["workloads"].items()
         }
         return content["device"], HardwareCoefficients(**content["hardware"]), workloads
@@ -110,7 +110,7 @@ def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, 
         raise InputError(f"{path} holds no coefficients: {error}", "calibrate again") from None
 
 
-def _fixed(value: object) -> Any:
+def _freeze_list(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 

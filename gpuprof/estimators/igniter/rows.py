@@ -116,14 +116,14 @@ def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
 
 def _complete(row: ModelRow) -> _Alone | None:
     """Return the row if it has all that is needed."""
-    known = _measured(row)
+    known = _read_figures(row)
     if known is None or row.error is not None or None in (row.kernel_count, row.h2d_bytes, row.d2h_bytes):
         return None
     figures = known.latency_ms, known.power_w, known.clock_mhz, known.dispatch_ms
     return _Alone(*figures, row, row.kernel_count or 0, row.h2d_bytes or 0, row.d2h_bytes or 0)
 
 
-def _measured(row: ModelRow | ColocationRow) -> _Measured | None:
+def _read_figures(row: ModelRow | ColocationRow) -> _Measured | None:
     figures = (row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
     known = [float(figure) for figure in figures if figure is not None]
     return _Measured(*known) if len(known) == len(figures) else None
@@ -137,7 +137,7 @@ def _copies(one: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured
     for other in beside:
         same = (other.model, other.batch, other.sm_share_pct) == (row.model, row.batch, row.sm_share_pct)
         others = other.beside.split(" + ")
-        if same and set(others) == {label} and (known := _measured(other)) is not None:
+        if same and set(others) == {label} and (known := _read_figures(other)) is not None:
             found[1 + len(others)] = known
     return found
 

@@ -75,7 +75,7 @@ def rank(measured: Sequence[Colocated], coefficients: Coefficients | None) -> tu
     judged = []
     for name, make in makes.items():
         try:
-            judged.append(_judged(name, make, measured, left_out))
+            judged.append(_judge_model(name, make, measured, left_out))
         except KeyError:  # a model that was never calibrated
             continue
     return tuple(sorted(judged, key=lambda one: one.mean_pct or 0.0))
@@ -103,7 +103,9 @@ def _left_out(measured: Sequence[Colocated]) -> str | None:
     return "pair" if len({by_pair(row) for row in measured}) > 1 else None
 
 
-def _judged(name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str) -> Ranked:
+def _judge_model(
+    name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
+) -> Ranked:
     found = ratios(make, measured, left_out)
     error = 100.0 * np.abs(1.0 / np.array(found) - 1.0)
     high = quantile(found, 0.95) or 1.0

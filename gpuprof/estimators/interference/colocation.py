@@ -85,16 +85,16 @@ class Colocations:
         seen = self._slowdowns.get(device.name)
         same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
         if same:
-            return _slowed(alone, sum(same) / len(same), alone.source)
+            return _slow_figure(alone, sum(same) / len(same), alone.source)
         victim, others = self._running(device, workload), [self._running(device, one) for one in beside]
         running = [one for one in others if one is not None]
         if victim is not None and len(running) == len(others):
-            for model in self.ranked(device):
+            for model in self.rank_models(device):
                 try:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
                 except KeyError:  # a model that was never calibrated
                     continue
-                return _slowed(alone, factor, f"{alone.source} × {model.name}", model.low, model.high)
+                return _slow_figure(alone, factor, f"{alone.source} × {model.name}", model.low, model.high)
         low = alone.value if alone.low is None else alone.low
         return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
 
@@ -102,21 +102,21 @@ class Colocations:
         """Return whether ``model`` took part in a co-location on ``device``."""
         return model in self._names.get(device.name, ())
 
-    def ranked(self, device: Device) -> tuple[Ranked, ...]:
+    def rank_models(self, device: Device) -> tuple[Ranked, ...]:
         """Return the interference models of ``device``, best first; empty where nothing is known to judge by."""
         if device.name not in self._ranked:
-            self._ranked[device.name] = rank(self.measured(device), self.coefficients(device))
+            self._ranked[device.name] = rank(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]
 
-    def measured(self, device: Device) -> list[Colocated]:
+    def list_measured(self, device: Device) -> list[Colocated]:
         """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
         rows = self._by_device.get(device.name, [])
         alone = {row.label: row for row in rows}
         found = []
         for row in rows:
             try:
-                victim = self._seen(device, parse_label(row.label), row)
-                others = [self._seen(device, parse_label(one), alone.get(one)) for one in row.others]
+                victim = self._find_running(device, parse_label(row.label), row)
+                others = [self._find_running(device, parse_label(one), alone.get(one)) for one in row.others]
             except InputError:  # written by others, in words that are not ours
                 continue
             known = tuple(one for one in others if one is not None)
@@ -138,14 +138,14 @@ class Colocations:
             self._coefficients[device.name] = kept
         return self._coefficients[device.name]
 
-    def _seen(self, device: Device, workload: Workload, row: _Row | None) -> Running | None:
+    def _find_running(self, device: Device, workload: Workload, row: _Row | None) -> Running | None:
         """Return a workload's behaviour alone as it was when the co-location was measured."""
         running = self._running(device, workload)
         if row is None:
             return running
         if running is None:
             share = device.fraction(workload.share)
-            running = self._calibrated(device, Running(workload.model, workload.batch, share, row.solo_ms))
+            running = self._add_coefficients(device, Running(workload.model, workload.batch, share, row.solo_ms))
         running = replace(running, solo_ms=row.solo_ms)
         if row.l2_pct is not None:
             running = replace(running, l2_pct=row.l2_pct)
@@ -153,9 +153,9 @@ class Colocations:
 
     def _running(self, device: Device, workload: Workload) -> Running | None:
         running = self._behaviour(device, workload)
-        return None if running is None else self._calibrated(device, running)
+        return None if running is None else self._add_coefficients(device, running)
 
-    def _calibrated(self, device: Device, running: Running) -> Running:
+    def _add_coefficients(self, device: Device, running: Running) -> Running:
         """Fill in what the coefficients of a calibrated model say: transfers, kernels and power."""
         known = self.coefficients(device)
         if known is None or running.model not in known[1]:
@@ -186,7 +186,7 @@ def parse_label(label: str) -> Workload:
     return Workload(match["model"], int(match["batch"]), share, int(match["processes"] or 1))
 
 
-def _slowed(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:
+def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:
     if alone.low is None and low == high:
         return Figure(alone.value * factor, source)
     least = (alone.value if alone.low is None else alone.low) * factor * low

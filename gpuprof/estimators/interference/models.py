@@ -169,11 +169,11 @@ class IgniterInterference:
 
     def slowdown(self, victim: Running, beside: Sequence[Running]) -> float:
         """Return the ratio of the two predictions."""
-        placed, others = self._placed(victim), [self._placed(one) for one in beside]
+        placed, others = self._place_workload(victim), [self._place_workload(one) for one in beside]
         together, alone = predict(self._hardware, placed, others), predict(self._hardware, placed, ())
         return max(1.0, together.latency_ms / alone.latency_ms)
 
-    def _placed(self, one: Running) -> Placed:
+    def _place_workload(self, one: Running) -> Placed:
         return Placed(self._workloads[one.model], one.batch, one.share)
 
 

@@ -35,8 +35,8 @@ def computed_flops(facts: OpFacts) -> float:
     if not is_blocked(facts):
         return facts.flops
     group, outputs, inputs = _channels(facts)
-    read = _filled(inputs) if group == 1 and inputs >= LANES else 1.0
-    return facts.flops * _filled(outputs) * read
+    read = _compute_padding(inputs) if group == 1 and inputs >= LANES else 1.0
+    return facts.flops * _compute_padding(outputs) * read
 
 
 def unfolded_bytes(facts: OpFacts) -> float:
@@ -67,5 +67,5 @@ def _channels(facts: OpFacts) -> tuple[int, int, int]:
     return max(1, integer(facts.attributes.get("group"), 1)), max(1, outputs), max(1, inputs)
 
 
-def _filled(channels: int) -> float:
+def _compute_padding(channels: int) -> float:
     return -(-channels // LANES) * LANES / channels

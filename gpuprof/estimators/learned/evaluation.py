@@ -191,7 +191,7 @@ def _summary(setting: str, quantity: str, predictor: str, architecture: str, mem
 
 def _of_ops(data: TrainingSet, model: LearnedModel, architecture: str) -> list[Prediction]:
     held = np.array([group == architecture for group in data.ops.groups])
-    features, costs, measured = data.ops.features[held], data.ops.costs.chosen(held), data.ops.times_ns[held]
+    features, costs, measured = data.ops.features[held], data.ops.costs.select_ops(held), data.ops.times_ns[held]
     predicted = {name: model.predicted_ns(features, costs, name) for name in model.times}
     predicted[ROOFLINE] = data.ops.least_ns[held] + NODE_NS
     return [

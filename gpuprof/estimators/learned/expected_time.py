@@ -51,7 +51,7 @@ class OpCosts:
     traffic_ns: Array
     elements: Array
 
-    def chosen(self, kept: Array) -> OpCosts:
+    def select_ops(self, kept: Array) -> OpCosts:
         """Return those of the ops that a mask of shape (N,) keeps."""
         types = tuple(op_type for op_type, keep in zip(self.op_types, kept, strict=True) if keep)
         return OpCosts(types, self.arithmetic_ns[kept], self.traffic_ns[kept], self.elements[kept])

@@ -113,7 +113,7 @@ def load(database: Path, device: Device, data_hash: str | None = None) -> Learne
         raise InputError(
             f"what was trained for {device.name} has another {', '.join(differing)}", "gpuprof train again"
         )
-    content = _read(folder / _REGRESSORS)
+    content = _read_bytes(folder / _REGRESSORS)
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
         raise InputError(f"{folder / _REGRESSORS} is not what was trained", "gpuprof train again")
     fitted = _regressors(content, folder)
@@ -144,7 +144,7 @@ def _regressors(content: bytes, folder: Path) -> dict[str, Any]:
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(_read(path))
+        content = json.loads(_read_bytes(path))
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", "gpuprof train again") from None
     if not isinstance(content, dict) or not {"element_ns", "fusion", "residuals"} <= set(content):
@@ -152,7 +152,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     return content
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, which no regressors are")

@@ -155,14 +155,14 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     models = _last(_measured_cases(db, device))
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
-    by_case = _grouped(rows)
+    by_case = _group_by_case(rows)
     cases = tuple(
         case for row in models if (case := _case(row, device, graphs, by_case.get(_key(row), ()))) is not None
     )
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
     known = {(case.graph.name, case.graph.batch): case.graph for case in cases}
-    timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _timed(ops, known.get(key[:2]))]
+    timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _select_timed(ops, known.get(key[:2]))]
     return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
 
 
@@ -173,7 +173,7 @@ def without(data: TrainingSet, architecture: str) -> TrainingSet:
         data.ops.features[kept],
         data.ops.times_ns[kept],
         data.ops.least_ns[kept],
-        data.ops.costs.chosen(kept),
+        data.ops.costs.select_ops(kept),
         tuple(group for group in data.ops.groups if group != architecture),
     )
     cases = tuple(case for case in data.cases if case.graph.name != architecture)
@@ -215,7 +215,7 @@ class _Timed:
         return self.model, str(self.share), self.signature, *fusion
 
 
-def _timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_Timed]:
+def _select_timed(rows: Sequence[MeasuredOp], graph: ModelGraph | None) -> list[_Timed]:
     """Return the ops of one workload that have a time; what was fused into them is known where their graph is."""
     groups = measured_groups(graph, rows) if graph is not None else None
     facts = dict(zip(groups, group_facts(graph, groups), strict=True)) if graph is not None and groups else {}
@@ -286,7 +286,7 @@ def _key(row: MeasuredOp | MeasuredCase) -> _Key:
     return row.model, row.batch, row.sm_share_pct, row.mig_profile
 
 
-def _grouped(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
+def _group_by_case(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
     groups: dict[_Key, list[MeasuredOp]] = {}
     for row in sorted(rows, key=lambda row: row.position):
         groups.setdefault(_key(row), []).append(row)

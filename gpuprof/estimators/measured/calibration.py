@@ -46,7 +46,7 @@ class Calibration:
             return max(self._between, _LEAST) + measured_error
         return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
 
-    def applied(self, least_ms: float, source: str, spread: float | None = None) -> Figure:
+    def scale_prediction(self, least_ms: float, source: str, spread: float | None = None) -> Figure:
         """Return the figure for a prediction of ``least_ms``, scaled by what models of this device took over theirs.
 
         From four models on the interval is conformal: each model's measurements against what the others have in

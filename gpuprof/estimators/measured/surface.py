@@ -51,7 +51,7 @@ class Surface:
         }
         self._device = device
 
-    def read(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
+    def read_latency(self, batch: int, share: Share, shape: Callable[[], Shape | None]) -> Reading:
         """Return the latency: measured, on the line between measured batches or shares, else carried over.
 
         ``shape`` is called only in the last case.
@@ -59,7 +59,7 @@ class Surface:
         if share in self.curves and (known := self.curves[share].at(batch)):
             return Reading(known[0], known[1], 0.0 if known[1] == MEASURED else 0.5)
         between = self._between_shares(batch, share)
-        return between or self._carried(batch, share, shape())
+        return between or self._extrapolate_point(batch, share, shape())
 
     def nearest(self, batch: int, share: Share) -> Point:
         """Return the measured point nearest in doublings of batch and share; of equals the larger batch."""
@@ -84,7 +84,7 @@ class Surface:
         weight = math.log(share.sm_pct / below[0]) / math.log(above[0] / below[0])
         return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED, 0.5)
 
-    def _carried(self, batch: int, share: Share, shape: Shape | None) -> Reading:
+    def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
         point = self.nearest(batch, share)
         distance = self._distance(point, batch, share)
         if shape is not None:

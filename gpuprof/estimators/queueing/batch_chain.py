@@ -126,7 +126,7 @@ def solve(rate: float, max_wait: float, service: Service) -> Stationary:
     into_fresh += _fresh_from_service(rate, max_wait, service, live)
     fresh = np.zeros(2 * batch)
     fresh[live] = _fixed_vector(into_fresh)
-    return _normalised(fresh, backlog @ fresh[live], ratio, step, on_lattice)
+    return _normalise_backlog(fresh, backlog @ fresh[live], ratio, step, on_lattice)
 
 
 def poisson_cdf(count: int, mean: Array) -> Array:
@@ -240,7 +240,7 @@ def _fixed_vector(matrix: Array) -> Array:
     return np.asarray(np.maximum(np.linalg.solve(system, wanted), 0.0))
 
 
-def _normalised(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> Stationary:
+def _normalise_backlog(fresh: Array, backlog: Array, ratio: float, step: float, on_lattice: Array) -> Stationary:
     backlog = np.maximum(backlog, 0.0)
     more = 0
     if backlog[-1] > _TAIL_MASS * 1e-2 and ratio < 1.0:

@@ -39,11 +39,11 @@ PROBABILITIES = np.unique(
 def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
     """Return a replica with its times in this unit, to the precision that anyone knows them with."""
     return ScaledServer(
-        tuple(_rounded(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
-        _rounded(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
+        tuple(_round_figure(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
+        _round_figure(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
         server.processes,
         round(server.latency_cv, 4),
-        _rounded(server.pause_factor),
+        _round_figure(server.pause_factor),
         round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
     )
 
@@ -72,7 +72,7 @@ def solve_pool(arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bo
     shape = None if arrivals.process is None else at_rate(arrivals.process, 1000.0 * capacity / unit_ms)
     stream = PoolArrivals(0.0, round(arrivals.scv, 4), shape, unit_ms if shape is not None else 1.0)
     table = _TABLES.table(kinds, stream, coarse=coarse)
-    return _read(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
+    return _read_row(table.at(load), kinds, counts, scaled, servers, arrivals.rate_rps, unit_ms)
 
 
 def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, float], ...]:
@@ -84,7 +84,7 @@ def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, flo
     return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))
 
 
-def _rounded(value: float) -> float:
+def _round_figure(value: float) -> float:
     """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
     return float(f"{value:.5g}")
 
@@ -194,7 +194,7 @@ class _Tables:
 _TABLES = _Tables()
 
 
-def _read(
+def _read_row(
     row: _Row,
     kinds: _Kinds,
     counts: Counter[BatchServer],

@@ -40,8 +40,8 @@ class BatchQueue:
             return _overfull(load, float(server.batch))
         if arrivals.process is not None:
             return self.pool(arrivals, (server,)).whole
-        law = _solve(_rounded(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
-        return _scaled(law, unit, server.overhead_ms)
+        law = _solve(_round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
+        return _scale_sojourn(law, unit, server.overhead_ms)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""
@@ -63,12 +63,12 @@ def _overfull(load: float, batch: float) -> Sojourn:
     return Sojourn(load, batch, math.inf, ((0.0, math.inf), (1.0, math.inf)))
 
 
-def _rounded(value: float) -> float:
+def _round_figure(value: float) -> float:
     """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
     return float(f"{value:.5g}")
 
 
-def _scaled(law: Sojourn, unit: float, overhead: float) -> Sojourn:
+def _scale_sojourn(law: Sojourn, unit: float, overhead: float) -> Sojourn:
     return Sojourn(
         law.utilization,
         law.mean_batch,

@@ -19,7 +19,7 @@ from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.parvagpu import ParvaGpu
 from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segments
-from tests.placement.table import Table
+from tests.placement.table import TabledEstimator
 
 OPTIMAL = Optimal()
 BUDGET = Options(latency_budget=0.5, max_processes=3)
@@ -42,8 +42,8 @@ def cost(placement: Placement) -> float:
     return sum(prices[gpu.device] for gpu in placement.gpus)
 
 
-def shares(percents: dict[str, float], rate: float = 100.0) -> Table:
-    return Table({Workload(model, 1, Share(pct), 1): rate for model, pct in percents.items()})
+def shares(percents: dict[str, float], rate: float = 100.0) -> TabledEstimator:
+    return TabledEstimator({Workload(model, 1, Share(pct), 1): rate for model, pct in percents.items()})
 
 
 def test_what_first_fit_decreasing_wastes_is_used() -> None:
@@ -59,7 +59,7 @@ def test_what_first_fit_decreasing_wastes_is_used() -> None:
 
 def test_a_demand_is_split_into_the_instances_that_leave_no_gap() -> None:
     # 7 × 100 in slices of one beats 4g (350) + 3g (250) + …
-    table = Table(
+    table = TabledEstimator(
         {
             Workload("m", 1, Share(100.0, profile), 1): rate
             for profile, rate in (("1g.10gb", 100.0), ("3g.40gb", 250.0), ("4g.40gb", 350.0), ("7g.80gb", 600.0))

@@ -13,7 +13,7 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gslice import Gslice
 from tests.placement.published.test_igniter import igniters, plan
-from tests.placement.table import Table
+from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)
 
@@ -64,7 +64,7 @@ def test_without_adjustments_whoever_misses_its_slo_gets_a_device_of_its_own() -
 
 def test_shares_of_which_nothing_is_known_are_not_taken() -> None:
     # known at 50% only, where a fifth of the throughput is used: the share would shrink, but to what nobody knows
-    table = Table({Workload("m", 1, Share(50.0)): 1000.0, Workload("m", 1, Share(100.0)): 2000.0})
+    table = TabledEstimator({Workload("m", 1, Share(50.0)): 1000.0, Workload("m", 1, Share(100.0)): 2000.0})
     given = replace(problem([demand("m", 200.0, 50.0)], options=BUDGET), estimator=table)
     placement, _ = solved(Gslice(unit_pct=50.0), given)
     assert shares(placement) == {"m": (1, 50.0)}

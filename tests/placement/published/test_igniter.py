@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.igniter_profiles import IgniterEstimator, table_1, table_3
+from bench.igniter_profiles import TabledIgniterEstimator, table_1, table_3
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
@@ -41,7 +41,7 @@ def igniters(example: tuple[dict[str, str], tuple[Demand, ...]], count: int | No
     return Problem(
         demands=demands,
         fleet=Fleet((FleetEntry(plain_device("v100", 3.06), count),)),
-        estimator=IgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in models.items()}),
+        estimator=TabledIgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in models.items()}),
         queueing=ExponentialQueue(),
         options=Options(latency_budget=0.5),
         files={name: ModelFile(None, model) for name, model in models.items()},

@@ -13,7 +13,7 @@ from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from tests.placement.table import Table
+from tests.placement.table import TabledEstimator
 
 #: InceptionV3 on an A100-80 as ParvaGPU §III-B prints it: batch 4 on one slice with 1, 2, 3 processes takes 11, 18 and
 #: 27 ms for 354, 444 and 446 requests/s, batch 8 on four slices 10, 9 and 13 ms for 786, 1695 and 1810.
@@ -26,7 +26,7 @@ INCEPTION = {
 
 def inception(rate_rps: float, slo_ms: float, count: int | None = None) -> Problem:
     given = problem([demand("inceptionv3", rate_rps, slo_ms)], [(sliced_device(), count)])
-    return replace(given, estimator=Table(INCEPTION), options=Options(latency_budget=0.5))
+    return replace(given, estimator=TabledEstimator(INCEPTION), options=Options(latency_budget=0.5))
 
 
 def segments(placement: Placement) -> list[tuple[str | None, int | None, int]]:
@@ -63,7 +63,7 @@ def test_single_runs_one_process() -> None:
 def test_three_slices_stand_in_the_upper_half_so_that_four_fit_below() -> None:
     table = {Workload(m, 1, Share(100.0, p), 1): 100.0 for m, p in (("three", "3g.40gb"), ("four", "4g.40gb"))}
     given = problem([demand("three", 90.0), demand("four", 90.0)], [(sliced_device(), None)])
-    given = replace(given, estimator=Table(table), options=Options(latency_budget=0.5))
+    given = replace(given, estimator=TabledEstimator(table), options=Options(latency_budget=0.5))
     placement, _ = solved(ParvaGpu(), given)
     assert segments(placement) == [("4g.40gb", 0, 1), ("3g.40gb", 4, 1)]
 

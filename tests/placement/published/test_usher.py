@@ -18,7 +18,7 @@ from gpuprof.placement.published.milp import Milp
 from gpuprof.placement.published.requirement import CreqMetric
 from gpuprof.placement.published.usher import Usher
 from gpuprof.placement.published.usher_groups import balanced_groups
-from tests.placement.table import Table
+from tests.placement.table import TabledEstimator
 
 WITHIN_A_GROUP = "alexnet gpt2 resnet50 t5"
 ACROSS_GROUPS = "resnet50 vgg19 mobilenet_v2 gpt2 bert"
@@ -105,7 +105,7 @@ def test_every_metric_and_ablation_gives_a_sound_map(
 def test_without_compute_requirements_it_says_what_to_profile() -> None:
     for policy in (Usher(), Milp()):
         given = problem([Demand("m", 1.0, Slo(10.0))], [(plain_device(), 1)])
-        bare = Problem(given.demands, given.fleet, Table({}), given.queueing)
+        bare = Problem(given.demands, given.fleet, TabledEstimator({}), given.queueing)
         with pytest.raises(InputError, match="no model of the demands has a compute requirement by max-occupancy"):
             policy.place(bare)
 

@@ -121,7 +121,7 @@ def test_a_model_that_keeps_its_slo_keeps_its_worker(tmp_path: Path) -> None:
     assert decisions(errors, "takes over") == []
 
 
-class Slowed:
+class SlowedServer:
     """A process that stands still most of the time, until it is left."""
 
     def __init__(self, process: psutil.Process) -> None:
@@ -129,7 +129,7 @@ class Slowed:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._slow)
 
-    def __enter__(self) -> Slowed:
+    def __enter__(self) -> SlowedServer:
         self._thread.start()
         return self
 
@@ -164,7 +164,7 @@ def test_a_real_worker_made_slow_is_replaced_and_no_request_is_lost(tmp_path: Pa
         first = next(worker for worker in server.workers() if worker.cpu_times().user >= 0)
         serving = _serving_worker(server)
         assert first.is_running() and len(server.workers()) == 2
-        with Askers(server, "m", 4) as askers, Slowed(serving):
+        with Askers(server, "m", 4) as askers, SlowedServer(serving):
             assert eventually(lambda: not serving.is_running() or serving.status() == psutil.STATUS_ZOMBIE)
             time.sleep(0.5)
         assert len(server.workers()) == 1

@@ -94,7 +94,7 @@ def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it() -> None:
     assert len(exporter.get_finished_spans()) == 5
 
 
-class Collector(BaseHTTPRequestHandler):
+class SpanCollector(BaseHTTPRequestHandler):
     received: ClassVar[list[Any]] = []
 
     def do_POST(self) -> None:
@@ -111,8 +111,8 @@ class Collector(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def collector() -> Iterator[str]:
-    Collector.received = []
-    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+    SpanCollector.received = []
+    with HTTPServer(("127.0.0.1", 0), SpanCollector) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -131,10 +131,10 @@ def test_a_server_sends_its_spans_to_a_collector(tmp_path: Path, collector: str)
             client.infer("m", [tensor], headers={"traceparent": PARENT})
         code, errors = server.stop()
     assert (code, errors) == (0, "drained\n")
-    assert {path for path, _ in Collector.received} == {"/v1/traces"}
+    assert {path for path, _ in SpanCollector.received} == {"/v1/traces"}
     spans = [
         span
-        for _, request in Collector.received
+        for _, request in SpanCollector.received
         for resource in request.resource_spans
         for scope in resource.scope_spans
         for span in scope.spans

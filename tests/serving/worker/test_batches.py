@@ -89,7 +89,7 @@ def test_errors_of_the_model_are_the_requests_own(tmp_path: Path) -> None:
         bound(path).run([np.array([99], np.int64)], [0])
 
 
-class Slow(BoundRuntime):
+class SlowRuntime(BoundRuntime):
     """A model that computes only after the next batch has been copied."""
 
     def __init__(self) -> None:
@@ -139,7 +139,7 @@ def answers(runtime: Runtime, how: Any, values: list[float]) -> list[tuple[int, 
 
 
 def test_the_next_batch_is_copied_while_one_is_computed_and_answers_keep_their_order() -> None:
-    runtime = Slow()
+    runtime = SlowRuntime()
     runtime.next_is_copied.release()  # the ping comes between the first and the second
     assert answers(runtime, serve_overlapped, [1.0, 2.0, 3.0]) == [
         (Kind.DONE, (0, 1.0)),
