@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from importlib.resources.abc import Traversable
@@ -22,7 +22,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
 from gpuprof.graph.load import only_batch
 
@@ -35,6 +35,8 @@ _METADATA = "provenance.json"
 _VOLTA = 7.0
 #: Where no measurement of others speaks for a kind of model.
 _UNKNOWN_SPREAD = 2.5
+#: Every batch up to the first is predicted, then so many in each doubling; those between lie on a line.
+_DENSE, _STEPS = 16, 8
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
 
@@ -59,6 +61,19 @@ class KernelsByBatch:
         self._graph_at, self._precision, self._runtime = graph_at, precision, runtime
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
+
+    def grid(self, batch: int) -> tuple[int, ...]:
+        """Return batches, ``batch`` among them or between two, whose times are worth predicting together.
+
+        All up to 16, then eight in each doubling. Where kernels are not in proportion to the batch, ``batch`` alone:
+        the graph must be read for each.
+        """
+        if not self._is_linear():
+            return (batch,)
+        if batch <= _DENSE:
+            return tuple(range(1, _DENSE + 1))
+        low = 1 << ((batch - 1).bit_length() - 1)
+        return tuple(range(low, 2 * low + 1, low // _STEPS))
 
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
@@ -114,22 +129,44 @@ class CrossGpuModel:
         InputError
             When the device lacks the precision.
         """
-        rates = rates_of(device, precision, share)
-        seconds = self.total_s(kernels, rates, runtime)
+        seconds = self.total_s(kernels, rates_of(device, precision, share), runtime)
+        return self._figure(seconds, kernels, device, precision, runtime)
+
+    def latencies(
+        self, kernels: Sequence[KernelList], device: Device, share: Share, precision: str, runtime: LaunchMode
+    ) -> list[Figure]:
+        """Return `latency` of several lists of kernels; together they take little longer than one.
+
+        Raises
+        ------
+        InputError
+            As `latency`.
+        """
+        seconds = self.totals_s(kernels, rates_of(device, precision, share), runtime)
+        pairs = zip(seconds, kernels, strict=True)
+        return [self._figure(total, one, device, precision, runtime) for total, one in pairs]
+
+    def _figure(
+        self, seconds: float, kernels: KernelList, device: Device, precision: str, runtime: LaunchMode
+    ) -> Figure:
         factor = self.spread.get(kind_of(kernels, device, precision), _UNKNOWN_SPREAD)
         source = f"{SOURCE}: {precision}, {runtime}"
         return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def total_s(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> float:
         """Return the seconds of all kernels one after another, or of the host where it takes longer."""
-        if not len(kernels.ops):
-            return 0.0
-        count = np.array(kernels.count, dtype=float)
-        launched = float(count.sum())
-        return max(
-            float((count * self.kernel_times(kernels.ops, rates)).sum()) + launched * _GAP_S,
-            launched * _HOST_S[runtime],
-        )
+        return self.totals_s([kernels], rates, runtime)[0]
+
+    def totals_s(self, kernels: Sequence[KernelList], rates: DeviceRates, runtime: LaunchMode) -> list[float]:
+        """Return `total_s` of each list of kernels."""
+        lengths = [len(one.ops) for one in kernels]
+        times = self.kernel_times(stack_tables([one.ops for one in kernels]), rates) if sum(lengths) else np.zeros(0)
+        found = []
+        for one, own in zip(kernels, np.split(times, np.cumsum(lengths)[:-1]), strict=True):
+            count = np.array(one.count, dtype=float)
+            launched = float(count.sum())
+            found.append(max(float((count * own).sum()) + launched * _GAP_S, launched * _HOST_S[runtime]))
+        return found
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of each kernel; alike ones are computed once."""
@@ -183,6 +220,44 @@ def shipped_model() -> CrossGpuModel:
     return CrossGpuModel(CostModel.of_texts(texts, known["floor_s"]), known["spread"])
 
 
+class LatencyCurve:
+    """Times of one model under one share of a device at any batch, predicted for many batches at once."""
+
+    def __init__(
+        self, kernels: KernelsByBatch, device: Device, share: Share, precision: str, runtime: LaunchMode
+    ) -> None:
+        self._kernels, self._device, self._share = kernels, device, share
+        self._precision, self._runtime = precision, runtime
+        self._known: dict[int, Figure] = {}
+
+    def at(self, batch: int) -> Figure:
+        """Return the time of one batch in ms; between two batches of the grid it lies on a line.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision, or the model does not take the batch.
+        """
+        if batch not in self._known:
+            grid = self._kernels.grid(batch)
+            if missing := [one for one in grid if one not in self._known]:
+                self._predict(missing)
+            if batch not in self._known:
+                above = next(position for position, one in enumerate(grid) if one > batch)
+                self._known[batch] = self._interpolate(grid[above - 1], batch, grid[above])
+        return self._known[batch]
+
+    def _predict(self, batches: Sequence[int]) -> None:
+        kernels = [self._kernels.at(batch) for batch in batches]
+        found = shipped_model().latencies(kernels, self._device, self._share, self._precision, self._runtime)
+        self._known.update(zip(batches, found, strict=True))
+
+    def _interpolate(self, low: int, batch: int, high: int) -> Figure:
+        one, two = self._known[low], self._known[high]
+        value = one.value + (two.value - one.value) * (batch - low) / (high - low)
+        return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
+
+
 class CrossGpuLatencies:
     """Times of models on GPUs, their kernels kept.
 
@@ -196,7 +271,7 @@ class CrossGpuLatencies:
     def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
         self._execution, self._graph_of = execution, graph_of
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
-        self._answers: dict[tuple[object, ...], Figure] = {}
+        self._curves: dict[tuple[object, ...], LatencyCurve] = {}
         self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
@@ -207,16 +282,14 @@ class CrossGpuLatencies:
         InputError
             When the device lacks the precision, or the model does not take the batch.
         """
-        answer = (known.name, device.name, device.max_power_w, batch, share)
-        if answer not in self._answers:  # a placement asks thousands of times
+        key = (known.name, device.name, device.max_power_w, share)
+        if key not in self._curves:  # a placement asks thousands of times
             if known.name not in self._types:
                 self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
             precision = self._execution.rate_name(device, self._types[known.name])
-            key = (known.name, precision)
-            if key not in self._kernels:
-                graph_at = partial(self._graph_of, known)
-                self._kernels[key] = KernelsByBatch(graph_at, precision, self._execution.runtime)
-            kernels = self._kernels[key].at(batch)
-            found = shipped_model().latency(kernels, device, share, precision, self._execution.runtime)
-            self._answers[answer] = found
-        return self._answers[answer]
+            kernels = self._kernels.get((known.name, precision))
+            if kernels is None:
+                kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
+                self._kernels[known.name, precision] = kernels
+            self._curves[key] = LatencyCurve(kernels, device, share, precision, self._execution.runtime)
+        return self._curves[key].at(batch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -68,6 +68,11 @@ class OpTable:
     def take(self, rows: Any) -> OpTable:
         """Return the rows at positions, or where a mask is true."""
         return OpTable(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def stack_tables(tables: Sequence[OpTable]) -> OpTable:
+    """Return the ops of all tables, one after another."""
+    return OpTable(*(np.concatenate([getattr(one, field.name) for one in tables]) for field in fields(OpTable)))
 
 
 def make_table(family: str, count: int, **columns: Any) -> OpTable:

@@ -129,3 +129,14 @@ def test_measurements_of_a_gpu_move_its_estimates_to_them() -> None:
 def test_a_family_that_was_not_measured_stays_as_it_was() -> None:
     shift = adapt_families(np.array(["conv"] * 9), np.full(9, 1e-3), np.full(9, 2e-3))
     assert shift.apply(np.array(["softmax"]), np.array([1e-3]))[0] == 1e-3
+
+
+@pytest.mark.parametrize("batch", [1, 5, 16, 17, 32, 75, 256])
+def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
+    gpu, precision = device("a100-80"), "tfloat32"
+    asked = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
+    kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.FUSED)
+    alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
+    on_grid = batch <= 16 or batch in (32, 256)
+    assert asked.value == pytest.approx(alone.value, rel=1e-9 if on_grid else 0.05)
+    assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=1e-6)
