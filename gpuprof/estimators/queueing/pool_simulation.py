@@ -30,7 +30,9 @@ Array = NDArray[Any]
 
 _SEED = 20240229
 _REQUESTS = 1 << 17  # at least; and
-_GROUPS = 24_576  # so many full batches, of one replica
+_GROUPS = 24_576  # so many full batches, of one replica;
+_LARGE = 1 << 19  # beyond so many requests only
+_LARGE_GROUPS = 4_096  # so many full batches: within a large batch requests vary little
 _POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
@@ -139,7 +141,8 @@ def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog |
 
 def _requests_needed(stream: PoolArrivals, group: int, servers: int) -> int:
     if stream.process is None:
-        return max((_POOL_GROUPS if servers > 1 else _GROUPS) * group, _REQUESTS)
+        groups = _POOL_GROUPS if servers > 1 else _GROUPS
+        return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
     cycle_s = 0.0
     if isinstance(stream.process, Bursts):
         cycle_s = stream.process.burst_s + stream.process.calm_s
