@@ -125,7 +125,7 @@ class _Link(SimulatedLink):
         assert self.spec is not None
         self._free_at = 0.0
         self.is_ready = True
-        self._events.ready(self.spec)
+        self._events.on_ready(self.spec)
 
     def slow_down(self, factor: float) -> None:
         self.factor = factor

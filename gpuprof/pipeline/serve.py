@@ -103,7 +103,7 @@ def run_map_server(
     routing_rule(settings.routing)
     configure(settings.log)
     make_engine = chosen_engine(settings.engine, settings.ray_address, settings.insecure)
-    source = MapSource.read(path)
+    source = MapSource.read_map(path)
     planner = Planner(
         f"serve-{os.getpid()}",
         settings.node,

@@ -264,7 +264,7 @@ class Server:
 
     async def _apply(self, path: Path) -> dict[str, Any]:
         """Move to the map at ``path``."""
-        source = await asyncio.to_thread(MapSource.read, path)
+        source = await asyncio.to_thread(MapSource.read_map, path)
         move = await self._move(source)
         self._source = source
         if self._adapter is not None:
@@ -348,9 +348,9 @@ class Server:
             quiet = quiet + 1 if idle else 0
             await asyncio.sleep(_GRACE_S / 2)
         if quiet < 2:
-            LOGGER.warning("stopped before all was answered", extra={"unfinished": self._unfinished()})
+            LOGGER.warning("stopped before all was answered", extra={"unfinished": self._list_unfinished()})
 
-    def _unfinished(self) -> dict[str, object]:
+    def _list_unfinished(self) -> dict[str, object]:
         """Return what still goes on, for the log."""
         owing = [connection for connection in self._api.connections if not connection.is_idle]
         busy = sum(connection.busy for connection in owing)

@@ -121,7 +121,7 @@ class MachineProcess:
             self._welcome = True
             self._gpus.inherit(frame.head or {})
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Take note that the router has gone."""
         self._router_has_gone.set()
 
@@ -139,7 +139,9 @@ class MachineProcess:
         self._send(Kind.HELLO, {**said, "who": who, "proof": self._order.key.proof(challenge, who)})
 
     def _post(self, number: str, order: dict[str, Any], living: list[int] | None) -> None:
-        post = SupervisedWorker(number, WorkerOrder.from_message(order), self._start, self._ended, self._refused)
+        post = SupervisedWorker(
+            number, WorkerOrder.from_message(order), self._start, self._report_exit, self._report_refusal
+        )
         self._posts[number] = post
         self._stay_off_workers()
         if post.order.gpu is None:
@@ -165,10 +167,10 @@ class MachineProcess:
                 remove_group(group)
         self._send(Kind.DISMISSED, number)
 
-    def _ended(self, number: str, pid: int) -> None:
+    def _report_exit(self, number: str, pid: int) -> None:
         self._send(Kind.ENDED, [number, pid])
 
-    def _refused(self, number: str, error: GpuprofError) -> None:
+    def _report_refusal(self, number: str, error: GpuprofError) -> None:
         self._send(Kind.REFUSED, [number, type(error).__name__, error.message, error.fix])
 
     def _tell_legacy(self) -> None:

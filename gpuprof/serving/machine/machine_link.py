@@ -27,11 +27,11 @@ class Posted(ExpectedPeer, Protocol):
         """Process id and start time of the worker that is connected, None where none is."""
         ...
 
-    def refused(self, kind: str, message: str, fix: str) -> None:
+    def on_refusal(self, kind: str, message: str, fix: str) -> None:
         """Learn why the machine cannot start it."""
         ...
 
-    def died(self, pid: int) -> None:
+    def on_exit(self, pid: int) -> None:
         """Learn that its process has ended."""
         ...
 
@@ -151,7 +151,7 @@ class MachineLink:
 
     # --- the rendezvous's side
 
-    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Tell a process that came as this machine what is to be there."""
         if self._connection is not None:
             self._connection.drop()  # what came later was started because this one was given up
@@ -179,11 +179,11 @@ class MachineLink:
         if frame.kind == Kind.ENDED:
             number, pid = frame.head
             if number in self._posts:
-                self._posts[number].posted.died(pid)
+                self._posts[number].posted.on_exit(pid)
         elif frame.kind == Kind.REFUSED:
             number, kind, message, fix = frame.head
             if number in self._posts:
-                self._posts[number].posted.refused(kind, message, fix)
+                self._posts[number].posted.on_refusal(kind, message, fix)
         elif frame.kind == Kind.DISMISSED:
             self._gone(frame.head)
         elif frame.kind == Kind.PARTS:
@@ -191,7 +191,7 @@ class MachineLink:
         elif frame.kind == Kind.LEGACY:
             self._legacy = frame.head
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """The process has gone; its workers may live on until another takes them over."""
         self._connection = None
         self._has_cut({"error": f"the machine of {self.node!r} has ended", "fix": ""})

@@ -31,9 +31,9 @@ class SupervisedWorker:
     order : WorkerOrder
     start : callable
         Starts its process; raises OSError, or GpuprofError when it cannot have its share.
-    ended : callable
+    on_exit : callable
         Told the process id when a process has ended.
-    refused : callable
+    on_refusal : callable
         Told why none can be started.
     """
 
@@ -42,14 +42,14 @@ class SupervisedWorker:
         number: str,
         order: WorkerOrder,
         start: Start,
-        ended: Callable[[str, int], None],
-        refused: Callable[[str, GpuprofError], None],
+        on_exit: Callable[[str, int], None],
+        on_refusal: Callable[[str, GpuprofError], None],
     ) -> None:
         self.number = number
         self.order = order
         self._start = start
-        self._on_ended = ended
-        self._on_refused = refused
+        self._on_exit = on_exit
+        self._on_refusal = on_refusal
         self._loop = asyncio.get_running_loop()
         self._process: LivingProcess | None = None
         self._began = 0.0
@@ -90,10 +90,10 @@ class SupervisedWorker:
         try:
             process = await self._start(self.number, self.order)
         except GpuprofError as error:
-            self._on_refused(self.number, error)
+            self._on_refusal(self.number, error)
             self._again()
         except OSError as error:
-            self._on_refused(self.number, GpuprofError(f"cannot start a process: {error.strerror or error}"))
+            self._on_refusal(self.number, GpuprofError(f"cannot start a process: {error.strerror or error}"))
             self._again()
         else:
             self._hold(process)
@@ -102,14 +102,14 @@ class SupervisedWorker:
         self._process = process
         self._began = time.monotonic()
         self._empty.clear()
-        self._loop.add_reader(process.fileno(), self._ended)
+        self._loop.add_reader(process.fileno(), self._handle_exit)
 
-    def _ended(self) -> None:
+    def _handle_exit(self) -> None:
         assert self._process is not None
         process, self._process = self._process, None
         self._loop.remove_reader(process.fileno())
         process.release()
-        self._on_ended(self.number, process.pid)
+        self._on_exit(self.number, process.pid)
         self._empty.set()
         self._again()
 

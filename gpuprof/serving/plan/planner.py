@@ -21,7 +21,7 @@ class MapSource:
     base: Path
 
     @classmethod
-    def read(cls, path: Path) -> MapSource:
+    def read_map(cls, path: Path) -> MapSource:
         """Read the map at ``path``.
 
         Raises

@@ -41,12 +41,12 @@ def local_gpu_figures(nvml: Any = None) -> tuple[GpuFigures, ...]:
     What NVML refuses to say, because a device was lost or a permission is lacking, is left out: figures are no reason
     not to serve.
     """
-    found = _known() if nvml is None else (nvml, local_places(nvml))
+    found = _find_gpus() if nvml is None else (nvml, local_places(nvml))
     return () if found is None else tuple(_figures(*found))
 
 
 @cache
-def _known() -> tuple[Any, tuple[LocalGpu, ...]] | None:
+def _find_gpus() -> tuple[Any, tuple[LocalGpu, ...]] | None:
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

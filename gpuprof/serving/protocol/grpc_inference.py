@@ -65,7 +65,7 @@ class InferenceCalls:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inference = None
         try:
-            model, request = await self.read(open_call(await self._receive(context), ON_LOOP_BYTES), context)
+            model, request = await self.read_call(open_call(await self._receive(context), ON_LOOP_BYTES), context)
             inference = self.submit(model, request, context, partial(_settle, answer))
             body = await answer
             if not self.arena.charge(len(body)):
@@ -79,7 +79,7 @@ class InferenceCalls:
         context.add_done_callback(lambda _: self.arena.discharge(len(body)))
         return body
 
-    async def read(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
+    async def read_call(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
         """Return what a message asks, and of which model.
 
         Raises

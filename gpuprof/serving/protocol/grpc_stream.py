@@ -39,7 +39,7 @@ class InferStream:
 
     async def run(self) -> None:
         """Return when the client has said everything and everything is answered."""
-        reader = asyncio.ensure_future(self._read())
+        reader = asyncio.ensure_future(self._read_messages())
         try:
             await self._write()
         except RefusedError as refusal:
@@ -64,7 +64,7 @@ class InferStream:
                 self._arena.discharge(charged)
             self._permits.release()
 
-    async def _read(self) -> None:
+    async def _read_messages(self) -> None:
         while True:
             await self._permits.acquire()
             message = await self._context.read()
@@ -84,7 +84,7 @@ class InferStream:
         asked: list[Inference] = []
         settle = partial(self._settle, call.id, asked)
         try:
-            model, request = await self._calls.read(call, self._context)
+            model, request = await self._calls.read_call(call, self._context)
             inference = self._calls.submit(model, request, self._context, settle)
         except RefusedError as refusal:
             settle(refusal)

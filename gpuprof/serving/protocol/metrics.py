@@ -129,7 +129,7 @@ def _latencies(models: _Counted) -> Metric:
         "gpuprof_latency_seconds", "Time from a request's arrival to its answer", labels=["model"]
     )
     for model, own in models.items():
-        family.add_metric([model], _cumulated(own.buckets), own.total_ns / 1e9)
+        family.add_metric([model], _cumulate_counts(own.buckets), own.total_ns / 1e9)
     return family
 
 
@@ -139,12 +139,12 @@ def _stage_latencies(models: _Counted) -> Metric:
     )
     for model, own in models.items():
         for stage in STAGES:
-            buckets = _cumulated(own.stage_buckets[stage])
+            buckets = _cumulate_counts(own.stage_buckets[stage])
             family.add_metric([model, stage], buckets, getattr(own.stages, stage) / 1e9)
     return family
 
 
-def _cumulated(counts: Sequence[int]) -> list[tuple[str, float]]:
+def _cumulate_counts(counts: Sequence[int]) -> list[tuple[str, float]]:
     """Return Prometheus' buckets: upper end in seconds, and how many are at most that."""
     limits = [f"{limit / 1000.0:g}" for limit in BUCKETS_MS]
     return [(limit, float(total)) for limit, total in zip([*limits, "+Inf"], accumulate(counts), strict=True)]
@@ -181,7 +181,7 @@ def _replicas(replicas: _Replicas) -> Iterator[Metric]:
         answered.add_metric([*own, "late"], counted.answered - counted.in_slo)
         for stage in STAGES:
             seconds.add_metric([*own, stage], getattr(counted.stages, stage) / 1e9)
-        latencies.add_metric(own, _cumulated(counted.buckets), counted.total_ns / 1e9)
+        latencies.add_metric(own, _cumulate_counts(counted.buckets), counted.total_ns / 1e9)
         share.add_metric(own, replica.plan.share_pct / 100.0)
         planned.add_metric(own, replica.plan.rate_rps)
         waiting.add_metric(own, float(replica.waiting_rows))

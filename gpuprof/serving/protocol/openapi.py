@@ -117,10 +117,10 @@ def _sizes(spec: ModelSpec) -> dict[str, Any]:
     if spec.max_batch > _MAX_LISTED:
         return {}
     batches = range(1, spec.max_batch + 1) if spec.max_batch else (None,)
-    return {"anyOf": [{"prefixItems": [_sized(tensor, rows) for tensor in spec.inputs]} for rows in batches]}
+    return {"anyOf": [{"prefixItems": [_describe_input(tensor, rows) for tensor in spec.inputs]} for rows in batches]}
 
 
-def _sized(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
+def _describe_input(tensor: TensorSpec, rows: int | None) -> dict[str, Any]:
     """Return what an input has for a batch of ``rows``; None: for a model without a batch dimension."""
     shape = list(tensor.shape) if rows is None else [rows, *tensor.shape[1:]]
     said: dict[str, Any] = {} if rows is None else {"shape": {"prefixItems": [{"const": rows}]}}

@@ -17,7 +17,7 @@ from gpuprof.serving.router.worker_link import BatchAnswer
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec
-from gpuprof.serving.watch.statistics import ModelStatistics, summed
+from gpuprof.serving.watch.statistics import ModelStatistics, sum_statistics
 from gpuprof.serving.watch.tracing import RequestTracer
 
 #: A replica of one model, or what a model sees of one that serves several.
@@ -83,7 +83,7 @@ class ServedModel:
     @property
     def statistics(self) -> ModelStatistics:
         """What was counted here and by all replicas, those that were retired included."""
-        return summed(self.counts())
+        return sum_statistics(self.counts())
 
     def counts(self) -> list[ModelStatistics]:
         """Return what makes up `statistics`: what was counted here, and by each replica."""
@@ -120,7 +120,7 @@ class ServedModel:
         except RefusedError as refusal:
             self._counts.refused += 1
             if self.tracer is not None:
-                self.tracer.refused(self.name, inference, refusal)
+                self.tracer.record_refusal(self.name, inference, refusal)
             raise
 
     def deadline_ms(self, timeout_ms: float | None) -> float:
@@ -223,7 +223,7 @@ class ServedModel:
             took_ms = 1000.0 * (now - inference.arrived)
             self._reserve.observe(inference.expected_ms, took_ms, inference.deadline_ms, now, answer.requests)
         if self.tracer is not None:
-            self.tracer.answered(self.name, inference)
+            self.tracer.record_answer(self.name, inference)
         slot, inference.output_slot = inference.output_slot, None
         inference.on_done(inference, answer.outputs[position], slot)
         inference.release(self._arena)
@@ -233,7 +233,7 @@ class ServedModel:
         self._counts.failed += 1
         self._counts.failed_ns += int(1e9 * (time.monotonic() - inference.arrived))
         if self.tracer is not None:
-            self.tracer.refused(self.name, inference, refusal)
+            self.tracer.record_refusal(self.name, inference, refusal)
         self.discard(inference)
         inference.on_refused(inference, refusal)
 

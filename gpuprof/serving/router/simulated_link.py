@@ -50,7 +50,7 @@ class SimulatedLink:
         self._random = random.Random(zlib.crc32(order.group.encode()))
         self.spec = simulated_spec(order)
         self.is_ready = True
-        self._events.ready(self.spec)
+        self._events.on_ready(self.spec)
 
     def send(self, inferences: list[Inference], rows: int, expected_ms: float, now: float) -> SentBatch:
         """Begin a batch when those before it are done."""
@@ -81,7 +81,7 @@ class SimulatedLink:
             timer.cancel()
         self.is_ready = False
         lost, self.sent = list(self.sent.values()), {}
-        self._loop.call_soon(self._events.lost, lost)
+        self._loop.call_soon(self._events.on_loss, lost)
 
     def _takes_ms(self, rows: int) -> float:
         mean = self._order.latency_ms[min(rows, len(self._order.latency_ms)) - 1]
@@ -92,7 +92,7 @@ class SimulatedLink:
         del self._timers[batch.number], self.sent[batch.number]
         assert self.spec is not None
         outputs = [_outputs(self.spec, inference) for inference in batch.inferences]
-        self._events.done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
+        self._events.on_done(batch, BatchAnswer(0, infer_ns, 0, outputs, len(outputs)))
 
 
 def simulated_spec(order: WorkerOrder) -> ModelSpec:

@@ -46,11 +46,11 @@ class BatchAnswer:
 class LinkEvents:
     """Whom a link tells what happens to its worker."""
 
-    ready: Callable[[ModelSpec], None]
-    refused: Callable[[str, str, str], None]
-    done: Callable[[SentBatch, BatchAnswer], None]
-    failed: Callable[[SentBatch, str], None]
-    lost: Callable[[list[SentBatch]], None]
+    on_ready: Callable[[ModelSpec], None]
+    on_refusal: Callable[[str, str, str], None]
+    on_done: Callable[[SentBatch, BatchAnswer], None]
+    on_failure: Callable[[SentBatch, str], None]
+    on_loss: Callable[[list[SentBatch]], None]
 
 
 class Link(Protocol):
@@ -165,7 +165,7 @@ class WorkerLink:
         return now - min(owed) if owed else 0.0
 
     def kill(self) -> None:
-        """End the worker at once; `LinkEvents.lost` follows, and another worker."""
+        """End the worker at once; `LinkEvents.on_loss` follows, and another worker."""
         if self.identity is not None:
             self._machine.kill(self._number, self.identity[0])
         if self._connection is not None and not self._shares_memory:
@@ -181,19 +181,19 @@ class WorkerLink:
 
     # --- the rendezvous's and the machine's side
 
-    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Tell a worker what it is to serve."""
         assert self._order is not None
         if self._connection is not None:
             self._connection.abort()
-            self.closed()
+            self.on_close()
         self._connection = connection
         self._shares_memory = said["shares_memory"]
         self.identity = said["process"]
         self._came_last = said["process"][0]
         connection.send(Kind.RUN, self._order.to_message())
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Tell what the worker still had."""
         # The system takes a dying process's memory away before its sockets: it can no longer write to the arena.
         if not self._ending and self.identity is not None:
@@ -203,22 +203,22 @@ class WorkerLink:
         self._connection = self.identity = self._pinged = None
         self.is_ready = False
         sent, self.sent = list(self.sent.values()), {}
-        self._events.lost(sent)
+        self._events.on_loss(sent)
 
-    def died(self, pid: int) -> None:
+    def on_exit(self, pid: int) -> None:
         """Tell of a process that ended before it came; of one that had come the connection tells."""
         if pid != self._came_last:
-            self._events.lost([])
+            self._events.on_loss([])
 
     def strand(self) -> None:
         """Give up a worker on a machine that is gone."""
         if self._connection is not None:
-            self.closed()
+            self.on_close()
 
-    def refused(self, kind: str, message: str, fix: str) -> None:
+    def on_refusal(self, kind: str, message: str, fix: str) -> None:
         """Tell why the machine cannot start it."""
-        self._events.refused(kind, message, fix)
-        self._events.lost([])
+        self._events.on_refusal(kind, message, fix)
+        self._events.on_loss([])
 
     def receive(self, frame: Frame) -> None:
         """Hand on what the worker says."""
@@ -228,16 +228,16 @@ class WorkerLink:
             outputs = self._outputs(described, frame.payload)
             batch = self.sent.pop(number)
             self._learn(batch, outputs)
-            self._events.done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
+            self._events.on_done(batch, BatchAnswer(gather_ns, infer_ns, scatter_ns, outputs, len(outputs)))
         elif frame.kind == Kind.FAILED:
             number, message = frame.head
-            self._events.failed(self.sent.pop(number), message)
+            self._events.on_failure(self.sent.pop(number), message)
         elif frame.kind == Kind.READY:
             self.spec = ModelSpec.from_message(frame.head)
             self.is_ready = True
-            self._events.ready(self.spec)
+            self._events.on_ready(self.spec)
         elif frame.kind == Kind.REFUSED:
-            self._events.refused(*frame.head)
+            self._events.on_refusal(*frame.head)
 
     def _outputs(self, described: list[Any], payload: memoryview) -> list[list[OutputTensor]]:
         start = 0

@@ -95,7 +95,7 @@ class BatchOutputs:
         self._spec = spec
         self._arena = arena
 
-    def wanted(self, parts: Sequence[Part]) -> list[int]:
+    def select_outputs(self, parts: Sequence[Part]) -> list[int]:
         """Return the positions of the outputs that any request of the batch asked for, in order."""
         every = range(len(self._spec.outputs))
         if any(part.wanted is None for part in parts):
@@ -137,7 +137,7 @@ class BatchOutputs:
         self, own: list[tuple[int, list[int], Buffer]], slot: tuple[int, int] | None, payload: list[Buffer]
     ) -> list[tuple[int, list[int], int, int]]:
         sizes = [len(data) for _, _, data in own]
-        room = sum(_aligned(size) for size in sizes)
+        room = sum(_align_size(size) for size in sizes)
         described = []
         if slot is None or sum(sizes) <= INLINE_BYTES or room > slot[1]:
             payload += [data for _, _, data in own]
@@ -146,7 +146,7 @@ class BatchOutputs:
         for position, shape, data in own:
             self._arena[offset : offset + len(data)] = data
             described.append((position, shape, offset, len(data)))
-            offset += _aligned(len(data))
+            offset += _align_size(len(data))
         return described
 
 
@@ -159,9 +159,9 @@ def output_room(spec: ModelSpec, rows: int) -> int | None:
         shape = (rows, *tensor.shape[1:]) if spec.max_batch else tensor.shape
         if -1 in shape:
             return None
-        room += _aligned(prod(shape) * ITEM_BYTES[tensor.datatype])
+        room += _align_size(prod(shape) * ITEM_BYTES[tensor.datatype])
     return room
 
 
-def _aligned(size: int) -> int:
+def _align_size(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT

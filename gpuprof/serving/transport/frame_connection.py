@@ -16,7 +16,7 @@ class FrameReceiver(Protocol):
         """Take a frame."""
         ...
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Learn that the connection has ended."""
         ...
 
@@ -27,7 +27,7 @@ class _Nobody:
     def receive(self, frame: Frame) -> None:
         pass
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         pass
 
 
@@ -99,4 +99,4 @@ class FrameConnection(asyncio.BufferedProtocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Tell the receiver."""
         self._transport = None
-        self.receiver.closed()
+        self.receiver.on_close()

@@ -68,11 +68,11 @@ class ExpectedPeer(Protocol):
         """Take a frame."""
         ...
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         """Learn that the connection has ended."""
         ...
 
-    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         """Take a connection, and what the other side said of itself."""
         ...
 
@@ -136,7 +136,7 @@ class Rendezvous:
             return False
         connection.trust()
         connection.receiver = peer
-        peer.came(connection, said)
+        peer.on_join(connection, said)
         return True
 
     def _greet(self) -> FrameConnection:
@@ -175,7 +175,7 @@ class _UnknownPeer:
         if frame.kind != Kind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
             self._connection.abort()
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:

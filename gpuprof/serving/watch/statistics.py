@@ -115,7 +115,7 @@ class ModelStatistics:
 _COUNTS = ("arrived", "answered", "in_slo", "failed", "refused", "rows", "total_ns", "failed_ns", "retried")
 
 
-def summed(parts: Iterable[ModelStatistics]) -> ModelStatistics:
+def sum_statistics(parts: Iterable[ModelStatistics]) -> ModelStatistics:
     """Return what all of them have counted together."""
     total = ModelStatistics()
     for part in parts:

@@ -29,11 +29,11 @@ _WORKER_STAGES = ("gather", "infer", "scatter")
 class RequestTracer(Protocol):
     """Is told what becomes of requests."""
 
-    def answered(self, model: str, inference: Inference) -> None:
+    def record_answer(self, model: str, inference: Inference) -> None:
         """Take an answered request, at the moment of its answer."""
         ...
 
-    def refused(self, model: str, inference: Inference, refusal: RefusedError) -> None:
+    def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
         """Take a request that is not answered, at the moment when this is decided."""
         ...
 
@@ -54,7 +54,7 @@ class SpanTracer:
         self._tracer = provider.get_tracer("gpuprof.serving")
         self._propagator = TraceContextTextMapPropagator()
 
-    def answered(self, model: str, inference: Inference) -> None:
+    def record_answer(self, model: str, inference: Inference) -> None:
         """Make the spans of an answered request: itself, its wait, and the stages in its worker."""
         now_ns, arrived_ns = self._times(inference)
         span = self._begin(model, inference, arrived_ns)
@@ -66,7 +66,7 @@ class SpanTracer:
                 begin = self._stage(span, stage, begin, getattr(inference.times, stage))
         span.end(now_ns)
 
-    def refused(self, model: str, inference: Inference, refusal: RefusedError) -> None:
+    def record_refusal(self, model: str, inference: Inference, refusal: RefusedError) -> None:
         """Make the span of a request that is not answered."""
         from opentelemetry.trace import Status, StatusCode
 

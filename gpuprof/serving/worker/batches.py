@@ -73,7 +73,7 @@ class Batches:
             raise ModelError(str(error)) from error
         if isinstance(self._runtime, BoundRuntime) and not isinstance(inputs, Staged):
             inputs = self._runtime.stage(inputs)
-        wanted = self._outputs.wanted(parts)
+        wanted = self._outputs.select_outputs(parts)
         return Begun(number, parts, inputs, wanted, time.perf_counter_ns() - started)
 
     def finish(self, begun: Begun) -> tuple[Any, list[Any]]:

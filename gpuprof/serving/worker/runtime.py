@@ -91,13 +91,13 @@ class OnnxRuntime:
             raise InputError(f"cannot read {path}: no such file")
         self._session = open_session(path, threads=threads, provider=provider)
         self._errors = runtime_errors()
-        self.merged = _merged(self._session, path)
+        self.merged = _read_merged(self._session, path)
         inputs = tuple(_spec(value) for value in self._session.get_inputs())
         outputs = tuple(_spec(value) for value in self._session.get_outputs())
         mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
         batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(self._session.get_inputs())
         if batched and batch > 1 and self.merged is None:
-            mixing = self._mixed(inputs, outputs)
+            mixing = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixing or not batched):
             reason = "the first dimension of all that it takes and gives is not the batch"
             reason = f"output {mixing} relates its items to one another" if mixing else reason
@@ -114,7 +114,7 @@ class OnnxRuntime:
             )
         self._bfloat16 = "BF16" in types
 
-    def _mixed(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
+    def _find_mixed_output(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
         """Return an output in which the items of a batch are mixed, though its shape does not show it."""
         from gpuprof.runtime.batch_items import ITEMS, Arrays, first_mixed
 
@@ -171,7 +171,7 @@ def _elsewhere(inputs: Sequence[Any]) -> bool:
     return any(axis != 0 for axis in batch_axes({value.name: tuple(value.shape) for value in inputs}).values())
 
 
-def _merged(session: Any, path: Path) -> MergedModel | None:
+def _read_merged(session: Any, path: Path) -> MergedModel | None:
     """Return the models of a merged file; PyTorch's sessions do not know the metadata, so there the file says."""
     if not hasattr(session, "get_modelmeta"):
         return read_merged(path)

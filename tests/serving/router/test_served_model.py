@@ -126,10 +126,10 @@ def test_a_request_waits_no_longer_than_ten_times_the_slo_or_ten_seconds() -> No
 
 
 class Tracer:
-    def answered(self, *_: Any) -> None:
+    def record_answer(self, *_: Any) -> None:
         raise AssertionError
 
-    refused = close = answered
+    record_refusal = close = record_answer
 
 
 def test_a_request_is_judged_by_what_goes_before_it() -> None:

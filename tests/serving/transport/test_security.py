@@ -219,14 +219,14 @@ class RecordingPeer:
     def __init__(self) -> None:
         self.said: list[dict[str, Any]] = []
 
-    def came(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
         self.said.append(said)
         connection.send(Kind.WELCOME, "in")
 
     def receive(self, frame: Frame) -> None:
         pass
 
-    def closed(self) -> None:
+    def on_close(self) -> None:
         pass
 
 

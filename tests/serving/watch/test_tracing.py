@@ -49,7 +49,7 @@ def traced() -> tuple[SpanTracer, InMemorySpanExporter]:
 
 def test_a_request_has_a_span_for_each_stage(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
     tracer, exporter = traced
-    tracer.answered("m", answered())
+    tracer.record_answer("m", answered())
     tracer.close()
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"infer m", "queue", "gather", "infer", "scatter"}
@@ -67,7 +67,7 @@ def test_a_request_has_a_span_for_each_stage(traced: tuple[SpanTracer, InMemoryS
 
 def test_a_refusal_is_an_error_without_stages(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
     tracer, exporter = traced
-    tracer.refused("m", answered(), RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much"))
+    tracer.record_refusal("m", answered(), RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, "too much"))
     tracer.close()
     (span,) = exporter.get_finished_spans()
     assert span.status.status_code is StatusCode.ERROR and span.status.description == "too much"
@@ -76,8 +76,8 @@ def test_a_refusal_is_an_error_without_stages(traced: tuple[SpanTracer, InMemory
 
 def test_the_span_belongs_to_that_of_the_client(traced: tuple[SpanTracer, InMemorySpanExporter]) -> None:
     tracer, exporter = traced
-    tracer.answered("m", answered(PARENT))
-    tracer.answered("m", answered("rubbish"))
+    tracer.record_answer("m", answered(PARENT))
+    tracer.record_answer("m", answered("rubbish"))
     tracer.close()
     first, second = (span for span in exporter.get_finished_spans() if span.name == "infer m")
     assert first.parent is not None and f"{first.parent.span_id:016x}" == "b7ad6b7169203331"
@@ -88,8 +88,8 @@ def test_what_is_not_sampled_is_not_sent_unless_the_client_traces_it() -> None:
     exporter = InMemorySpanExporter()
     tracer = span_tracer(exporter, 0.0)
     for _ in range(20):
-        tracer.answered("m", answered())
-    tracer.answered("m", answered(PARENT))
+        tracer.record_answer("m", answered())
+    tracer.record_answer("m", answered(PARENT))
     tracer.close()
     assert len(exporter.get_finished_spans()) == 5
 
