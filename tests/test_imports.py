@@ -188,15 +188,10 @@ def test_what_speaks_is_told_from_what_does_not() -> None:
     assert not _speaks(ast.parse("import sys\nsys.stderr.write('x')\nblueprint(1)\nimport richest"))
 
 
-#: Names that still have two meanings.
-SHARED_NAMES = {"Seat"}
-
-
 def test_no_two_public_classes_share_a_name() -> None:
     found: dict[str, list[str]] = {}
     for path in _sources():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    shared = {name: places for name, places in found.items() if len(places) > 1}
-    assert {name: places for name, places in shared.items() if name not in SHARED_NAMES} == {}
+    assert {name: places for name, places in found.items() if len(places) > 1} == {}

@@ -11,7 +11,14 @@ from gpuprof.errors import unknown_name
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
-from gpuprof.placement.explanation import Alternative, Seat, WhatIf, alternatives, seats, what_ifs
+from gpuprof.placement.explanation import (
+    Alternative,
+    ReplicaLocation,
+    WhatIf,
+    find_alternatives,
+    locate_replicas,
+    run_what_ifs,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +27,7 @@ class ExplainResult(Result):
 
     model: str
     deployment: DeploymentMap
-    places: tuple[Seat, ...]
+    places: tuple[ReplicaLocation, ...]
     alternatives: tuple[Alternative, ...]
     what_ifs: tuple[WhatIf, ...]
 
@@ -89,9 +96,9 @@ def explain(
     return ExplainResult(
         model=model,
         deployment=found,
-        places=tuple(seats(found, model)),
-        alternatives=tuple(alternatives(problem, found, model)),
-        what_ifs=tuple(what_ifs(problem, restore_policy(found), model)),
+        places=tuple(locate_replicas(found, model)),
+        alternatives=tuple(find_alternatives(problem, found, model)),
+        what_ifs=tuple(run_what_ifs(problem, restore_policy(found), model)),
         notes=notes.all(),
     )
 

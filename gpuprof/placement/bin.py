@@ -41,7 +41,7 @@ class Bin:
         """Whether nothing stands here."""
         return not self.partitions
 
-    def placed(self) -> PlacedGpu:
+    def to_gpu(self) -> PlacedGpu:
         """Return what stands here, instances in the order of their slots."""
         return PlacedGpu(self.device.name, tuple(sorted(self.partitions, key=lambda p: p.start or 0)))
 
@@ -97,9 +97,9 @@ class Bin:
             for slot in range(partition.start or 0, (partition.start or 0) + one.memory_slices)
         }
         free = [start for start in profile.start_slots if not taken & set(range(start, start + profile.memory_slices))]
-        return min(free, key=lambda start: (self._blocked(taken, start, profile), -start), default=None)
+        return min(free, key=lambda start: (self._count_blocked(taken, start, profile), -start), default=None)
 
-    def _blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
+    def _count_blocked(self, taken: set[int], start: int, profile: MigProfile) -> int:
         """Count the placements of all profiles that are possible now and would not be any more."""
         ours = set(range(start, start + profile.memory_slices))
         count = 0

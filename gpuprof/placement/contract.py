@@ -173,7 +173,7 @@ def evidence(given: Problem) -> Evidence:
     return collect_evidence(given)
 
 
-def solved(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
+def solve_and_check(policy: Policy, given: Problem) -> tuple[Placement, DeploymentMap]:
     """Return the policy's placement and its map, which must be sound and leave no demand unnamed."""
     placement = policy.place(given)
     deployment = to_map(given, placement)
@@ -205,45 +205,49 @@ class PolicyContract:
         """Return a new policy."""
         raise NotImplementedError("the subclass makes the policy")
 
-    def made(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
+    def make_problem(self, demands: Sequence[Demand], count: int | None = None, **estimator: object) -> Problem:
         """Return a problem on the contract's fleet; ``count`` makes it fixed."""
         fleet = [(device, there if count is None else count) for device, there in self.fleet]
         return problem(demands, fleet, LinearEstimator(**estimator), self.options)  # type: ignore[arg-type]
 
     def test_demands_that_can_be_met_are_met(self) -> None:
-        given = self.made([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
-        placement, _ = solved(self.policy(), given)
+        given = self.make_problem([demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 5.0, 200.0)])
+        placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_a_rate_beyond_one_device_is_split_over_several(self) -> None:
-        placement, _ = solved(self.policy(), self.made([demand("a", 3000.0)]))
+        placement, _ = solve_and_check(self.policy(), self.make_problem([demand("a", 3000.0)]))
         assert placement.unplaced == ()
         assert len(placement.gpus) >= 3
 
     def test_an_slo_below_the_models_own_time_is_named_and_the_rest_is_placed(self) -> None:
-        placement, _ = solved(self.policy(), self.made([demand("fast", 10.0, 1.0), demand("easy", 10.0)]))
+        placement, _ = solve_and_check(
+            self.policy(), self.make_problem([demand("fast", 10.0, 1.0), demand("easy", 10.0)])
+        )
         assert [one.model for one in placement.unplaced] == ["fast"]
         assert placement.rate_rps("easy") > 0
 
     def test_a_model_larger_than_every_memory_is_named(self) -> None:
-        placement, _ = solved(self.policy(), self.made([demand("big")], memory_bytes=500 * _GIB))
+        placement, _ = solve_and_check(self.policy(), self.make_problem([demand("big")], memory_bytes=500 * _GIB))
         assert [one.model for one in placement.unplaced] == ["big"]
         assert placement.gpus == ()
 
     def test_a_fixed_fleet_is_never_overfilled(self) -> None:
-        placement, _ = solved(self.policy(), self.made([demand("a", 5000.0), demand("b", 5000.0)], count=2))
+        placement, _ = solve_and_check(
+            self.policy(), self.make_problem([demand("a", 5000.0), demand("b", 5000.0)], count=2)
+        )
         assert len(placement.gpus) <= 2 * len(self.fleet)
         assert placement.unplaced
 
     def test_many_equal_demands_are_all_placed(self) -> None:
-        given = self.made([demand(f"m{i}", 5.0) for i in range(self.many)])
-        placement, _ = solved(self.policy(), given)
+        given = self.make_problem([demand(f"m{i}", 5.0) for i in range(self.many)])
+        placement, _ = solve_and_check(self.policy(), given)
         assert placement.unplaced == ()
 
     def test_the_same_problem_gives_the_same_bytes(self) -> None:
-        given = self.made([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
-        first, second = (solved(self.policy(), given)[1].to_json() for _ in range(2))
+        given = self.make_problem([demand("a", 70.0), demand("b", 20.0), demand("c", 300.0)])
+        first, second = (solve_and_check(self.policy(), given)[1].to_json() for _ in range(2))
         assert first == second
 
     def test_neighbours_that_slow_each_other_down_still_keep_their_slos(self) -> None:
-        solved(self.policy(), self.made([demand(f"m{i}", 8.0, 60.0) for i in range(6)], slowdown=0.3))
+        solve_and_check(self.policy(), self.make_problem([demand(f"m{i}", 8.0, 60.0) for i in range(6)], slowdown=0.3))

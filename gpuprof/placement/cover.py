@@ -36,7 +36,7 @@ class Cover:
         return tuple((segment.device, segment.replica(rate)) for segment, rate in self.parts)
 
 
-def cost_of(problem: Problem) -> Cost:
+def make_cost(problem: Problem) -> Cost:
     """Return the price per hour of the part of a device that a segment takes."""
     prices = {entry.device.name: entry.price_per_hour for entry in problem.fleet.entries}
     return lambda segment: prices[segment.device] * segment.fraction
@@ -49,18 +49,18 @@ def cheapest_cover(demand: Demand, segments: Sequence[Segment], cost: Cost) -> C
     has room.
     """
     limit = min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS)
-    filled = (_filled(demand, segment, segments, cost, limit) for segment in segments)
+    filled = (_fill_with(demand, segment, segments, cost, limit) for segment in segments)
     allowed = [parts for parts in filled if parts is not None]
     if allowed:
         chosen = min(allowed, key=lambda parts: (sum(map(cost, parts)), len(parts)))
-        return shared_out(demand.rate_rps, chosen)
+        return share_out_rate(demand.rate_rps, chosen)
     if not segments:
         return Cover((), demand.rate_rps)
     widest = max(segments, key=lambda segment: (segment.capacity_rps, -cost(segment)))
-    return shared_out(demand.rate_rps, [widest] * limit)
+    return share_out_rate(demand.rate_rps, [widest] * limit)
 
 
-def shared_out(rate_rps: float, segments: Sequence[Segment]) -> Cover:
+def share_out_rate(rate_rps: float, segments: Sequence[Segment]) -> Cover:
     """Return the cover in which each segment serves in proportion to its capacity, never above it."""
     total = sum(segment.capacity_rps for segment in segments)
     served = min(rate_rps, total)
@@ -68,7 +68,9 @@ def shared_out(rate_rps: float, segments: Sequence[Segment]) -> Cover:
     return Cover(parts, rate_rps - served if rate_rps > total * (1 + 1e-9) else 0.0)
 
 
-def _filled(demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int) -> list[Segment] | None:
+def _fill_with(
+    demand: Demand, main: Segment, segments: Sequence[Segment], cost: Cost, limit: int
+) -> list[Segment] | None:
     """Return as many of ``main`` as are full and the cheapest last one for the rest, None beyond ``limit``."""
     count = math.floor(demand.rate_rps / main.capacity_rps * (1 + 1e-12))
     rest = demand.rate_rps - count * main.capacity_rps

@@ -9,12 +9,12 @@ from itertools import groupby
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, MapPrediction, MigPlace, Node, Partition
 from gpuprof.domain.device import Device
 from gpuprof.domain.sojourn import BatchServer
+from gpuprof.placement.device_assignment import DeviceAddress, number_devices
 from gpuprof.placement.early_stop import STOPPED
 from gpuprof.placement.objective import measure
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.predict import Predictor
 from gpuprof.placement.problem import ModelFile, Problem
-from gpuprof.placement.seating import Seat, numbered
 
 #: What a placement may exceed a bound by without refuting it.
 _ROUNDING = 1e-6
@@ -33,7 +33,7 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         Time of making; left out, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
-    seats, moves = numbered(problem, placement.gpus)
+    seats, moves = number_devices(problem, placement.gpus)
     disturbances = predictor.disturbances(placement.gpus)
     predictor.pool_replicas(placement.gpus, disturbances)
     nodes = tuple(_nodes(seats, problem, predictor, disturbances))
@@ -81,7 +81,10 @@ def _unrefuted_bounds(problem: Problem, placement: Placement) -> Placement:
 
 
 def _nodes(
-    seats: Sequence[tuple[Seat, PlacedGpu]], problem: Problem, predictor: Predictor, disturbances: _Disturbances
+    seats: Sequence[tuple[DeviceAddress, PlacedGpu]],
+    problem: Problem,
+    predictor: Predictor,
+    disturbances: _Disturbances,
 ) -> Iterator[Node]:
     for name, group in groupby(seats, key=lambda pair: pair[0].node):
         drawn = [_gpu(seat.index, gpu, problem.device(gpu.device), predictor, disturbances) for seat, gpu in group]

@@ -43,7 +43,7 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ReplicaLocation:
     """Where a replica of the model stands, beside whom, and what is left there.
 
     Attributes
@@ -86,7 +86,7 @@ class WhatIf:
     missing_rps: float
 
 
-def alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
+def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
     """Return the shares that could serve ``model``, cheapest first: listed ones, the map's and those next to them."""
     demand = problem.demand(model)
     segments = Segments(problem)
@@ -99,11 +99,11 @@ def alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tup
     for entry in problem.fleet.entries:
         for segment in segments.best(demand, entry.device):
             found.append(_alternative(problem, demand, segment, chosen))
-    found += list(_unlisted(problem, segments, demand, chosen, found))
+    found += list(_find_unlisted(problem, segments, demand, chosen, found))
     return tuple(sorted(found, key=lambda one: (one.cost, one.replicas)))
 
 
-def _unlisted(
+def _find_unlisted(
     problem: Problem,
     segments: Segments,
     demand: Demand,
@@ -131,7 +131,7 @@ def _alternative(problem: Problem, demand: Demand, segment: Segment, chosen: Map
     return Alternative(segment, count, count * segment.fraction * price, taken)
 
 
-def seats(deployment: DeploymentMap, model: str) -> tuple[Seat, ...]:
+def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocation, ...]:
     """Return where the replicas of ``model`` stand, in the order of the map."""
     found = []
     for node, gpu, partition, replica in deployment.places():
@@ -141,7 +141,7 @@ def seats(deployment: DeploymentMap, model: str) -> tuple[Seat, ...]:
         others = [other for other in partition.replicas if other is not replica]
         free = 100.0 - sum(one.sm_share_pct for one in partition.replicas)
         found.append(
-            Seat(
+            ReplicaLocation(
                 where=f"{node.name} {gpu.device} {gpu.index}{mig}",
                 share=str(share_of(partition, replica)),
                 batch=replica.batch,
@@ -153,7 +153,7 @@ def seats(deployment: DeploymentMap, model: str) -> tuple[Seat, ...]:
     return tuple(found)
 
 
-def what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:
+def run_what_ifs(problem: Problem, policy: Policy, model: str) -> Iterator[WhatIf]:
     """Yield what the policy would do as it is, with more rate and with a tighter SLO for ``model``."""
     demand = problem.demand(model)
     tighter = replace(demand, slo=Slo(demand.slo.latency_ms * (1.0 - CHANGE), demand.slo.percentile))

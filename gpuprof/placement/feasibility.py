@@ -143,19 +143,19 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
     for replica in partition.replicas:
         yield from _share_and_limit(where, partition, replica, device, evidence)
-    room = _room(partition, device)
-    held = sum(_held(partition, replica, device, evidence) for replica in partition.replicas)
+    room = _partition_memory_bytes(partition, device)
+    held = sum(_memory_bytes(partition, replica, device, evidence) for replica in partition.replicas)
     if held > room:
         yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {room / 2**30:.3g} GiB")
 
 
-def _room(partition: Partition, device: Device) -> int:
+def _partition_memory_bytes(partition: Partition, device: Device) -> int:
     if partition.mig is None:
         return device.dram_bytes
     return next(p.memory_bytes for p in device.mig_profiles if p.name == partition.mig.profile)
 
 
-def _held(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
+def _memory_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
     """Return the larger of what the map allows the replica and what the estimator says that it needs."""
     return max(replica.memory_limit_bytes or 0, _needed_bytes(partition, replica, device, evidence))
 

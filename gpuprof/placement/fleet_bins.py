@@ -44,11 +44,11 @@ class FleetBins:
         self._open(fresh)
         return fresh
 
-    def placed(self) -> tuple[PlacedGpu, ...]:
+    def to_gpus(self) -> tuple[PlacedGpu, ...]:
         """Return the devices that hold something, kinds in the fleet's order."""
         order = list(self._devices)
         used = [one for one in self.bins if not one.is_empty]
-        return tuple(one.placed() for one in sorted(used, key=lambda one: order.index(one.device.name)))
+        return tuple(one.to_gpu() for one in sorted(used, key=lambda one: order.index(one.device.name)))
 
     def count(self, model: str) -> int:
         """Return how many replicas of ``model`` stand on all devices."""

@@ -43,24 +43,24 @@ class Menu:
     _answers: dict[tuple[str, str], bool] = field(default_factory=dict)
     _steps: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
 
-    def listed(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+    def listed_batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batches that are listed for the share or the whole device and looked at, rising."""
         key = (model, device.name, share)
         if key not in self._listed:
-            whole = () if share.mig is not None else self._asked(model, device, Share())
-            self._listed[key] = tuple(sorted({*self._asked(model, device, share), *whole}))
+            whole = () if share.mig is not None else self._batches_asked_for(model, device, Share())
+            self._listed[key] = tuple(sorted({*self._batches_asked_for(model, device, share), *whole}))
         return self._listed[key]
 
     def sizes(self, model: str, device: Device, share: Share) -> Sequence[int]:
         """Return all batches that may run under ``share``, rising."""
-        listed = self.listed(model, device, share)
+        listed = self.listed_batches(model, device, share)
         return range(1, listed[-1] + 1) if self.is_dense(model, device, share) else listed
 
     def is_dense(self, model: str, device: Device, share: Share) -> bool:
         """Whether batches between those listed may run too."""
         if self.problem.options.latency_budget is None:
             return False
-        listed = self.listed(model, device, share)
+        listed = self.listed_batches(model, device, share)
         gap = next((batch for batch in range(1, max(listed, default=1)) if batch not in listed), None)
         key = (model, device.name)
         if gap is not None and key not in self._answers:
@@ -83,10 +83,10 @@ class Menu:
             self._steps[key] = tuple(self._between(model, device))
         return self._steps[key]
 
-    def _asked(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+    def _batches_asked_for(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         most = self.problem.options.max_batch
         found = sorted({one for one in self.problem.estimator.batches(model, device, share) if one <= most})
-        return tuple(found if self.problem.options.latency_budget is not None else _thinned(found))
+        return tuple(found if self.problem.options.latency_budget is not None else _thin_out(found))
 
     def _is_known(self, model: str, device: Device, batch: int, share: Share) -> bool:
         try:
@@ -100,14 +100,14 @@ class Menu:
         known = {share.sm_pct for share in self.problem.estimator.shares(model, device) if share.mig is None}
         if not known:
             return []
-        steps = self._required(model, device)
+        steps = self._required_shares(model, device)
         if self._is_share_sensitive(model, device):
             steps |= {_STEP * n for n in range(1, round(100.0 / _STEP))}
         return sorted(steps - known)
 
     def _is_share_sensitive(self, model: str, device: Device) -> bool:
         """Whether the estimator answers for shares that it does not list, and knows that they are slower."""
-        batch = max(self.listed(model, device, Share()), default=1)
+        batch = max(self.listed_batches(model, device, Share()), default=1)
         estimate = self.problem.estimator.estimate
         try:
             slow, quick = (estimate(model, device, batch, Share(pct)).latency_ms for pct in (_ODD_PERCENT, 100.0))
@@ -115,10 +115,10 @@ class Menu:
             return False
         return slow.value > quick.value
 
-    def _required(self, model: str, device: Device) -> set[float]:
+    def _required_shares(self, model: str, device: Device) -> set[float]:
         """Return the compute requirements by any metric at any batch: the shares that USHER gives."""
         found: set[float] = set()
-        for batch in self.listed(model, device, Share()):
+        for batch in self.listed_batches(model, device, Share()):
             try:
                 creq = self.problem.estimator.estimate(model, device, batch, Share()).creq_pct
             except InputError:
@@ -127,7 +127,7 @@ class Menu:
         return found
 
 
-def _thinned(batches: Iterable[int]) -> Iterable[int]:
+def _thin_out(batches: Iterable[int]) -> Iterable[int]:
     kept: list[int] = []
     last = 0
     for last in batches:

@@ -93,7 +93,7 @@ class Merging:
         batch is the one with which most requests are answered in time.
         """
         partition = self._partition(spot)
-        chosen = _chosen(partition, offer)
+        chosen = _choose_replicas(partition, offer)
         others = [replica for replica in partition.replicas if not any(replica is one for one in chosen)]
         rates = {replica.model: replica.rate_rps for replica in chosen}
         before = dict(self._works)
@@ -137,7 +137,7 @@ class Merging:
             return broken
         means = Segments(replace(problem, options=replace(problem.options, confidence=None)))
         server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
-        calm = means.undisturbed(device, workload, beside)
+        calm = means.undisturbed_server(device, workload, beside)
         memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
         rate = sum(replica.rate_rps for replica in chosen)
         prediction = ReplicaPrediction(
@@ -161,7 +161,7 @@ class Merging:
             predicted=prediction,
             merged=tuple(MergedRate(model=r.model, rate_rps=r.rate_rps, goodput_rps=r.rate_rps) for r in chosen),
         )
-        return merged if problem.options.latency_budget is not None else self._queued(merged, server)
+        return merged if problem.options.latency_budget is not None else self._with_queueing(merged, server)
 
     def _broken(self, server: BatchServer, chosen: Sequence[Replica], most_rps: float) -> str:
         """Return which objective the server would break, nothing where it keeps all."""
@@ -182,7 +182,7 @@ class Merging:
     def _law(self, rate_rps: float, server: BatchServer) -> Sojourn:
         return self._problem.queueing.sojourn(Arrivals(rate_rps), server)
 
-    def _queued(self, replica: Replica, server: BatchServer) -> Replica:
+    def _with_queueing(self, replica: Replica, server: BatchServer) -> Replica:
         """Return the replica with what queueing makes of it."""
         law = self._law(replica.rate_rps, server)
         merged = tuple(
@@ -251,7 +251,7 @@ class Merging:
         return disturb_at_worst(self._problem.options.host, calm, all_rps)
 
 
-def _chosen(partition: Partition, offer: MergeOffer) -> list[Replica]:
+def _choose_replicas(partition: Partition, offer: MergeOffer) -> list[Replica]:
     """Return one replica of each model of the offer."""
     found: dict[str, Replica] = {}
     for replica in partition.replicas:

@@ -63,11 +63,11 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         For a policy or an option that does not exist, or a value that is none of its type.
     """
     made = load_plugin("policy", name, BUILTIN)
-    policy: Policy = made(**_read(name, made, options or {}))
+    policy: Policy = made(**_read_options(name, made, options or {}))
     return policy
 
 
-def _read(policy: str, made: Any, options: Mapping[str, str]) -> dict[str, object]:
+def _read_options(policy: str, made: Any, options: Mapping[str, str]) -> dict[str, object]:
     types = typing.get_type_hints(made) if dataclasses.is_dataclass(made) else {}
     known = {field.name: types[field.name] for field in dataclasses.fields(made)} if types else {}
     values = {}

@@ -18,7 +18,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import LONELY, RATE_PRECISION
+from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION
 from gpuprof.placement.segment import Segments
 
 #: Of the rate that a replica serves at most, what a first guess takes it to serve among others.
@@ -58,7 +58,7 @@ class BoundingSegments(Segments):
     def _capacity_rps(
         self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload], least_rps: float
     ) -> float:
-        server = self.undisturbed(device, workload, beside)
+        server = self.undisturbed_server(device, workload, beside)
         most = most_within_rps(server, demand.slo.latency_ms, demand.slo.percentile)
         if most < demand.rate_rps:
             return most
@@ -92,7 +92,7 @@ class _GroupLimits:
     def _search(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
         low, high, step = 0.0, 1.0, 0.06
         load = min(max(guess, 0.02), 0.97)
-        while high - low > RATE_PRECISION * high and load > LONELY:
+        while high - low > RATE_PRECISION * high and load > NEARLY_IDLE:
             if self._in_time(server, limit_ms, percent, count, load):
                 low = load
             else:
@@ -147,7 +147,7 @@ class PooledSegments(Segments):
             guess = min(each, _LIKELY * ceiling) / capacity
             load = self._groups.load(server, demand.slo.latency_ms, demand.slo.percentile, count, guess)
             each = min(load * capacity, rate * _LESS)
-            if each <= LONELY * ceiling:
+            if each <= NEARLY_IDLE * ceiling:
                 return 0.0
             best = each
         return best

@@ -100,7 +100,7 @@ class Predictor:
         return {one: server for (one, _), server in zip(placed, found, strict=True)}
 
     def _calm(self, device: Device, placed: PlacedReplica, beside: Sequence[Workload]) -> BatchServer:
-        server = self._segments.undisturbed(device, placed.workload, beside)
+        server = self._segments.undisturbed_server(device, placed.workload, beside)
         return replace(server, max_wait_ms=placed.max_wait_ms)
 
     def replica(
@@ -132,7 +132,7 @@ class Predictor:
                 self._pools[placed.model] = self._solve(placed.rate_rps, [(server, estimate)])
             latencies = calm.latency_ms
             part, ends = self._pools[placed.model].part(server)
-            prediction, rate_rps = self._queued(prediction, placed.model, part, ends), part.rate_rps
+            prediction, rate_rps = self._with_queueing(prediction, placed.model, part, ends), part.rate_rps
         self._goodput[placed.model] = self._goodput.get(placed.model, 0.0) + prediction.goodput_rps
         return Replica(
             model=placed.model,
@@ -152,7 +152,7 @@ class Predictor:
         p50, p95, p99 = (pool and _finite(pool.expected.whole.percentile(percent)) for percent in (50.0, 95.0, 99.0))
         return ModelPrediction(goodput_rps=self._goodput.get(name, 0.0), p50_ms=p50, p95_ms=p95, p99_ms=p99)
 
-    def _queued(
+    def _with_queueing(
         self, prediction: ReplicaPrediction, model: str, part: ServedPart, ends: Sequence[Sojourn]
     ) -> ReplicaPrediction:
         sojourn, rate_rps = part.sojourn, part.rate_rps

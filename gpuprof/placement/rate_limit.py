@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
 from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
-from gpuprof.placement.borne_loads import BorneLoads
 from gpuprof.placement.limit import Limit, TimeUpError
+from gpuprof.placement.sustained_loads import SustainedLoads
 
 #: The search for the largest rate that a replica can serve stops when it is known this well, from below.
 RATE_PRECISION = 0.01
 #: Part of its throughput at which a replica is nearly idle: one that keeps the SLO only below it is not offered for
 #: more than that, since hundreds of them would do the work of one.
-LONELY = 0.01
+NEARLY_IDLE = 0.01
 #: Every so many questions the half is asked for, as plain bisection does: guesses may come near from one side only.
 _HALVED = 3
 
@@ -45,7 +45,7 @@ class RateLimits:
     _known: dict[tuple[int, BatchServer, Slo], _Known] = field(default_factory=dict)
     _models: dict[int, QueueModel] = field(default_factory=dict)
     _limit: Limit = field(default_factory=Limit)
-    _borne: BorneLoads = field(default_factory=BorneLoads)
+    _borne: SustainedLoads = field(default_factory=SustainedLoads)
 
     @contextmanager
     def until(self, limit: Limit) -> Iterator[None]:

@@ -16,7 +16,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import LONELY
+from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.rules.host_work import disturb_at_worst
 
 #: A tail is shorter when it is below this part of the other.
@@ -133,14 +133,14 @@ class Segments:
         """Return the queueing view of a replica that is disturbed as much as it can be by serving all demands."""
         key = (device.name, workload)
         if beside or key not in self._servers:
-            calm = self.undisturbed(device, workload, beside)
+            calm = self.undisturbed_server(device, workload, beside)
             server = disturb_at_worst(self.problem.options.host, calm, self._all_rps)
             if beside:
                 return server
             self._servers[key] = server
         return self._servers[key]
 
-    def undisturbed(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
+    def undisturbed_server(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> BatchServer:
         """Return the queueing view of a replica with the machine to itself: times for 1, 2, … ``batch`` requests."""
         estimate = self.estimate(device, workload, beside)
         handover_ms = self.problem.options.host.handover_ms
@@ -234,7 +234,7 @@ class Segments:
     def workloads(self, model: str, device: Device, share: Share) -> Iterator[Workload]:
         """Yield what may run under ``share`` in the listed batches: fewest processes first, then smallest batch."""
         for processes in self.menu.processes(share):
-            for batch in self.menu.listed(model, device, share):
+            for batch in self.menu.listed_batches(model, device, share):
                 yield Workload(model, batch, share, processes)
 
     def make(
@@ -312,7 +312,7 @@ class Segments:
 
     def _best_between(self, demand: Demand, device: Device, share: Share, best: Segment | None) -> Segment | None:
         """Return the best segment of any batch, given the best of those listed."""
-        listed = self.menu.listed(demand.model, device, share)
+        listed = self.menu.listed_batches(demand.model, device, share)
         for processes in self.menu.processes(share):
             gaps = list(zip((0, *listed), listed, strict=False))
             while gaps:
@@ -378,7 +378,7 @@ class Segments:
         if self.problem.options.latency_budget is not None:
             return wanted if self.meets(demand, device, workload, 0.0, beside) else 0.0
         server = self.server(device, workload, beside)
-        idle = ceiling * LONELY
+        idle = ceiling * NEARLY_IDLE
         if not self._in_time(demand, server, min(least_rps, wanted)):
             return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
         return self.problem.limits.largest_rps(self.problem.queueing, server, demand.slo, idle, wanted)

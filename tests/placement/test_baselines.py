@@ -7,7 +7,7 @@ import pytest
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.gpulet import Gpulet
@@ -20,7 +20,7 @@ BUDGET = Options(latency_budget=0.5)
 def test_gpulet_puts_two_workloads_on_a_gpu_and_gives_the_second_all_that_is_left() -> None:
     # by falling rate: batch 4 under 50% takes 12 ms for 333/s, under 40% 15 ms for 267/s
     given = problem([demand("first", 250.0, 40.0), demand("second", 20.0, 40.0)], options=BUDGET)
-    placement, _ = solved(Gpulet(), given)
+    placement, _ = solve_and_check(Gpulet(), given)
     shares = [(replica.model, replica.share.sm_pct) for gpu in placement.gpus for replica in gpu.replicas()]
     assert len(placement.gpus) == 1
     assert shares[0][0] == "first"
@@ -28,14 +28,16 @@ def test_gpulet_puts_two_workloads_on_a_gpu_and_gives_the_second_all_that_is_lef
 
 
 def test_gpulet_never_has_more_than_two_partitions_on_a_gpu() -> None:
-    placement, _ = solved(Gpulet(), problem([demand(f"m{i}", 2.0, 200.0) for i in range(9)]))
+    placement, _ = solve_and_check(Gpulet(), problem([demand(f"m{i}", 2.0, 200.0) for i in range(9)]))
     assert max(len(list(gpu.replicas())) for gpu in placement.gpus) == 2
     assert len(placement.gpus) == 5
 
 
 def test_gpulet_does_not_put_together_what_cannot_bear_each_other() -> None:
     estimator = LinearEstimator(slowdown=5.0)
-    placement, _ = solved(Gpulet(), problem([demand("a", 50.0, 40.0), demand("b", 50.0, 40.0)], estimator=estimator))
+    placement, _ = solve_and_check(
+        Gpulet(), problem([demand("a", 50.0, 40.0), demand("b", 50.0, 40.0)], estimator=estimator)
+    )
     assert len(placement.gpus) == 2
 
 
@@ -48,7 +50,7 @@ def test_mig_serving_takes_the_most_useful_configuration_first() -> None:
         }
     )
     given = problem([demand("a", 400.0, 60.0), demand("b", 60.0, 60.0)], [(sliced_device(), None)], options=BUDGET)
-    placement, _ = solved(MigServing(), replace(given, estimator=table))
+    placement, _ = solve_and_check(MigServing(), replace(given, estimator=table))
     # seven slices score 1 for all of b and something for 300 of a, a whole GPU for a scores 1; the missing 100 then
     # get a whole GPU, the overallocation that ParvaGPU (SC'24 §IV-B2) sees in it
     assert [len(gpu.partitions) for gpu in placement.gpus] == [7, 1]
@@ -63,6 +65,6 @@ def test_mig_serving_needs_mig() -> None:
 def test_optimal_needs_no_more_than_either() -> None:
     asked = [demand(f"m{i}", 120.0 + 40.0 * i, 50.0) for i in range(5)]
     given = problem(asked, [(sliced_device(), None)], options=BUDGET)
-    best = len(solved(Optimal(), given)[0].gpus)
-    assert best <= len(solved(Gpulet(), given)[0].gpus)
-    assert best <= len(solved(MigServing(), given)[0].gpus)
+    best = len(solve_and_check(Optimal(), given)[0].gpus)
+    assert best <= len(solve_and_check(Gpulet(), given)[0].gpus)
+    assert best <= len(solve_and_check(MigServing(), given)[0].gpus)

@@ -11,7 +11,7 @@ import pytest
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import demand, evidence, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
@@ -91,5 +91,5 @@ def test_no_sound_map_is_refused(policy: str, options: Options) -> None:
     asked = [demand("a", 40.0), demand("b", 10.0, 60.0), demand("c", 300.0, 200.0)]
     for fleet in ([(plain_device(), None)], [(plain_device(), 1)]):
         given = problem(asked, fleet, options=options)
-        _, deployment = solved(make_policy(policy), given)
+        _, deployment = solve_and_check(make_policy(policy), given)
         assert check(deployment, replace(evidence(given), estimator=None)) == ()

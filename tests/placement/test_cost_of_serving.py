@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options
 from gpuprof.rules.host_work import HostWork
@@ -18,10 +18,10 @@ POLICIES = ("optimal", "ffd", "milp", "igniter", "gslice", "usher", "gpulet")
 def test_the_map_of_every_policy_is_sound_with_it(name: str, rate_rps: float) -> None:
     asked = [demand("a", rate_rps, 60.0), demand("b", rate_rps / 2, 80.0)]
     given = problem(asked, [(plain_device(), 1)], LinearEstimator(), Options(host=HOST))
-    placement, deployment = solved(make_policy(name), given)
+    placement, deployment = solve_and_check(make_policy(name), given)
     for *_, replica in deployment.places():
         assert replica.batch_latency_ms is not None
         assert replica.rate_rps < 1000.0 * replica.batch * replica.processes / replica.batch_latency_ms[-1]
-    calm, _ = solved(make_policy(name), problem(asked, [(plain_device(), 1)], LinearEstimator(), Options()))
+    calm, _ = solve_and_check(make_policy(name), problem(asked, [(plain_device(), 1)], LinearEstimator(), Options()))
     served, without = (sum(one.rate_rps for one in found.unplaced) for found in (placement, calm))
     assert served >= without - 1e-6

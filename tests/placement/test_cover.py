@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device, problem
-from gpuprof.placement.cover import cheapest_cover, cost_of, shared_out
+from gpuprof.placement.cover import cheapest_cover, make_cost, share_out_rate
 from gpuprof.placement.segment import Segment
 
 
@@ -14,7 +14,7 @@ def segment(pct: float, capacity_rps: float) -> Segment:
     return Segment("m", "plain", Share(pct), 1, 1, capacity_rps, pct / 100.0, None, 1.0)
 
 
-COST = cost_of(problem([demand("m")], [(plain_device(price=2.0), None)]))
+COST = make_cost(problem([demand("m")], [(plain_device(price=2.0), None)]))
 
 
 def test_the_price_is_that_of_the_part_of_the_device() -> None:
@@ -55,5 +55,5 @@ def test_a_cover_serves_the_whole_rate_and_overloads_nobody(rate: float, sizes: 
 
 
 def test_load_is_shared_out_by_capacity() -> None:
-    cover = shared_out(60.0, [segment(10, 40), segment(20, 80)])
+    cover = share_out_rate(60.0, [segment(10, 40), segment(20, 80)])
     assert [rate for _, rate in cover.parts] == [20.0, 40.0]

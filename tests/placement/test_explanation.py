@@ -3,7 +3,7 @@ from __future__ import annotations
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.explanation import alternatives, seats, what_ifs
+from gpuprof.placement.explanation import find_alternatives, locate_replicas, run_what_ifs
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
@@ -14,7 +14,7 @@ GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Option
 
 def test_the_shares_that_could_serve_are_listed_cheapest_first() -> None:
     deployment = to_map(GIVEN, FirstFitDecreasing().place(GIVEN))
-    found = alternatives(GIVEN, deployment, "m")
+    found = find_alternatives(GIVEN, deployment, "m")
     assert [one.cost for one in found] == sorted(one.cost for one in found)
     assert sum(one.chosen for one in found) == sum(replica.model == "m" for *_, replica in deployment.places())
     whole = next(one for one in found if one.segment.share.is_whole)
@@ -23,7 +23,7 @@ def test_the_shares_that_could_serve_are_listed_cheapest_first() -> None:
 
 
 def test_what_more_rate_and_less_slo_would_change_is_computed_anew() -> None:
-    now, faster, tighter = what_ifs(GIVEN, Optimal(), "m")
+    now, faster, tighter = run_what_ifs(GIVEN, Optimal(), "m")
     assert (now.change, faster.change, tighter.change) == ("as it is", "10% more rate", "10% less SLO")
     assert now.missing_rps == faster.missing_rps == tighter.missing_rps == 0.0
     # 858 requests/s are more than one whole device serves
@@ -35,7 +35,7 @@ def test_what_more_rate_and_less_slo_would_change_is_computed_anew() -> None:
 def test_where_a_model_stands_is_said_with_its_neighbours_and_what_is_free() -> None:
     shared = problem([demand("m", 20.0), demand("other", 5.0)])
     deployment = to_map(shared, FirstFitDecreasing().place(shared))
-    (seat,) = seats(deployment, "m")
+    (seat,) = locate_replicas(deployment, "m")
     ours, theirs = (next(r for *_, r in deployment.places() if r.model == model) for model in ("m", "other"))
     assert seat.where == "node0 plain 0"
     assert seat.beside == (f"other {theirs.sm_share_pct:g}%",)
@@ -47,5 +47,5 @@ def test_a_share_that_is_not_listed_is_said_with_those_next_to_it() -> None:
     given = problem([demand("m", 20.0)], options=Options(latency_budget=0.5))
     placed = PlacedReplica("m", 1, 1, Share(15.0), 20.0)
     deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
-    found = {one.segment.share.sm_pct: one.chosen for one in alternatives(given, deployment, "m")}
+    found = {one.segment.share.sm_pct: one.chosen for one in find_alternatives(given, deployment, "m")}
     assert found == {12.5: 0, 15.0: 1, 17.5: 0, 25.0: 0, 50.0: 0, 100.0: 0}

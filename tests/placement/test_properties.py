@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solved
+from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device, solve_and_check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
@@ -159,10 +159,10 @@ def listed(given: Problem, gpu: PlacedGpu) -> bool:
 
 def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None:
     given = drawn.on(fleet)
-    best, _ = solved(Optimal(), given)
+    best, _ = solve_and_check(Optimal(), given)
     for name in sorted(set(BUILTIN) - {"optimal"}):
         try:
-            other, deployment = solved(make_policy(name), given)
+            other, deployment = solve_and_check(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
         if any(DEVICES[gpu.device].kind == "cpu" and not listed(given, gpu) for gpu in other.gpus):
@@ -180,7 +180,7 @@ def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None
 @FEW
 @given(drawn=DRAWN, count=st.integers(1, 2), more=st.integers(1, 2))
 def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: int) -> None:
-    few, many = (solved(Optimal(), drawn.on({"plain": n}))[0] for n in (count, count + more))
+    few, many = (solve_and_check(Optimal(), drawn.on({"plain": n}))[0] for n in (count, count + more))
     asked = sum(rate for rate, *_ in drawn.asked)
     assert missing(many) <= missing(few) + 1e-3 * asked
 
@@ -190,7 +190,7 @@ def test_more_devices_never_lower_the_goodput(drawn: Drawn, count: int, more: in
 def test_more_devices_never_lower_the_goodput_or_the_least_served_where_all_is_listed(
     drawn: Drawn, count: int, more: int, fair: bool
 ) -> None:
-    few, many = (solved(Optimal(fair), drawn.on({"cores": n}))[0] for n in (count, count + more))
+    few, many = (solve_and_check(Optimal(fair), drawn.on({"cores": n}))[0] for n in (count, count + more))
     asked = {f"m{i}": rate for i, (rate, *_) in enumerate(drawn.asked)}
     if fair:
         worst = [max((u.rate_rps / asked[u.model] for u in one.unplaced), default=0.0) for one in (few, many)]
@@ -201,7 +201,7 @@ def test_more_devices_never_lower_the_goodput_or_the_least_served_where_all_is_l
 
 def costs(drawn: Drawn, names: tuple[str, ...], looser: float) -> tuple[float, float]:
     """Return what the tight and the looser problem cost, infinity where not everything could be placed."""
-    found = [solved(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
+    found = [solve_and_check(Optimal(), drawn.on(dict.fromkeys(names), factor))[0] for factor in (1.0, looser)]
     tight, loose = (float("inf") if one.unplaced else cost(one) for one in found)
     return tight, loose
 

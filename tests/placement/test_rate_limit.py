@@ -13,7 +13,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, QueueMode
 from gpuprof.domain.split_stream import split_stream
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import ExponentialQueue, demand, plain_device, problem
-from gpuprof.placement.rate_limit import LONELY, RATE_PRECISION, RateLimits
+from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION, RateLimits
 from gpuprof.placement.segment import Segment, Segments
 from tests.placement.curved import CurvedEstimator
 
@@ -41,7 +41,7 @@ def _plain(queueing: QueueModel, server: BatchServer, slo: Slo, wanted: float) -
             return False
         return queueing.sojourn(Arrivals(rate), server).percentile(slo.percentile) <= slo.latency_ms
 
-    low, high = server.capacity_rps * LONELY, wanted
+    low, high = server.capacity_rps * NEARLY_IDLE, wanted
     if in_time(wanted):
         return wanted
     if low >= high or not in_time(low):
@@ -60,7 +60,7 @@ def _server(batch: int, start: float, cv: float = 0.0) -> BatchServer:
 def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, times: float, part: float) -> None:
     server = _server(batch, start)
     slo, wanted = Slo(times * server.latency_ms[0]), part * server.capacity_rps
-    found = RateLimits().largest_rps(ExponentialQueue(), server, slo, server.capacity_rps * LONELY, wanted)
+    found = RateLimits().largest_rps(ExponentialQueue(), server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert found == _plain(ExponentialQueue(), server, slo, wanted)
 
 
@@ -69,7 +69,7 @@ def test_the_largest_rate_is_that_of_plain_bisection(batch: int, start: float, t
 def test_for_real_queues_too(batch: int, start: float, times: float, cv: float) -> None:
     server, model = _server(batch, start, cv), BatchQueue()
     slo, wanted = Slo(times * server.latency_ms[-1]), server.capacity_rps
-    found = RateLimits().largest_rps(model, server, slo, server.capacity_rps * LONELY, wanted)
+    found = RateLimits().largest_rps(model, server, slo, server.capacity_rps * NEARLY_IDLE, wanted)
     assert found == _plain(model, server, slo, wanted)
 
 
@@ -78,7 +78,7 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
     for batch, start, times in ((1, 1.0, 3.0), (2, 4.0, 2.5), (4, 2.0, 4.0), (8, 6.0, 2.0), (8, 1.0, 6.0)):
         server = _server(batch, start)
         slo, most = Slo(times * server.latency_ms[-1]), server.capacity_rps
-        RateLimits().largest_rps(guessed, server, slo, most * LONELY, most)
+        RateLimits().largest_rps(guessed, server, slo, most * NEARLY_IDLE, most)
         _plain(plain, server, slo, most)
     assert len(guessed.solved) <= 0.8 * len(plain.solved)
 
@@ -86,17 +86,17 @@ def test_a_fifth_of_the_queues_of_plain_bisection_need_not_be_solved() -> None:
 def test_what_was_found_for_one_policy_is_not_solved_again_for_another() -> None:
     counting = Counting(ExponentialQueue())
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(30.0)
-    found = limits.largest_rps(counting, server, slo, server.capacity_rps * LONELY, server.capacity_rps)
+    found = limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, server.capacity_rps)
     before = len(counting.solved)
     assert limits.in_time(counting, server, slo, found / 2.0)
     assert not limits.in_time(counting, server, slo, found * (1.0 + 2.0 * RATE_PRECISION))
-    assert limits.largest_rps(counting, server, slo, server.capacity_rps * LONELY, found / 3.0) == found / 3.0
+    assert limits.largest_rps(counting, server, slo, server.capacity_rps * NEARLY_IDLE, found / 3.0) == found / 3.0
     assert len(counting.solved) == before
 
 
 def test_queues_of_different_models_are_kept_apart() -> None:
     limits, server, slo = RateLimits(), _server(4, 2.0), Slo(15.0)
-    idle, most = server.capacity_rps * LONELY, server.capacity_rps
+    idle, most = server.capacity_rps * NEARLY_IDLE, server.capacity_rps
     limits.largest_rps(ExponentialQueue(), server, slo, idle, most)
     found = limits.largest_rps(BatchQueue(), server, slo, idle, most)
     assert found == RateLimits().largest_rps(BatchQueue(), server, slo, idle, most)

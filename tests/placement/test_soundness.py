@@ -6,7 +6,7 @@ import pytest
 
 from bench.placement_problems import KINDS, Kind, TooLargeError, best_of, draw_problem
 from bench.placement_soundness import is_bound_false, loss_of, run
-from gpuprof.placement.contract import solved
+from gpuprof.placement.contract import solve_and_check
 from gpuprof.placement.optimal.optimal import Optimal
 
 SEEDS = range(3)
@@ -20,7 +20,7 @@ def test_no_map_does_better_than_a_bound_allows(kind: Kind, seed: int) -> None:
         best = best_of(problem)
     except TooLargeError:
         pytest.skip("more than can be listed")
-    placement, _ = solved(Optimal(), problem)
+    placement, _ = solve_and_check(Optimal(), problem)
     assert not is_bound_false(placement, best)
     assert loss_of(problem, placement, best) > -1e-6, "the listing missed a map"
 

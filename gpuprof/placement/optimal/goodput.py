@@ -8,7 +8,7 @@ from typing import Protocol
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.master import Choice, DemandClass, Master
+from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
 
@@ -23,7 +23,7 @@ _Served = Sequence[tuple[Demand, int]]
 
 
 class PartialProgram(Protocol):
-    """A program that may serve demands in part: `Master`, or `gpuprof.placement.optimal.assembly.Assembly`."""
+    """A program that may serve demands in part: `RestrictedMaster`, or `PatternProgram`."""
 
     @property
     def program(self) -> Program:
@@ -41,12 +41,12 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
 
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
-    master = Master(problem.fleet.entries, classes, partial=True)
-    solution = served_most(problem, master, limit, fair=fair)
-    return None if solution is None else master.read(solution)
+    master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
+    solution = solve_for_goodput(problem, master, limit, fair=fair)
+    return None if solution is None else master.read_solution(solution)
 
 
-def served_most(problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool) -> Solution | None:
+def solve_for_goodput(problem: Problem, master: PartialProgram, limit: Limit, *, fair: bool) -> Solution | None:
     """Return the solution that serves most, as `maximise_goodput` orders them, None where none is found in time."""
     served = master.served_columns()
     if fair:
@@ -58,7 +58,7 @@ def served_most(problem: Problem, master: PartialProgram, limit: Limit, *, fair:
         for _, column in own:
             master.program.add(column, row, 1.0)
         master.program.recost({column: -1.0 for _, column in own})
-        found = _solve(problem, master, limit)
+        found = _solve_program(problem, master, limit)
         if found is None:
             break
         solution = found
@@ -67,10 +67,10 @@ def served_most(problem: Problem, master: PartialProgram, limit: Limit, *, fair:
     if solution is None:
         return None
     master.program.recost(master.device_costs({e.device.name: e.price_per_hour for e in problem.fleet.entries}))
-    return _solve(problem, master, limit) or solution
+    return _solve_program(problem, master, limit) or solution
 
 
-def most_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
+def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
     """Return a rate (requests/s) that no map on the fleet serves within the SLOs, whatever is fair or has priority.
 
     Where contents are too many to be listed, shares are bounded by their sum only, which can but raise the bound.
@@ -87,12 +87,12 @@ def most_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[
     total = math.fsum(demand.rate_rps for demand in demands)
     if not demands:
         return 0.0
-    master = Master(problem.fleet.entries, classes, partial=True, summed=True, floors=False)
+    master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False)
     master.program.recost({column: -1.0 for _, column in master.served_columns()})
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.proven:
         return total
-    found = _solve(problem, master, limit)
+    found = _solve_program(problem, master, limit)
     least = first.objective if found is None else max(first.objective, found.bound)
     return min(total, -least * (1.0 + 1e-9))
 
@@ -104,7 +104,7 @@ def _level(problem: Problem, master: PartialProgram, served: _Served, limit: Lim
         least = _serve_the_least(problem, master, rising, limit)
         if least is None or least >= 1.0 - _BETTER:
             return
-        rising = _served_better(problem, master, rising, least, limit)
+        rising = _raise_served(problem, master, rising, least, limit)
         if not rising or limit.is_over:
             return
 
@@ -118,7 +118,7 @@ def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, 
         program.add(column, row, 1.0)
         program.add(least, row, -demand.rate_rps)
     program.recost({least: -1.0})
-    solution = _solve(problem, master, limit)
+    solution = _solve_program(problem, master, limit)
     if solution is None:
         return None
     kept = program.row(low=max(0.0, -solution.objective - _GIVE))
@@ -126,7 +126,7 @@ def _serve_the_least(problem: Problem, master: PartialProgram, served: _Served, 
     return -solution.objective
 
 
-def _served_better(problem: Problem, master: PartialProgram, served: _Served, least: float, limit: Limit) -> _Served:
+def _raise_served(problem: Problem, master: PartialProgram, served: _Served, least: float, limit: Limit) -> _Served:
     """Return the largest set of these demands that can all be served better than the worst, and keep them so."""
     program = master.program
     flags = []
@@ -136,7 +136,7 @@ def _served_better(problem: Problem, master: PartialProgram, served: _Served, le
         more = min(1.0, least + _BETTER) * demand.rate_rps
         flags.append(program.column(0.0, {row: -more}, 1.0))
     program.recost(dict.fromkeys(flags, -1.0))
-    solution = _solve(problem, master, limit)
+    solution = _solve_program(problem, master, limit)
     if solution is None:
         return []
     better = [one for one, flag in zip(served, flags, strict=True) if solution.values[flag] > 0.5]
@@ -147,5 +147,5 @@ def _served_better(problem: Problem, master: PartialProgram, served: _Served, le
     return better
 
 
-def _solve(problem: Problem, master: PartialProgram, limit: Limit) -> Solution | None:
+def _solve_program(problem: Problem, master: PartialProgram, limit: Limit) -> Solution | None:
     return master.program.solve(time_limit_s=limit.left_s, seed=problem.options.seed)

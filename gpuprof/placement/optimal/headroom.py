@@ -16,7 +16,7 @@ from gpuprof.placement.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
-class Slowed:
+class SlowedEstimator:
     """An estimator by which nobody is quicker than ``factor`` times the time alone, nor than its neighbours let it be.
 
     Attributes
@@ -45,6 +45,6 @@ class Slowed:
         return self.estimator.shares(model, device)
 
 
-def slowed(problem: Problem, factor: float) -> Problem:
+def slow_down(problem: Problem, factor: float) -> Problem:
     """Return the problem with every workload ``factor`` times as slow while it is alone."""
-    return replace(problem, estimator=Slowed(problem.estimator, factor))
+    return replace(problem, estimator=SlowedEstimator(problem.estimator, factor))

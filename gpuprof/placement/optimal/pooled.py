@@ -14,21 +14,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
+from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.carry import previous_gpus
-from gpuprof.placement.optimal.cheapest import cheapest
-from gpuprof.placement.optimal.goodput import most_goodput
-from gpuprof.placement.optimal.least_cost import with_least_cost
-from gpuprof.placement.optimal.master import classes_of
-from gpuprof.placement.optimal.offers import Offers
-from gpuprof.placement.optimal.worth import bounded, is_proven, unfairness, worth
+from gpuprof.placement.optimal.candidates import CandidateSegments
+from gpuprof.placement.optimal.cost_bound import with_cost_bound
+from gpuprof.placement.optimal.goodput import bound_goodput
+from gpuprof.placement.optimal.incumbent import clip_bounds, is_proven_optimal, objective_value, unfairness
+from gpuprof.placement.optimal.minimise_cost import minimise_cost
+from gpuprof.placement.optimal.restricted_master import group_demands
+from gpuprof.placement.optimal.warm_start import keep_previous_gpus
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.pool import Gpus, Pools
 from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: How often a program is solved again for demands whose replicas are together too slow.
 _MOST_REPAIRS = 4
@@ -72,25 +72,27 @@ class PooledPlanner:
         solve_program : callable
         """
         if self.limit.is_over:
-            free = self._unbounded(split)
-            return bounded(self.problem, free if split.unplaced else with_least_cost(self.problem, self.segments, free))
+            free = self._without_bounds(split)
+            return clip_bounds(
+                self.problem, free if split.unplaced else with_cost_bound(self.problem, self.segments, free)
+            )
         best = self._settle(split, split.gpus, str(split.found_by or ""))
-        best = with_least_cost(self.problem, self.segments, best) if not best.unplaced else self._unbounded(best)
+        best = with_cost_bound(self.problem, self.segments, best) if not best.unplaced else self._without_bounds(best)
         with suppress(TimeUpError):
             best = self._bound(best)
             for one in self._others(best, solve_program):
                 best = self._better(best, one)
-        return bounded(self.problem, best)
+        return clip_bounds(self.problem, best)
 
     def _others(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
         if self.problem.previous is not None:
-            kept = previous_gpus(self.problem, self.segments, self.problem.previous)
+            kept = keep_previous_gpus(self.problem, self.segments, self.problem.previous)
             if kept:
                 yield self._settle(best, kept, "what runs already")
-        if not is_proven(self.problem, best) and not self.limit.is_over:
+        if not is_proven_optimal(self.problem, best) and not self.limit.is_over:
             yield from self._of_program(best, solve_program)
 
-    def _unbounded(self, placement: Placement) -> Placement:
+    def _without_bounds(self, placement: Placement) -> Placement:
         return replace(
             placement, lower_bound_gpus=None, lower_bound_cost_per_hour=None, upper_bound_goodput_rps=self._all_rps()
         )
@@ -112,19 +114,19 @@ class PooledPlanner:
     def _bound(self, best: Placement) -> Placement:
         """Return the placement with what holds for every map of this router."""
         bounding = BoundingSegments(self.problem)
-        offers = Offers(self.problem, bounding)
-        choices = offers.sure()
+        offers = CandidateSegments(self.problem, bounding)
+        choices = offers.known_segments()
         able = [one for one in self.problem.demands if choices[one.model]]
         most = self._all_rps()
         if not best.unplaced:
-            found = cheapest(self.problem, able, offers, self.limit)
+            found = minimise_cost(self.problem, able, offers, self.limit)
             if found.cost_per_hour is None or found.gpus is None:
                 return best
             cost = max(found.cost_per_hour, best.lower_bound_cost_per_hour or 0.0)
             gpus = max(found.gpus, best.lower_bound_gpus or 0)
             return replace(best, lower_bound_gpus=gpus, lower_bound_cost_per_hour=cost, upper_bound_goodput_rps=most)
         if most is not None:
-            most = most_goodput(self.problem, able, classes_of(able, offers.hoped(able)), self.limit)
+            most = bound_goodput(self.problem, able, group_demands(able, offers.optimistic_segments(able)), self.limit)
         return replace(best, upper_bound_goodput_rps=most)
 
     def _of_program(self, best: Placement, solve_program: ProgramSolver) -> Iterator[Placement]:
@@ -151,11 +153,11 @@ class PooledPlanner:
         return min(best, other, key=self._rank)
 
     def _rank(self, one: Placement) -> tuple[object, ...]:
-        worse = unfairness(self.problem, one) if self.fair and one.unplaced else worth(self.problem, one)
+        worse = unfairness(self.problem, one) if self.fair and one.unplaced else objective_value(self.problem, one)
         moves = 0
         if self.problem.previous is not None:
             devices = {entry.device.name: entry.device for entry in self.problem.fleet.entries}
-            moves = seated(one.gpus, self.problem.previous, devices).moves
+            moves = assign_devices(one.gpus, self.problem.previous, devices).moves
         return bool(one.unplaced), *worse, moves
 
 

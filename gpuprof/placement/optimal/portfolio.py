@@ -23,7 +23,7 @@ _ASKING = {"igniter": 100, "gslice": 100}
 _MOST_DEVICES = 12
 
 
-def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
+def run_portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the built-in policies make of the problem, those that are made for it, until the time is up."""
     for name in (*_QUICK, *_SEARCHING):
         if name in BUILTIN and _is_meant_for(name, problem):
@@ -34,7 +34,7 @@ def portfolio(problem: Problem, limit: Limit) -> Iterator[Placement]:
                 continue  # not made for such a fleet, or for what is known of the models
 
 
-def quick_maps(problem: Problem, limit: Limit) -> Iterator[Placement]:
+def run_heuristics(problem: Problem, limit: Limit) -> Iterator[Placement]:
     """Yield what the policies that take time in proportion to the demands make of the problem, until the time is up.
 
     The first of them, by a latency budget the quickest by far, is not stopped then.

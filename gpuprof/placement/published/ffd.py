@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
-from gpuprof.placement.cover import MOST_REPLICAS, Cost, cheapest_cover, cost_of
+from gpuprof.placement.cover import MOST_REPLICAS, Cost, cheapest_cover, make_cost
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.placement.whynot import why_not, why_not_all
+from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class FirstFitDecreasing:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`."""
         segments = Segments(problem)
-        cost = cost_of(problem)
+        cost = make_cost(problem)
         choices = {demand.model: _choices(problem, segments, demand) for demand in problem.demands}
         bins = FleetBins(problem, segments)
         missing = _pack(problem, choices, cost, bins)
@@ -38,8 +38,8 @@ class FirstFitDecreasing:
             if left > demand.rate_rps * 1e-9:
                 left = _squeeze(demand, left, choices[demand.model], bins)
             if left > demand.rate_rps * 1e-9:
-                unplaced.append(_unplaced(problem, segments, demand, left))
-        return Placement("ffd", bins.placed(), tuple(unplaced))
+                unplaced.append(_name_unplaced(problem, segments, demand, left))
+        return Placement("ffd", bins.to_gpus(), tuple(unplaced))
 
 
 def _choices(problem: Problem, segments: Segments, demand: Demand) -> tuple[Segment, ...]:
@@ -75,7 +75,9 @@ def _squeeze(demand: Demand, left: float, segments: Sequence[Segment], bins: Fle
     return max(0.0, left)
 
 
-def _unplaced(problem: Problem, segments: Segments, demand: Demand, left: float) -> Unplaced:
+def _name_unplaced(problem: Problem, segments: Segments, demand: Demand, left: float) -> Unplaced:
     if left < demand.rate_rps * (1.0 - 1e-9):
-        return Unplaced(model=demand.model, rate_rps=left, reason=why_not_all(problem, demand, demand.rate_rps - left))
-    return Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=why_not(problem, segments, demand))
+        return Unplaced(
+            model=demand.model, rate_rps=left, reason=explain_shortfall(problem, demand, demand.rate_rps - left)
+        )
+    return Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=explain_unplaced(problem, segments, demand))

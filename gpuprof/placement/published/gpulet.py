@@ -17,7 +17,7 @@ from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: Sizes of a gpu-let in percent, as the paper splits a GPU; 100 is an unsplit one.
 SIZES_PCT = (20.0, 40.0, 50.0, 60.0, 80.0, 100.0)
@@ -167,7 +167,7 @@ def _just_enough(segments: Segments, entry: FleetEntry, segment: Segment, left: 
     """Return the replica with the smallest batch that meets the rate (gpu-lets+, iGniter §5.1)."""
     rate_rps = min(left, segment.capacity_rps)
     demand, device = segments.problem.demand(segment.model), entry.device
-    for batch in segments.menu.listed(segment.model, device, segment.share):
+    for batch in segments.menu.listed_batches(segment.model, device, segment.share):
         workload = Workload(segment.model, batch, segment.share)
         if batch < segment.batch and segments.meets(demand, device, workload, rate_rps):
             memory = segments.memory_bytes(segments.estimate(device, workload))

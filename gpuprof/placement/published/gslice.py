@@ -15,7 +15,7 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.igniter import Igniter, first_of
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: Nobody's share grows by more than this factor in one adjustment, however far its latency is off.
 _MOST_GROWTH = 2.0
@@ -68,7 +68,7 @@ class Gslice:
         apart: list[tuple[str, PlacedReplica]] = []
         for gpu in Igniter(unit_pct=self.unit_pct).place(problem).gpus:
             tuning = _Tuning(segments, problem.device(gpu.device), self)
-            kept, evicted = tuning.settled(tuple(map(tuning.alone, gpu.replicas())))
+            kept, evicted = tuning.settle(tuple(map(tuning.alone, gpu.replicas())))
             placed.append(PlacedGpu(gpu.device, (PlacedPartition(kept),)))
             apart += [(gpu.device, replica) for replica in evicted]
         for name, replica in apart:
@@ -90,17 +90,17 @@ class _Tuning:
     def alone(self, replica: PlacedReplica) -> PlacedReplica:
         """Return the replica with the least share that keeps its SLO with nobody beside it."""
         most = int(100.0 / self.policy.unit_pct + 1e-9)
-        units = first_of(range(1, most + 1), partial(self._lonely, replica))
-        return replica if units is None else self._batched(self._shared(replica, units), ())
+        units = first_of(range(1, most + 1), partial(self._suffices_alone, replica))
+        return replica if units is None else self._with_largest_batch(self._with_units(replica, units), ())
 
-    def settled(self, state: _State) -> tuple[_State, list[PlacedReplica]]:
+    def settle(self, state: _State) -> tuple[_State, list[PlacedReplica]]:
         """Return the last state in which all SLOs hold, and who had to leave so that there is one."""
         evicted: list[PlacedReplica] = []
         while True:
             current, sound = state, None
             for _ in range(self.policy.adjustments + 1):
                 sound = current if self._holds(current) else sound
-                adjusted = self._adjusted(current)
+                adjusted = self._adjust(current)
                 if adjusted == current:
                     break
                 current = adjusted
@@ -110,11 +110,11 @@ class _Tuning:
             evicted.append(self.alone(current[worst]))
             state = (*state[:worst], *state[worst + 1 :])
 
-    def _lonely(self, replica: PlacedReplica, units: int) -> bool:
-        shared = self._shared(replica, units)
+    def _suffices_alone(self, replica: PlacedReplica, units: int) -> bool:
+        shared = self._with_units(replica, units)
         return any(self._meets(replace(shared, batch=batch), ()) for batch in self._sizes(shared))
 
-    def _adjusted(self, state: _State) -> _State:
+    def _adjust(self, state: _State) -> _State:
         """Return the state after every workload has adjusted itself to what is seen of it in ``state``."""
         after = list(state)
         for index, replica in enumerate(state):
@@ -126,7 +126,7 @@ class _Tuning:
                 units = max(units, min(wanted, int(free / self.policy.unit_pct + 1e-9)))
             elif pressure < 1.0 - self.policy.threshold:
                 units = max(1, math.floor(units * pressure))
-            adjusted = self._batched(self._shared(replica, units), self._beside(state, index))
+            adjusted = self._with_largest_batch(self._with_units(replica, units), self._beside(state, index))
             after[index] = adjusted if self._is_known(adjusted) else replica
         return tuple(after)
 
@@ -145,7 +145,7 @@ class _Tuning:
         late = self.segments.tail_ms(demand, self.device, replica.workload, replica.rate_rps, beside) / allowed
         return max(late, replica.rate_rps / self.segments.throughput_rps(self.device, replica.workload, beside))
 
-    def _batched(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
+    def _with_largest_batch(self, replica: PlacedReplica, beside: Sequence[Workload]) -> PlacedReplica:
         """Return the replica with the largest batch that keeps its SLO beside the others; as it is where none does."""
         for batch in reversed(self._sizes(replica)):
             larger = replace(replica, batch=batch)
@@ -157,7 +157,7 @@ class _Tuning:
     def _sizes(self, replica: PlacedReplica) -> tuple[int, ...]:
         key = (replica.model, replica.share)
         if key not in self._batches:
-            listed = self.segments.menu.listed(replica.model, self.device, replica.share)
+            listed = self.segments.menu.listed_batches(replica.model, self.device, replica.share)
             self._batches[key] = tuple(sorted({*listed, replica.batch}))
         return self._batches[key]
 
@@ -177,7 +177,7 @@ class _Tuning:
             return False
         return all(self._meets(one, self._beside(state, index)) for index, one in enumerate(state))
 
-    def _shared(self, replica: PlacedReplica, units: int) -> PlacedReplica:
+    def _with_units(self, replica: PlacedReplica, units: int) -> PlacedReplica:
         return replace(replica, share=Share(min(100.0, units * self.policy.unit_pct)))
 
     @staticmethod

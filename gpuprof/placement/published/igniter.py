@@ -17,7 +17,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 _MPS_CLIENTS = 48
 #: The most replicas that a workload too large for one device is split into.
@@ -83,7 +83,7 @@ class Igniter:
         for task in sorted(tasks, key=lambda task: (-task.demand.priority, -task.units)):  # line 3
             fleet.add(task)
         return with_unplaced(
-            problem, segments, Placement("igniter" if self.aware else "igniter-ffd+", fleet.placed(entry.device.name))
+            problem, segments, Placement("igniter" if self.aware else "igniter-ffd+", fleet.to_gpus(entry.device.name))
         )
 
 
@@ -129,11 +129,11 @@ class _Cluster:
     def _task(self, demand: Demand, rate_rps: float) -> _Task | None:
         key = (*self._likeness(demand), rate_rps)
         if key not in self._made:
-            self._made[key] = self._bounded(demand, rate_rps)
+            self._made[key] = self._find_lower_bound(demand, rate_rps)
         found = self._made[key]
         return None if found is None else replace(found, demand=demand)
 
-    def _bounded(self, demand: Demand, rate_rps: float) -> _Task | None:
+    def _find_lower_bound(self, demand: Demand, rate_rps: float) -> _Task | None:
         """Return the workload with its batch and lower bound (Theorem 1)."""
         best: _Task | None = None
         for batch in self._batches(demand, rate_rps):
@@ -172,10 +172,10 @@ class _Cluster:
         """Algorithm 2: raise the shares until every SLO is kept; None when the device is not large enough."""
         key = (state, number)
         if key not in self._allocated:
-            self._allocated[key] = self._raised(state, number)
+            self._allocated[key] = self._raise_shares(state, number)
         return self._allocated[key]
 
-    def _raised(self, state: _State, number: int) -> _State | None:
+    def _raise_shares(self, state: _State, number: int) -> _State | None:
         numbers = [one for one, _ in state] + [number]
         tasks = [self.classes[one] for one in numbers]
         units = [had for _, had in state] + [self.classes[number].units]
@@ -245,7 +245,7 @@ class _Devices:
         self._states[index] = state
         insort(self._equal.setdefault(state, []), index)
 
-    def placed(self, device: str) -> tuple[PlacedGpu, ...]:
+    def to_gpus(self, device: str) -> tuple[PlacedGpu, ...]:
         """Return what stands on each device."""
         gpus = []
         for state, tasks in zip(self._states, self._tasks, strict=True):

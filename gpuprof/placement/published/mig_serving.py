@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
 from gpuprof.errors import InputError
-from gpuprof.placement.cover import MOST_REPLICAS, shared_out
+from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: A service is complete when this part of its rate is served.
 _COMPLETE = 1.0 - 1e-9
@@ -47,7 +47,7 @@ class MigServing:
             )
         segments = Segments(problem)
         best = {demand.model: _by_profile(segments, problem, demand.model, entry) for demand in problem.demands}
-        gpus = _configured(problem, entry, best)
+        gpus = _configure(problem, entry, best)
         placed = tuple(_gpus(problem, entry, gpus))
         return with_unplaced(problem, segments, Placement("mig-serving", placed))
 
@@ -57,7 +57,7 @@ def _by_profile(segments: Segments, problem: Problem, model: str, entry: FleetEn
     return {one.share.mig: one for one in found if one.share.mig is not None and one.share.sm_pct == 100.0}
 
 
-def _configured(problem: Problem, entry: FleetEntry, best: Mapping[str, Mapping[str, Segment]]) -> list[_Chosen]:
+def _configure(problem: Problem, entry: FleetEntry, best: Mapping[str, Mapping[str, Segment]]) -> list[_Chosen]:
     """Add the configuration of highest score until every service that can be is complete, or the fleet is used up."""
     layouts = distinct_layouts(entry.device, basic_profiles(entry.device))
     completion = {model: 0.0 for model, segments in best.items() if segments}
@@ -66,7 +66,7 @@ def _configured(problem: Problem, entry: FleetEntry, best: Mapping[str, Mapping[
     while any(done < _COMPLETE for done in completion.values()):
         if entry.count is not None and len(gpus) >= entry.count:
             break
-        filled = (_filled(problem, layout, best, completion, replicas) for layout in layouts)
+        filled = (_fill(problem, layout, best, completion, replicas) for layout in layouts)
         score, chosen = max(filled, key=lambda one: one[0])
         if score <= 0.0:
             break
@@ -77,7 +77,7 @@ def _configured(problem: Problem, entry: FleetEntry, best: Mapping[str, Mapping[
     return gpus
 
 
-def _filled(
+def _fill(
     problem: Problem,
     layout: Layout,
     best: Mapping[str, Mapping[str, Segment]],
@@ -109,7 +109,7 @@ def _gpus(problem: Problem, entry: FleetEntry, gpus: list[_Chosen]) -> list[Plac
         for segment, _ in chosen:
             own.setdefault(segment.model, []).append(segment)
     rates = {
-        model: [rate for _, rate in shared_out(problem.demand(model).rate_rps, parts).parts]
+        model: [rate for _, rate in share_out_rate(problem.demand(model).rate_rps, parts).parts]
         for model, parts in own.items()
     }
     placed = []

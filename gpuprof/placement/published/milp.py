@@ -13,7 +13,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
 from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: What the second objective may take away from the goodput, of the whole.
 _GIVE = 1e-7
@@ -59,7 +59,7 @@ class Milp:
                 seen = seen or mean is not None
         require_metric(seen, self.creq)
         program = _ThesisProgram(problem, known)
-        return with_unplaced(problem, segments, _put(problem, segments, program.solve(), program))
+        return with_unplaced(problem, segments, _put_replica(problem, segments, program.solve(), program))
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class _ThesisProgram:
         return self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed) or best
 
 
-def _put(problem: Problem, segments: Segments, solution: Solution | None, program: _ThesisProgram) -> Placement:
+def _put_replica(problem: Problem, segments: Segments, solution: Solution | None, program: _ThesisProgram) -> Placement:
     chosen = [] if solution is None else [one for one in program.placed if solution.values[one[3]] > 0.5]
     capacity: dict[str, float] = {}
     for demand, requirement, _, _ in chosen:
@@ -128,4 +128,4 @@ def _put(problem: Problem, segments: Segments, solution: Solution | None, progra
     for demand, requirement, gpu, _ in chosen:
         load = min(1.0, demand.rate_rps / capacity[demand.model])
         bins[gpu].add(requirement.segment.replica(requirement.segment.capacity_rps * load), segments)
-    return Placement("milp", tuple(one.placed() for one in bins if not one.is_empty))
+    return Placement("milp", tuple(one.to_gpu() for one in bins if not one.is_empty))

@@ -14,11 +14,11 @@ from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.cover import MOST_REPLICAS, shared_out
+from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
-from gpuprof.placement.whynot import why_not, why_not_all
+from gpuprof.placement.unplaced_reasons import explain_shortfall, explain_unplaced
 
 #: GPUs with at most this many compute slices in use are broken up (Algorithm 2, line 15).
 FRAGMENTED_SLICES = 4
@@ -87,7 +87,7 @@ class ParvaGpu:
     The paper and the published code leave open, and here is decided: the starts are those that the driver allows
     (the paper's configuration 18 has one that it does not); of equally efficient instance sizes the smaller is
     taken; the broken-up placement is kept only where it takes no more GPUs; the rate is shared out over a service's
-    segments in proportion to their throughput. `triplets` and `_matched` are Algorithm 1, `allocate` and `optimize`
+    segments in proportion to their throughput. `triplets` and `_match_rate` are Algorithm 1, `allocate` and `optimize`
     Algorithm 2.
 
     With an older map in the problem (`Problem.previous`), only services whose demand or profile is another than then
@@ -123,7 +123,7 @@ class ParvaGpu:
         kept = standing(problem, segments, entry, services)
         settled = {id(service) for gpu in kept for _, service, _ in gpu.placed}
         changed = [service for service in services if id(service) not in settled]
-        queue = [(service, triplet) for service in changed for triplet in _matched(service)]
+        queue = [(service, triplet) for service in changed for triplet in _match_rate(service)]
         gpus = allocate(entry, queue, kept)
         if not self.unoptimized:
             gpus = optimize(entry, gpus, frozenset(service.demand.model for service in changed))
@@ -142,7 +142,7 @@ def triplets(segments: Segments, demand: Demand, device: Device) -> tuple[_Tripl
     return tuple(found)
 
 
-def _matched(service: _Service) -> list[_Triplet]:
+def _match_rate(service: _Service) -> list[_Triplet]:
     """Demand Matching (Algorithm 1, lines 14 to 22): optimal segments, and the smallest that serves the rest."""
     if not service.triplets:
         return []
@@ -298,13 +298,15 @@ def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntr
         own = [triplet.segment for gpu in gpus for _, service, triplet in gpu.placed if service.demand is demand]
         if not own:
             unplaced.append(
-                Unplaced(model=demand.model, rate_rps=demand.rate_rps, reason=why_not(problem, segments, demand))
+                Unplaced(
+                    model=demand.model, rate_rps=demand.rate_rps, reason=explain_unplaced(problem, segments, demand)
+                )
             )
             continue
-        cover = shared_out(demand.rate_rps, own)
+        cover = share_out_rate(demand.rate_rps, own)
         rates[demand.model] = [segment.replica(rate) for segment, rate in cover.parts]
         if cover.missing_rps:
-            reason = why_not_all(problem, demand, demand.rate_rps - cover.missing_rps)
+            reason = explain_shortfall(problem, demand, demand.rate_rps - cover.missing_rps)
             unplaced.append(Unplaced(model=demand.model, rate_rps=cover.missing_rps, reason=reason))
     placed = []
     for gpu in gpus:

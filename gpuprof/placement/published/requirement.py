@@ -52,7 +52,7 @@ def requirements(
     found: dict[int, Requirement] = {}
     seen: list[tuple[float, float]] = []
     whole = Share()
-    for batch in segments.menu.listed(demand.model, device, whole):
+    for batch in segments.menu.listed_batches(demand.model, device, whole):
         try:
             estimate = segments.estimate(device, Workload(demand.model, batch, whole))
         except InputError:

@@ -14,9 +14,9 @@ from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
 from gpuprof.placement.published.usher_groups import balanced_groups
-from gpuprof.placement.published.usher_placement import Ablation, Ground, Option, Space, Trial, ordered
+from gpuprof.placement.published.usher_placement import Ablation, Ground, Option, Space, Trial, order_models
 from gpuprof.placement.segment import Segments
-from gpuprof.placement.whynot import with_unplaced
+from gpuprof.placement.unplaced_reasons import with_unplaced
 
 #: Replication degrees tried are 1 … 6 times the least that serves the rate (§3.3.2).
 _MULTIPLES = 6
@@ -32,7 +32,7 @@ class Usher:
     """Algorithms 1 and 2, for elastic fleets (least cost) and fixed ones (most goodput).
 
     `balanced_groups` makes the groups (§3.3.1); `_options` lists the configurations of a group (Algorithm 1, line 2)
-    and `_best` tries them and keeps one (lines 3 to 5); `Trial` and `ordered` in `usher_placement`
+    and `_best` tries them and keeps one (lines 3 to 5); `Trial` and `order_models` in `usher_placement`
     are Algorithm 2. Where USHER is silent, this follows the reading of Elvinger's thesis (§5.2.2): groups by
     matchings, placed in the order of their first demand; of configurations that are equally good the first, batches
     and replication degrees ascending; neutral models last; a model whose least replication degree exceeds a fixed
@@ -65,7 +65,7 @@ class Usher:
             When no model has a compute requirement by the metric.
         """
         segments = Segments(problem, capped=False)
-        known, means = self._known(problem, segments)
+        known, means = self._know_requirements(problem, segments)
         require_metric(bool(means), self.creq)
         demands = {demand.model: demand for demand in problem.by_priority() if known.get(demand.model)}
         entries = sorted(problem.fleet.entries, key=lambda entry: entry.price_per_hour)
@@ -79,7 +79,7 @@ class Usher:
                 hosts += trial.hosts
         return self._placement(problem, segments, spaces, hosts)
 
-    def _known(
+    def _know_requirements(
         self, problem: Problem, segments: Segments
     ) -> tuple[dict[str, dict[int, dict[str, Requirement]]], dict[str, tuple[float, float]]]:
         """Return for each model its requirements by batch and device, and its mean (Creq, Mreq)."""
@@ -138,7 +138,7 @@ class Usher:
                 if not reachable or reachable < goodput - _ROUNDING:
                     continue
             trial = Trial(ground)
-            for option in ordered(configuration, self.without):
+            for option in order_models(configuration, self.without):
                 trial.place(option)
             if best is None or trial.rank() > best.rank():
                 best = trial
@@ -160,7 +160,7 @@ class Usher:
                 if not bins[index].add(replica, segments):
                     refused.append((bins[index].device.name, replica))
         bins += self._apart(problem, segments, bins, refused)
-        gpus = tuple(one.placed() for one in bins if not one.is_empty)
+        gpus = tuple(one.to_gpu() for one in bins if not one.is_empty)
         name = f"usher{'/' + self.without if self.without else ''}"
         return with_unplaced(problem, segments, Placement(name, gpus))
 

@@ -38,23 +38,23 @@ def balanced_groups(requirements: Mapping[str, tuple[float, float]], most: int) 
     groups: list[tuple[str, ...]] = [(model,) for model in requirements]
     size = 2
     while size <= most and len(groups) > 1:
-        groups = _paired(groups, requirements)
+        groups = _pair_groups(groups, requirements)
         size *= 2
     position = {model: index for index, model in enumerate(requirements)}
     ordered = [tuple(sorted(group, key=position.__getitem__)) for group in groups]
     return tuple(sorted(ordered, key=lambda group: position[group[0]]))
 
 
-def _paired(
+def _pair_groups(
     groups: Sequence[tuple[str, ...]], requirements: Mapping[str, tuple[float, float]]
 ) -> list[tuple[str, ...]]:
     surplus = [sum(requirements[model][0] - requirements[model][1] for model in group) for group in groups]
-    matched = _matched(surplus) if len(groups) <= _MOST_MATCHED else _sorted_pairs(surplus)
+    matched = _match(surplus) if len(groups) <= _MOST_MATCHED else _sorted_pairs(surplus)
     alone = set(range(len(groups))) - {index for pair in matched for index in pair}
     return [groups[one] + groups[two] for one, two in sorted(matched)] + [groups[index] for index in sorted(alone)]
 
 
-def _matched(surplus: Sequence[float]) -> list[tuple[int, int]]:
+def _match(surplus: Sequence[float]) -> list[tuple[int, int]]:
     graph = networkx.Graph()
     graph.add_nodes_from(range(len(surplus)))
     for one, two in combinations(range(len(surplus)), 2):

@@ -126,21 +126,21 @@ class Ground:
             self._fits[option] = sorted(found)
         return self._fits[option]
 
-    def unopened(self, option: Option) -> float:
+    def count_unopened(self, option: Option) -> float:
         """Return how many devices that could host it are still to be opened; infinity on an elastic fleet."""
         able = [entry for entry in self.entries if entry.device.name in option.by_device]
         return sum(math.inf if e.count is None else e.count - self.used[e.device.name] for e in able)
 
     def most_goodput_rps(self, option: Option) -> float:
         """Return what no placement of the option exceeds."""
-        hosts = min(option.replicas, len(self.fits(option)) + self.unopened(option))
+        hosts = min(option.replicas, len(self.fits(option)) + self.count_unopened(option))
         most = max(one.segment.capacity_rps for one in option.by_device.values())
         return min(option.demand.rate_rps, hosts * most)
 
     def least_cost(self, option: Option) -> float:
         """Return what every placement of all its replicas costs at the least: a device holds one of them."""
         cheapest = min((e.price_per_hour for e in self.entries if e.device.name in option.by_device), default=0.0)
-        return max(0, min(option.replicas - len(self.fits(option)), self.unopened(option))) * cheapest
+        return max(0, min(option.replicas - len(self.fits(option)), self.count_unopened(option))) * cheapest
 
 
 @dataclass(slots=True)
@@ -218,11 +218,11 @@ class Trial:
             space = self._space(index)
             after = space.after(option.demand.model, option.by_device[space.device])
             if after is not None:
-                self._put(index, after)
+                self._put_space(index, after)
                 self.hosts.append((option, index))
         return left - min(left, len(fits))
 
-    def _put(self, index: int, space: Space) -> None:
+    def _put_space(self, index: int, space: Space) -> None:
         there = len(self.ground.spaces)
         if index >= there:
             self._opened[index - there] = space
@@ -244,7 +244,7 @@ class Trial:
         return False
 
 
-def ordered(configuration: Sequence[Option], without: Ablation = "") -> list[Option]:
+def order_models(configuration: Sequence[Option], without: Ablation = "") -> list[Option]:
     """Lines 7 to 9: compute- and memory-heavy models in turn, each class by falling Creq + Mreq, neutral ones last."""
     if without == "S":
         return list(configuration)

@@ -10,14 +10,14 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import GpuprofError
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
+from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import BUILTIN, make_policy
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.placement.seating import seated
 from gpuprof.placement.segment import Segments
 from tests.placement.table import TabledEstimator
 
@@ -51,8 +51,8 @@ def test_what_first_fit_decreasing_wastes_is_used() -> None:
     percents = {"a": 44.0, "b": 44.0, "c": 28.0, "d": 28.0, "e": 28.0, "f": 28.0}
     given = problem([demand(model, 90.0, 30.0) for model in percents], options=BUDGET)
     given = replace(given, estimator=shares(percents))
-    best, _ = solved(OPTIMAL, given)
-    first_fit, _ = solved(FirstFitDecreasing(), given)
+    best, _ = solve_and_check(OPTIMAL, given)
+    first_fit, _ = solve_and_check(FirstFitDecreasing(), given)
     assert (len(best.gpus), len(first_fit.gpus)) == (2, 3)
     assert best.lower_bound_gpus == 2
 
@@ -66,14 +66,14 @@ def test_a_demand_is_split_into_the_instances_that_leave_no_gap() -> None:
         }
     )
     given = problem([demand("m", 700.0, 40.0)], [(sliced_device(), None)], options=BUDGET)
-    placement, _ = solved(OPTIMAL, replace(given, estimator=table))
+    placement, _ = solve_and_check(OPTIMAL, replace(given, estimator=table))
     assert len(placement.gpus) == 1
     assert placement.lower_bound_gpus == 1
 
 
 def test_dear_and_cheap_devices_are_mixed_by_what_they_do_for_the_price() -> None:
     fleet = [(plain_device("plain", 1.0), 1), (plain_device("big", 3.0), None)]
-    placement, _ = solved(OPTIMAL, problem([demand("m", 1100.0, 60.0)], fleet, options=BUDGET))
+    placement, _ = solve_and_check(OPTIMAL, problem([demand("m", 1100.0, 60.0)], fleet, options=BUDGET))
     assert sorted(gpu.device for gpu in placement.gpus) == ["big", "plain"]
     assert placement.lower_bound_cost_per_hour == pytest.approx(4.0)
 
@@ -81,7 +81,7 @@ def test_dear_and_cheap_devices_are_mixed_by_what_they_do_for_the_price() -> Non
 def test_a_fixed_fleet_serves_as_much_as_can_be() -> None:
     # the whole device does 8 requests in 10 ms: 800 requests/s
     given = problem([demand("m", 5000.0)], [(plain_device(), 2)], options=BUDGET)
-    placement, _ = solved(OPTIMAL, given)
+    placement, _ = solve_and_check(OPTIMAL, given)
     assert placement.rate_rps("m") == pytest.approx(1600.0)
     assert placement.lower_bound_gpus is None
 
@@ -89,36 +89,36 @@ def test_a_fixed_fleet_serves_as_much_as_can_be() -> None:
 def test_priorities_come_first_and_fairness_levels() -> None:
     fleet = [(plain_device(), 1)]
     asked = [Demand("low", 700.0, Slo(100.0)), Demand("high", 700.0, Slo(100.0), priority=1)]
-    placement, _ = solved(OPTIMAL, problem(asked, fleet, options=BUDGET))
+    placement, _ = solve_and_check(OPTIMAL, problem(asked, fleet, options=BUDGET))
     assert placement.rate_rps("high") == pytest.approx(700.0)
-    fair, _ = solved(Optimal(fair=True), problem(asked, fleet, options=BUDGET))
+    fair, _ = solve_and_check(Optimal(fair=True), problem(asked, fleet, options=BUDGET))
     assert fair.rate_rps("low") == pytest.approx(fair.rate_rps("high"))
 
 
 def test_below_its_floor_a_demand_gets_nothing() -> None:
     asked = [Demand("all", 1500.0, Slo(100.0), min_goodput_rps=1200.0), demand("some", 300.0)]
-    placement, _ = solved(OPTIMAL, problem(asked, [(plain_device(), 1)], options=BUDGET))
+    placement, _ = solve_and_check(OPTIMAL, problem(asked, [(plain_device(), 1)], options=BUDGET))
     assert placement.rate_rps("all") == 0.0
     assert placement.rate_rps("some") == pytest.approx(300.0)
 
 
 def test_few_replicas_allowed_cap_what_is_served() -> None:
     asked = [Demand("m", 3000.0, Slo(100.0), max_replicas=2)]
-    placement, _ = solved(OPTIMAL, problem(asked, options=BUDGET))
+    placement, _ = solve_and_check(OPTIMAL, problem(asked, options=BUDGET))
     assert placement.rate_rps("m") == pytest.approx(1600.0)
     assert "max_replicas 2" in placement.unplaced[0].reason
 
 
 def test_memory_that_shares_do_not_show_opens_another_device() -> None:
     given = problem([demand(f"m{i}", 5.0) for i in range(4)], estimator=LinearEstimator(memory_bytes=5 * 2**30))
-    placement, _ = solved(OPTIMAL, given)
+    placement, _ = solve_and_check(OPTIMAL, given)
     assert len(placement.gpus) == placement.lower_bound_gpus == 2
 
 
 def test_shares_too_many_to_list_are_still_packed_with_a_bound() -> None:
     fine = LinearEstimator(percents=tuple(2.5 * n for n in range(1, 41)))
     given = problem([demand(f"m{i}", 60.0 + i, 40.0) for i in range(12)], estimator=fine, options=BUDGET)
-    placement, _ = solved(OPTIMAL, given)
+    placement, _ = solve_and_check(OPTIMAL, given)
     assert placement.unplaced == ()
     assert placement.lower_bound_gpus is not None
     assert placement.lower_bound_gpus <= len(placement.gpus) <= placement.lower_bound_gpus + 1
@@ -127,9 +127,9 @@ def test_shares_too_many_to_list_are_still_packed_with_a_bound() -> None:
 def test_a_time_limit_still_gives_a_sound_map() -> None:
     asked = demands([(300.0, 50.0)] * 4)
     given = problem(asked, options=replace(BUDGET, time_limit_s=1e-6))
-    placement, _ = solved(OPTIMAL, given)
+    placement, _ = solve_and_check(OPTIMAL, given)
     assert placement.unplaced == ()
-    best, _ = solved(OPTIMAL, problem(asked, options=BUDGET))
+    best, _ = solve_and_check(OPTIMAL, problem(asked, options=BUDGET))
     assert placement.lower_bound_gpus is not None
     assert 0 < placement.lower_bound_gpus <= len(best.gpus)
 
@@ -142,10 +142,10 @@ def test_it_never_costs_more_than_first_fit_and_no_policy_goes_below_its_bound(
     options = BUDGET if budget else Options(max_processes=3)
     fleet = [(sliced_device(), None)]
     given = problem(demands(asked), fleet, LinearEstimator(slowdown=slowdown), options)
-    best, _ = solved(OPTIMAL, given)
+    best, _ = solve_and_check(OPTIMAL, given)
     assert best.lower_bound_gpus is not None
     for policy in (FirstFitDecreasing(), ParvaGpu()):
-        other, _ = solved(policy, given)
+        other, _ = solve_and_check(policy, given)
         if not other.unplaced and not best.unplaced:
             assert best.lower_bound_gpus <= len(other.gpus)
             assert slowdown or len(best.gpus) <= len(other.gpus)
@@ -159,7 +159,7 @@ def test_more_devices_never_lower_the_goodput(
     def goodput(extra: int) -> float:
         fleet = [(plain_device(), counts[0] + extra), (sliced_device(), counts[1])]
         given = problem(demands(asked), fleet, options=BUDGET)
-        return served(solved(OPTIMAL, given)[0], given)
+        return served(solve_and_check(OPTIMAL, given)[0], given)
 
     assert goodput(more) >= goodput(0) * (1.0 - 1e-4)
 
@@ -171,7 +171,7 @@ def test_a_looser_slo_never_costs_more(asked: list[tuple[float, float]], looser:
 
     def solution(factor: float) -> Placement:
         scaled = [(rate, slo * factor) for rate, slo in asked]
-        return solved(OPTIMAL, problem(demands(scaled), [(plain_device(), None)], options=options))[0]
+        return solve_and_check(OPTIMAL, problem(demands(scaled), [(plain_device(), None)], options=options))[0]
 
     tight, loose = solution(1.0), solution(looser)
     if not tight.unplaced:
@@ -194,12 +194,12 @@ def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
 ) -> None:
     fleet = [(plain_device(), counts[0]), (sliced_device(), counts[1])]
     options = Options(confidence=confidence, max_processes=2)
-    solved(OPTIMAL, problem(demands(asked), fleet, LinearEstimator(slowdown=slowdown), options))
+    solve_and_check(OPTIMAL, problem(demands(asked), fleet, LinearEstimator(slowdown=slowdown), options))
 
 
 def test_more_is_never_served_than_the_map_says_any_could() -> None:
     given = problem(demands([(900.0, 60.0), (700.0, 40.0)]), [(plain_device(), 1)])
-    placement, deployment = solved(OPTIMAL, given)
+    placement, deployment = solve_and_check(OPTIMAL, given)
     assert placement.unplaced
     assert deployment.predicted.upper_bound_goodput_rps is not None
     assert deployment.predicted.goodput_rps <= deployment.predicted.upper_bound_goodput_rps < 1600.0
@@ -209,7 +209,7 @@ def test_fairness_goes_on_above_the_worst_served() -> None:
     # one device: 25% does 200/s. The large demand cannot get beyond a quarter of its rate unless the others get less;
     # what is left must not all go to one of them
     asked = [Demand("large", 1600.0, Slo(100.0)), Demand("a", 400.0, Slo(100.0)), Demand("b", 400.0, Slo(100.0))]
-    fair, _ = solved(Optimal(fair=True), problem(asked, [(plain_device(), 1)], options=BUDGET))
+    fair, _ = solve_and_check(Optimal(fair=True), problem(asked, [(plain_device(), 1)], options=BUDGET))
     got = sorted(fair.rate_rps(one.model) / one.rate_rps for one in asked)
     assert got == pytest.approx([0.25, 0.5, 0.5], abs=2e-3)
 
@@ -217,10 +217,10 @@ def test_fairness_goes_on_above_the_worst_served() -> None:
 def test_what_still_runs_is_kept_when_rates_change() -> None:
     sure = LinearEstimator(interval=0.0)  # else another map may leave less in doubt, which comes first
     given = problem(demands([(300.0, 50.0), (250.0, 80.0), (120.0, 40.0)]), estimator=sure, options=BUDGET)
-    _, before = solved(OPTIMAL, given)
+    _, before = solve_and_check(OPTIMAL, given)
     less = replace(given, demands=tuple(demands([(280.0, 50.0), (240.0, 80.0), (110.0, 40.0)])))
-    fresh, _ = solved(OPTIMAL, less)
-    kept, after = solved(OPTIMAL, replace(less, previous=before))
+    fresh, _ = solve_and_check(OPTIMAL, less)
+    kept, after = solve_and_check(OPTIMAL, replace(less, previous=before))
     assert cost(kept) == cost(fresh)
     assert after.predicted.moves == 0
 
@@ -229,21 +229,21 @@ def test_what_has_no_room_any_more_is_planned_anew_with_few_devices_not_with_all
     sure = LinearEstimator(interval=0.0)
     asked = [(250.0, 50.0), (160.0, 80.0), (350.0, 50.0), (190.0, 40.0), (140.0, 40.0), (350.0, 80.0)]
     given = problem(demands(asked), estimator=sure, options=BUDGET)
-    _, before = solved(OPTIMAL, given)
+    _, before = solve_and_check(OPTIMAL, given)
     more = replace(given, demands=tuple(demands([(1.05 * rate, slo) for rate, slo in asked])))
-    fresh, _ = solved(OPTIMAL, more)
-    kept, after = solved(OPTIMAL, replace(more, previous=before))
+    fresh, _ = solve_and_check(OPTIMAL, more)
+    kept, after = solve_and_check(OPTIMAL, replace(more, previous=before))
     devices = {entry.device.name: entry.device for entry in more.fleet.entries}
     assert cost(kept) == cost(fresh)
     assert after.predicted.moves is not None
-    assert after.predicted.moves <= seated(fresh.gpus, before, devices).moves - 3
+    assert after.predicted.moves <= assign_devices(fresh.gpus, before, devices).moves - 3
 
 
 def test_small_models_share_an_instance_beside_what_needs_one_of_its_own() -> None:
     # only instances are known: seven of 1g, and nine models that need a seventh of one each
     instances = LinearEstimator(percents=())
     given = problem([demand(f"m{i}", 2.0, 500.0) for i in range(9)], [(sliced_device(), None)], instances, BUDGET)
-    placement, _ = solved(OPTIMAL, given)
+    placement, _ = solve_and_check(OPTIMAL, given)
     assert len(placement.gpus) == placement.lower_bound_gpus == 1
     mixed = [part for part in placement.gpus[0].partitions if len({one.model for one in part.replicas}) > 1]
     assert all(part.mig for part in placement.gpus[0].partitions)
@@ -270,10 +270,10 @@ def test_no_policy_of_all_is_better_than_the_bounds(
     estimator = LinearEstimator(start, each, slowdown=slowdown, interval=interval, sizes=tuple(range(1, 9)))
     fleet = [(sliced_device() if mig else plain_device(), count)]
     given = problem(demands(asked), fleet, estimator, BUDGET if budget else Options(max_processes=2))
-    best, _ = solved(OPTIMAL, given)
+    best, _ = solve_and_check(OPTIMAL, given)
     for name in sorted(set(BUILTIN) - {"optimal"}):
         try:
-            other, deployment = solved(make_policy(name), given)
+            other, deployment = solve_and_check(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
         if best.lower_bound_gpus is not None and not other.unplaced:
@@ -294,7 +294,7 @@ def test_with_confidence_it_plans_as_if_the_upper_ends_were_the_means(budget: fl
         estimator=LinearEstimator(start_ms=3.0, each_ms=1.5, interval=0.0),
         options=Options(latency_budget=budget),
     )
-    ours, theirs = solved(OPTIMAL, careful)[0], solved(OPTIMAL, slower)[0]
+    ours, theirs = solve_and_check(OPTIMAL, careful)[0], solve_and_check(OPTIMAL, slower)[0]
     assert len(ours.gpus) == len(theirs.gpus)
     assert ours.lower_bound_gpus == theirs.lower_bound_gpus
     capacities = [

@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 
@@ -12,12 +12,12 @@ FFD = FirstFitDecreasing()
 
 
 def test_small_demands_share_a_device() -> None:
-    placement, _ = solved(FFD, problem([demand(f"m{i}", 5.0, 200.0) for i in range(4)]))
+    placement, _ = solve_and_check(FFD, problem([demand(f"m{i}", 5.0, 200.0) for i in range(4)]))
     assert len(placement.gpus) == 1
 
 
 def test_an_infeasible_slo_names_the_least_that_works() -> None:
-    placement, _ = solved(FFD, problem([demand("m", 10.0, 2.0)]))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 10.0, 2.0)]))
     reason = placement.unplaced[0].reason
     # the whole device takes 3 ms for a batch of one, and little waits in a replica that is nearly idle
     assert "on plain a nearly idle replica already takes 3.14 ms at percentile 99, above the SLO of 2 ms" in reason
@@ -25,47 +25,47 @@ def test_an_infeasible_slo_names_the_least_that_works() -> None:
 
 
 def test_the_named_slo_does_work() -> None:
-    placement, _ = solved(FFD, problem([demand("m", 10.0, 3.14)]))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 10.0, 3.14)]))
     assert placement.unplaced == ()
 
 
 def test_a_model_without_room_names_its_need() -> None:
-    placement, _ = solved(FFD, problem([demand("m")], estimator=LinearEstimator(memory_bytes=20 * 2**30)))
+    placement, _ = solve_and_check(FFD, problem([demand("m")], estimator=LinearEstimator(memory_bytes=20 * 2**30)))
     assert placement.unplaced[0].reason == "it needs 20 GiB at the least and plain has 16 GiB"
 
 
 def test_a_full_fleet_names_the_largest_rate_that_works_and_that_rate_does() -> None:
     fleet = [(plain_device(), 1)]
-    placement, _ = solved(FFD, problem([demand("m", 5000.0)], fleet))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 5000.0)], fleet))
     reason = placement.unplaced[0].reason
     largest = float(reason.split("the largest rate that works is ")[1].split()[0])
     assert placement.rate_rps("m") >= largest > 100.0
-    again, _ = solved(FFD, problem([demand("m", largest)], fleet))
+    again, _ = solve_and_check(FFD, problem([demand("m", largest)], fleet))
     assert again.unplaced == ()
 
 
 def test_a_demand_that_finds_the_fleet_taken_says_so() -> None:
     asked = [Demand("first", 5000.0, Slo(100.0), priority=1), demand("second", 10.0)]
-    placement, _ = solved(FFD, problem(asked, [(plain_device(), 1)]))
+    placement, _ = solve_and_check(FFD, problem(asked, [(plain_device(), 1)]))
     assert [one.model for one in placement.unplaced] == ["first", "second"]
     assert placement.unplaced[1].reason.startswith("no room is left on 1 plain")
 
 
 def test_the_higher_priority_is_served() -> None:
     asked = [demand("low", 400.0), Demand("high", 400.0, Slo(100.0), priority=5)]
-    placement, _ = solved(FFD, problem(asked, [(plain_device(), 1)]))
+    placement, _ = solve_and_check(FFD, problem(asked, [(plain_device(), 1)]))
     assert placement.rate_rps("high") == 400.0
 
 
 def test_the_cheaper_kind_is_taken() -> None:
     dear, cheap = plain_device("dear", 10.0), plain_device("cheap", 1.0)
-    placement, _ = solved(FFD, problem([demand("m", 300.0)], [(dear, None), (cheap, None)]))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 300.0)], [(dear, None), (cheap, None)]))
     assert {gpu.device for gpu in placement.gpus} == {"cheap"}
 
 
 def test_when_the_cheaper_kind_is_used_up_the_other_takes_over() -> None:
     dear, cheap = plain_device("dear", 10.0), plain_device("cheap", 1.0)
-    placement, _ = solved(FFD, problem([demand("m", 1500.0)], [(dear, None), (cheap, 1)]))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 1500.0)], [(dear, None), (cheap, 1)]))
     assert placement.unplaced == ()
     assert [gpu.device for gpu in placement.gpus].count("cheap") == 1
 
@@ -73,14 +73,16 @@ def test_when_the_cheaper_kind_is_used_up_the_other_takes_over() -> None:
 def test_planning_with_confidence_never_takes_fewer_devices() -> None:
     asked = [demand(f"m{i}", 150.0, 25.0) for i in range(5)]
     plain, careful = (
-        solved(FFD, problem(asked, estimator=LinearEstimator(interval=0.4), options=Options(confidence=level)))[0]
+        solve_and_check(
+            FFD, problem(asked, estimator=LinearEstimator(interval=0.4), options=Options(confidence=level))
+        )[0]
         for level in (None, 0.9)
     )
     assert len(careful.gpus) >= len(plain.gpus)
 
 
 def test_a_rate_beyond_any_count_is_refused_and_not_tried() -> None:
-    placement, _ = solved(FFD, problem([demand("m", 1e13)]))
+    placement, _ = solve_and_check(FFD, problem([demand("m", 1e13)]))
     assert "largest rate that works" in placement.unplaced[0].reason
 
 
@@ -101,7 +103,7 @@ def test_any_demands_and_fleet_give_a_sound_map_or_a_reason(
     fleet = [(plain_device(), counts[0]), (sliced_device(), counts[1])]
     options = Options(confidence=confidence, max_processes=2)
     given_problem = problem(demands, fleet, LinearEstimator(slowdown=slowdown), options)
-    placement, deployment = solved(FFD, given_problem)
+    placement, deployment = solve_and_check(FFD, given_problem)
     assert all(one.reason for one in placement.unplaced)
     whole = {one.model for one in demands} - {one.model for one in placement.unplaced}
     for model in whole:  # at most one percent of the requests may be late

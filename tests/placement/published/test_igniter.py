@@ -7,7 +7,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solved
+from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.placement import Placement
@@ -53,12 +53,12 @@ def plan(placement: Placement) -> list[set[tuple[str, int, float]]]:
 
 
 def test_the_plan_of_table_1() -> None:
-    placement, _ = solved(Igniter(), igniters(table_1()))
+    placement, _ = solve_and_check(Igniter(), igniters(table_1()))
     assert plan(placement) == [{("alexnet", 4, 10.0), ("resnet50", 8, 30.0), ("vgg19", 6, 37.5)}]
 
 
 def test_the_twelve_workloads_of_table_3_take_six_devices() -> None:
-    placement, _ = solved(Igniter(), igniters(table_3()))
+    placement, _ = solve_and_check(Igniter(), igniters(table_3()))
     shares = {replica.model: replica.share.sm_pct for gpu in placement.gpus for replica in gpu.replicas()}
     together = [{replica.model for replica in gpu.replicas()} for gpu in placement.gpus]
     assert len(placement.gpus) == 6
@@ -77,27 +77,27 @@ def test_the_lower_bounds_alone_fit_five_devices_but_break_slos() -> None:
 
 
 def test_copies_of_a_file_are_placed_alike() -> None:
-    placement, _ = solved(Igniter(), igniters(table_3(copies=5)))
+    placement, _ = solve_and_check(Igniter(), igniters(table_3(copies=5)))
     assert placement.unplaced == ()
     assert len(placement.gpus) <= 30
 
 
 def test_a_workload_too_large_for_a_device_is_split_evenly() -> None:
-    placement, _ = solved(Igniter(), problem([demand("m", 2000.0, 60.0)], options=Options(latency_budget=0.5)))
+    placement, _ = solve_and_check(Igniter(), problem([demand("m", 2000.0, 60.0)], options=Options(latency_budget=0.5)))
     rates = [replica.rate_rps for gpu in placement.gpus for replica in gpu.replicas()]
     assert placement.unplaced == ()
     assert len(set(rates)) == 1
 
 
 def test_a_fixed_fleet_names_what_does_not_fit() -> None:
-    placement, _ = solved(Igniter(), igniters(table_3(), count=3))
+    placement, _ = solve_and_check(Igniter(), igniters(table_3(), count=3))
     assert len(placement.gpus) == 3
     assert placement.unplaced
 
 
 def test_the_cheaper_kind_of_device_is_chosen() -> None:
     fleet = [(plain_device("dear", 9.0), None), (plain_device("cheap", 1.0), None)]
-    placement, _ = solved(Igniter(), problem([demand("m", 50.0)], fleet))
+    placement, _ = solve_and_check(Igniter(), problem([demand("m", 50.0)], fleet))
     assert {gpu.device for gpu in placement.gpus} == {"cheap"}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpuprof.placement.contract import demand, plain_device, problem, solved
+from gpuprof.placement.contract import demand, plain_device, problem, solve_and_check
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.milp import Milp
 from tests.placement.published.test_usher_placement import Needs
@@ -19,7 +19,7 @@ def test_each_model_goes_to_the_kind_of_device_that_can_host_it() -> None:
     # both need 60% of the compute, so they cannot share, and the big one fits the large device only
     needs = Needs(creq=(("small", 60.0), ("big", 60.0)), gib=(("small", 2.0), ("big", 20.0)))
     given = problem([demand("small", 100.0), demand("big", 100.0)], [(LARGE, 1), (plain_device(), 1)], needs, BUDGET)
-    placement, deployment = solved(Milp(), given)
+    placement, deployment = solve_and_check(Milp(), given)
     assert {gpu.device: [one.model for one in gpu.replicas()] for gpu in placement.gpus} == {
         "large": ["big"],
         "plain": ["small"],
@@ -31,17 +31,19 @@ def test_memory_is_counted_in_each_devices_own() -> None:
     # 15 GiB twice are 75% of the large device's memory and do not fit the plain one
     needs = Needs(creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 15.0), ("b", 15.0)), sizes=(1,))
     asked = [demand("a", 100.0), demand("b", 100.0)]
-    together, _ = solved(Milp(), problem(asked, [(LARGE, 1)], needs, BUDGET))
+    together, _ = solve_and_check(Milp(), problem(asked, [(LARGE, 1)], needs, BUDGET))
     assert [len(list(gpu.replicas())) for gpu in together.gpus] == [2]
-    apart, _ = solved(Milp(), problem(asked, [(plain_device(), 1)], needs, BUDGET))
+    apart, _ = solve_and_check(Milp(), problem(asked, [(plain_device(), 1)], needs, BUDGET))
     assert len(apart.unplaced) == 1
 
 
 def test_no_more_replicas_than_the_demand_allows() -> None:
     needs = Needs(creq=(("m", 40.0),), gib=(("m", 2.0),), sizes=(1,))  # one replica serves 333 requests/s
     asked = demand("m", 900.0)
-    free, _ = solved(Milp(), problem([asked], [(plain_device(), 3)], needs, BUDGET))
+    free, _ = solve_and_check(Milp(), problem([asked], [(plain_device(), 3)], needs, BUDGET))
     assert free.unplaced == ()
-    limited, _ = solved(Milp(), problem([replace(asked, max_replicas=2)], [(plain_device(), 3)], needs, BUDGET))
+    limited, _ = solve_and_check(
+        Milp(), problem([replace(asked, max_replicas=2)], [(plain_device(), 3)], needs, BUDGET)
+    )
     assert sum(1 for gpu in limited.gpus for _ in gpu.replicas()) == 2
     assert limited.unplaced[0].rate_rps == pytest.approx(900.0 - 2000.0 / 3.0)

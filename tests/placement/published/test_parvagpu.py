@@ -8,7 +8,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
@@ -36,26 +36,26 @@ def segments(placement: Placement) -> list[tuple[str | None, int | None, int]]:
 def test_the_triplet_of_most_throughput_within_half_the_slo_is_taken() -> None:
     # half of 60 ms allows three processes on one slice, half of 50 ms only two, half of 30 ms only one
     for slo_ms, processes in ((60.0, 3), (50.0, 2), (30.0, 1)):
-        placement, _ = solved(ParvaGpu(), inception(300.0, slo_ms))
+        placement, _ = solve_and_check(ParvaGpu(), inception(300.0, slo_ms))
         assert segments(placement) == [("1g.10gb", 0, processes)]
 
 
 def test_demand_matching_takes_the_efficient_size_and_the_smallest_for_the_rest() -> None:
     # 1810/4 = 452.5 requests/s for each slice beat 446/1; 1810 + 1810 + 380
-    placement, _ = solved(ParvaGpu(unoptimized=True), inception(4000.0, 60.0))
+    placement, _ = solve_and_check(ParvaGpu(unoptimized=True), inception(4000.0, 60.0))
     assert segments(placement) == [("4g.40gb", 0, 3), ("1g.10gb", 4, 3), ("4g.40gb", 0, 3)]
 
 
 def test_fragmented_gpus_are_broken_up_into_the_gaps_before_them() -> None:
     # of five GPUs with four slices each, the fifth needs five segments of one slice and leaves a surplus, with which
     # the fourth needs four: nine in the gaps of the other three
-    unoptimized, _ = solved(ParvaGpu(unoptimized=True), inception(5 * 1810.0, 60.0))
-    optimized, _ = solved(ParvaGpu(), inception(5 * 1810.0, 60.0))
+    unoptimized, _ = solve_and_check(ParvaGpu(unoptimized=True), inception(5 * 1810.0, 60.0))
+    optimized, _ = solve_and_check(ParvaGpu(), inception(5 * 1810.0, 60.0))
     assert (len(unoptimized.gpus), len(optimized.gpus)) == (5, 3)
 
 
 def test_single_runs_one_process() -> None:
-    placement, _ = solved(ParvaGpu(single=True), inception(300.0, 60.0))
+    placement, _ = solve_and_check(ParvaGpu(single=True), inception(300.0, 60.0))
     assert segments(placement) == [("1g.10gb", 0, 1)]
     assert placement.policy == "parvagpu-single"
 
@@ -64,12 +64,12 @@ def test_three_slices_stand_in_the_upper_half_so_that_four_fit_below() -> None:
     table = {Workload(m, 1, Share(100.0, p), 1): 100.0 for m, p in (("three", "3g.40gb"), ("four", "4g.40gb"))}
     given = problem([demand("three", 90.0), demand("four", 90.0)], [(sliced_device(), None)])
     given = replace(given, estimator=TabledEstimator(table), options=Options(latency_budget=0.5))
-    placement, _ = solved(ParvaGpu(), given)
+    placement, _ = solve_and_check(ParvaGpu(), given)
     assert segments(placement) == [("4g.40gb", 0, 1), ("3g.40gb", 4, 1)]
 
 
 def test_a_fixed_fleet_serves_what_it_can_and_names_the_rest() -> None:
-    placement, _ = solved(ParvaGpu(), inception(10 * 1810.0, 60.0, count=2))
+    placement, _ = solve_and_check(ParvaGpu(), inception(10 * 1810.0, 60.0, count=2))
     assert len(placement.gpus) == 2
     # one of the two was broken up into five segments of one slice, which serve more
     assert placement.rate_rps("inceptionv3") == pytest.approx(1810.0 + 5 * 446.0)
@@ -108,7 +108,7 @@ def test_only_the_service_whose_slo_or_rate_changed_is_reconfigured(index: int, 
     new = replace(old, slo=Slo(old.slo.latency_ms * slo_factor), rate_rps=old.rate_rps * 1.3)
     given = planned_from([new if one is old else one for one in SERVICES])
     before = ParvaGpu().place(replace(given, demands=tuple(SERVICES), previous=None))
-    after, _ = solved(ParvaGpu(), given)
+    after, _ = solve_and_check(ParvaGpu(), given)
     assert after.unplaced == ()
     assert stood(after, old.model) == stood(before, old.model)
     assert sum(after.rates_rps().values()) == pytest.approx(sum(one.rate_rps for one in given.demands))
@@ -121,14 +121,14 @@ def test_the_same_demands_give_the_same_map_again() -> None:
 
 def test_a_service_that_is_gone_frees_its_segments_and_a_new_one_takes_them() -> None:
     given = planned_from([*SERVICES[1:], demand("new", 60.0, 40.0)])
-    after, _ = solved(ParvaGpu(), given)
+    after, _ = solve_and_check(ParvaGpu(), given)
     before = ParvaGpu().place(replace(given, demands=tuple(SERVICES), previous=None))
     assert stood(after, "new") == stood(before, "s0")
     assert len(after.gpus) == len(before.gpus)
 
 
 def test_nothing_is_kept_of_a_map_that_does_not_fit_the_fleet_any_more() -> None:
-    after, _ = solved(ParvaGpu(), planned_from(SERVICES, count=1))
+    after, _ = solve_and_check(ParvaGpu(), planned_from(SERVICES, count=1))
     assert len(after.gpus) == 1
     assert after.unplaced
 
@@ -136,5 +136,7 @@ def test_nothing_is_kept_of_a_map_that_does_not_fit_the_fleet_any_more() -> None
 def test_a_service_whose_profile_changed_is_configured_anew() -> None:
     given = planned_from(SERVICES)
     slower = replace(given, estimator=LinearEstimator(each_ms=1.6))
-    after, _ = solved(ParvaGpu(), slower)  # sound by the new times, although the map was planned by the old ones
+    after, _ = solve_and_check(
+        ParvaGpu(), slower
+    )  # sound by the new times, although the map was planned by the old ones
     assert after.unplaced == ()

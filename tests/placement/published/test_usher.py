@@ -10,7 +10,7 @@ from bench.published_profiles import PublishedEstimator, v100
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
-from gpuprof.placement.contract import ExponentialQueue, plain_device, problem, solved
+from gpuprof.placement.contract import ExponentialQueue, plain_device, problem, solve_and_check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options, Problem
@@ -53,14 +53,14 @@ def replicas(placement: Placement) -> list[tuple[str, int]]:
 def test_the_goodput_of_the_thesis_examples(
     policy: Policy, models: str, rate_rps: float, slo_ms: float, goodput_rps: float
 ) -> None:
-    _, deployment = solved(policy, thesis(models, rate_rps, slo_ms))
+    _, deployment = solve_and_check(policy, thesis(models, rate_rps, slo_ms))
     assert deployment.predicted.goodput_rps == pytest.approx(goodput_rps, abs=0.01)
 
 
 def test_the_placements_of_figure_5_8() -> None:
-    usher, _ = solved(Usher(), thesis(WITHIN_A_GROUP, 400.0, 200.0))
+    usher, _ = solve_and_check(Usher(), thesis(WITHIN_A_GROUP, 400.0, 200.0))
     assert replicas(usher) == [("resnet50", 32), ("t5", 8), ("t5", 8), ("t5", 8)]
-    milp, _ = solved(Milp(), thesis(WITHIN_A_GROUP, 400.0, 200.0))
+    milp, _ = solve_and_check(Milp(), thesis(WITHIN_A_GROUP, 400.0, 200.0))
     assert replicas(milp) == [("alexnet", 4), ("resnet50", 4), ("t5", 16), ("t5", 16)]
 
 
@@ -81,7 +81,9 @@ def test_the_groups_of_the_second_example() -> None:
 
 
 def test_six_devices_serve_the_vision_models_of_section_6_2_1() -> None:
-    placement, _ = solved(Usher(), thesis("alexnet densenet121 efficientnet_b7 resnet50 vgg19", 500.0, 200.0, None))
+    placement, _ = solve_and_check(
+        Usher(), thesis("alexnet densenet121 efficientnet_b7 resnet50 vgg19", 500.0, 200.0, None)
+    )
     assert len(placement.gpus) == 6
     assert [model for model, _ in replicas(placement)].count("efficientnet_b7") == 2
 
@@ -89,7 +91,7 @@ def test_six_devices_serve_the_vision_models_of_section_6_2_1() -> None:
 def test_with_wsm_four_devices_serve_what_takes_six_by_occupancy() -> None:
     # thesis §6.2.1: models share devices only when Creq is the SM utilisation
     vision = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
-    placement, deployment = solved(Milp(creq="wsm"), thesis(vision, 500.0, 200.0, 4))
+    placement, deployment = solve_and_check(Milp(creq="wsm"), thesis(vision, 500.0, 200.0, 4))
     assert deployment.predicted.goodput_rps == pytest.approx(2500.0, abs=0.01)
     assert max(len(list(gpu.replicas())) for gpu in placement.gpus) > 1
 
@@ -99,7 +101,7 @@ def test_with_wsm_four_devices_serve_what_takes_six_by_occupancy() -> None:
 def test_every_metric_and_ablation_gives_a_sound_map(
     metric: CreqMetric, ablation: Literal["", "CM", "WD", "S"]
 ) -> None:
-    solved(Usher(creq=metric, without=ablation), thesis(ACROSS_GROUPS, 100.0, 300.0, None))
+    solve_and_check(Usher(creq=metric, without=ablation), thesis(ACROSS_GROUPS, 100.0, 300.0, None))
 
 
 def test_without_compute_requirements_it_says_what_to_profile() -> None:
@@ -118,8 +120,8 @@ def test_the_program_needs_to_know_how_many_devices_there_are() -> None:
 def test_a_fixed_fleet_with_devices_to_spare_is_used_as_an_elastic_one_is() -> None:
     # §6.2.1: two efficientnet_b7 of batch 8 rather than four of batch 4, which serve as much on two GPUs more
     vision = "alexnet densenet121 efficientnet_b7 resnet50 vgg19"
-    elastic, _ = solved(Usher(), thesis(vision, 500.0, 200.0, None))
-    fixed, deployment = solved(Usher(), thesis(vision, 500.0, 200.0, 6))
+    elastic, _ = solve_and_check(Usher(), thesis(vision, 500.0, 200.0, None))
+    fixed, deployment = solve_and_check(Usher(), thesis(vision, 500.0, 200.0, 6))
     assert replicas(fixed) == replicas(elastic)
     assert replicas(fixed).count(("efficientnet_b7", 8)) == 2
     assert deployment.predicted.goodput_rps == pytest.approx(2500.0)
@@ -127,5 +129,5 @@ def test_a_fixed_fleet_with_devices_to_spare_is_used_as_an_elastic_one_is() -> N
 
 def test_what_serves_everything_is_not_left_out_where_there_are_too_many_configurations() -> None:
     models = "alexnet densenet121 efficientnet_b7 mobilenet_v2"
-    _, deployment = solved(Usher(creq="wao"), thesis(models, 20_000.0, 400.0, 400))
+    _, deployment = solve_and_check(Usher(creq="wao"), thesis(models, 20_000.0, 400.0, 400))
     assert deployment.predicted.goodput_rps == pytest.approx(80_000.0)

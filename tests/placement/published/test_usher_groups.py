@@ -20,7 +20,7 @@ def test_sorting_pairs_as_lightly_as_the_matching_does(numbers: list[int]) -> No
     pairs = usher_groups._sorted_pairs(surplus)
     assert len(pairs) == len(surplus) // 2
     assert len({index for pair in pairs for index in pair}) == 2 * len(pairs)
-    assert abs(weight(surplus, pairs) - weight(surplus, usher_groups._matched(surplus))) < 1e-9
+    assert abs(weight(surplus, pairs) - weight(surplus, usher_groups._match(surplus))) < 1e-9
 
 
 def test_a_thousand_models_are_grouped_with_their_opposites() -> None:

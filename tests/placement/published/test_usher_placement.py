@@ -12,12 +12,12 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import MEASURED, Estimate, Figure, Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.requirement import Requirement
 from gpuprof.placement.published.usher import Usher
-from gpuprof.placement.published.usher_placement import Ground, Option, Space, Trial, ordered
+from gpuprof.placement.published.usher_placement import Ground, Option, Space, Trial, order_models
 from gpuprof.placement.segment import Segment
 
 CHEAP, DEAR = FleetEntry(plain_device("cheap", 1.0), None), FleetEntry(plain_device("dear", 3.0), None)
@@ -48,7 +48,7 @@ MIXED = [
 
 
 def test_compute_and_memory_heavy_models_take_turns_each_by_falling_need_and_neutral_ones_come_last() -> None:
-    assert names(ordered(MIXED)) == ["c-large", "m-large", "c-mid", "m-small", "c-small", "neutral"]
+    assert names(order_models(MIXED)) == ["c-large", "m-large", "c-mid", "m-small", "c-small", "neutral"]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_a_model_is_heavy_from_a_ratio_of_1_2(creq: float, mreq: float, leaning:
 
 
 def test_without_classes_only_the_need_counts_and_without_sorting_the_order_given() -> None:
-    assert names(ordered(MIXED, "CM")) == ["m-large", "c-large", "neutral", "c-mid", "c-small", "m-small"]
-    assert names(ordered(MIXED, "S")) == names(MIXED)
+    assert names(order_models(MIXED, "CM")) == ["m-large", "c-large", "neutral", "c-mid", "c-small", "m-small"]
+    assert names(order_models(MIXED, "S")) == names(MIXED)
 
 
 def test_the_groups_own_devices_come_before_those_of_others_and_these_before_new_ones() -> None:
@@ -136,7 +136,7 @@ def test_compute_heavy_models_share_devices_with_memory_heavy_ones() -> None:
         gib=(("c1", 4.0), ("c2", 4.0), ("m1", 11.0), ("m2", 11.0)),
     )
     asked = [demand(name, 10.0) for name in ("c1", "c2", "m1", "m2")]
-    placement, _ = solved(Usher(), problem(asked, estimator=needs, options=Options(latency_budget=0.5)))
+    placement, _ = solve_and_check(Usher(), problem(asked, estimator=needs, options=Options(latency_budget=0.5)))
     assert together(placement) == [["c1", "m1"], ["c2", "m2"]]
 
 
@@ -159,11 +159,11 @@ def test_a_replica_that_would_break_an_slo_gets_a_device_of_its_own_where_there_
     needs = Needs(slowdown=1.0, creq=(("a", 40.0), ("b", 40.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(1,))
     asked = [demand("a", 10.0, 10.0), demand("b", 10.0, 10.0)]  # 3 ms alone, 6 beside the other, 5 are allowed
     elastic = problem(asked, estimator=needs, options=Options(latency_budget=0.5))
-    placement, _ = solved(Usher(), elastic)
+    placement, _ = solve_and_check(Usher(), elastic)
     assert together(placement) == [["a"], ["b"]]
     assert placement.unplaced == ()
     fixed = problem(asked, [(plain_device(), 1)], needs, Options(latency_budget=0.5))
-    placement, _ = solved(Usher(), fixed)
+    placement, _ = solve_and_check(Usher(), fixed)
     assert [one.model for one in placement.unplaced] == ["b"]
     assert "no room is left on 1 plain" in placement.unplaced[0].reason
 
@@ -177,7 +177,7 @@ def test_heterogeneous_devices_are_bought_by_their_price() -> None:
         needs,
         Options(latency_budget=0.5),
     )
-    placement, deployment = solved(Usher(), given)
+    placement, deployment = solve_and_check(Usher(), given)
     # both are memory-heavy; big comes first and fits the large one only, beside which small costs nothing more
     assert together(placement) == [["big", "small"]]
     assert deployment.predicted.cost_per_hour == 5.0
@@ -189,6 +189,6 @@ def test_a_fixed_fleet_serves_as_much_as_it_can() -> None:
     needs = Needs(creq=(("a", 60.0), ("b", 60.0)), gib=(("a", 1.0), ("b", 1.0)), sizes=(4,))
     # one replica serves 4 / 6 ms = 667 requests/s
     given = problem([demand("a", 600.0), demand("b", 600.0)], [(plain_device(), 1)], needs, Options(latency_budget=1.0))
-    placement, _ = solved(Usher(), given)
+    placement, _ = solve_and_check(Usher(), given)
     assert sum(placement.rates_rps().values()) == pytest.approx(600.0)
     assert len(placement.unplaced) == 1

@@ -2,7 +2,7 @@
 
 Where an estimator answers for a few shares and batches only (a CPU's cores, percentages that were measured), every
 combination of workloads that one room can hold is looked at, each with what it serves beside the others. The program
-over them (`Assembly`) is then exact, and its bound knows of neighbours.
+over them (`PatternProgram`) is then exact, and its bound knows of neighbours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.placement.bin import MPS_CLIENTS
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.assembly import Suite
 from gpuprof.placement.optimal.knapsack import multisets
-from gpuprof.placement.optimal.rooms import Rooms
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.pattern_program import ReplicaPattern
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
@@ -36,7 +36,7 @@ _Standing = tuple[Segment, ...]
 
 
 @dataclass(slots=True)
-class Enumeration:
+class PatternEnumeration:
     """Lists what can stand in the rooms of a problem's fleet.
 
     Whoever keeps no SLO alone keeps none beside others: neighbours are taken never to quicken one another.
@@ -56,34 +56,34 @@ class Enumeration:
     problem: Problem
     demands: Sequence[Demand]
     segments: Segments
-    rooms: Rooms
+    planner: PartitionPlanner
     limit: Limit
     _left: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._left = _MOST[self.problem.options.latency_budget is None]
 
-    def suites(self) -> tuple[Suite, ...] | None:
+    def list_patterns(self) -> tuple[ReplicaPattern, ...] | None:
         """Return every combination that serves something, None where there are too many."""
-        found: list[Suite] = []
+        found: list[ReplicaPattern] = []
         for entry in self.problem.fleet.entries:
             for mig in (None, *(profile.name for profile in entry.device.mig_profiles)):
-                contents = self._contents(entry.device, mig)
-                if contents is None:
+                own = self._patterns_of(entry.device, mig)
+                if own is None:
                     return None
-                found += contents
+                found += own
         return tuple(found)
 
-    def _contents(self, device: Device, mig: str | None) -> list[Suite] | None:
+    def _patterns_of(self, device: Device, mig: str | None) -> list[ReplicaPattern] | None:
         palette = self._palette(device, mig)
         if palette is None:
             return None
         if palette and multisets([_units(one) for one in palette], 100 * _PER_PERCENT) > _HOPELESS * self._left:
             return None
         found = []
-        for standing in self._extended(device, (), palette):
+        for standing in self._extend(device, (), palette):
             replicas = tuple(one.replica(one.capacity_rps) for one in standing)
-            found.append(Suite(device.name, PlacedPartition(replicas, mig)))
+            found.append(ReplicaPattern(device.name, PlacedPartition(replicas, mig)))
         return found if self._left > 0 else None
 
     def _palette(self, device: Device, mig: str | None) -> list[Workload] | None:
@@ -91,7 +91,7 @@ class Enumeration:
         tried = [
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
             for demand in self.demands
-            for pct in self.rooms.steps(device, mig, demand.model)
+            for pct in self.planner.steps(device, mig, demand.model)
             for batch in self.segments.menu.sizes(demand.model, device, Share(pct, mig))
             for processes in self.segments.menu.processes(Share(pct, mig))
         ]
@@ -99,18 +99,18 @@ class Enumeration:
             return None
         return [one for demand, one in tried if self.segments.make(demand, device, one) is not None]
 
-    def _extended(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
+    def _extend(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
         for position, workload in enumerate(palette):
             self._left -= 1
             if self._left <= 0 or self.limit.is_over:
                 self._left = 0
                 return
-            together = self._together(device, [*map(_workload, standing), workload])
+            together = self._run_together(device, [*map(_workload, standing), workload])
             if together is not None:
                 yield together
-                yield from self._extended(device, together, palette[position:])
+                yield from self._extend(device, together, palette[position:])
 
-    def _together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
+    def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
         """Return what each does beside the others, None where the room does not hold them or one does nothing."""
         clients = sum(one.processes for one in running)
         crowded = clients > MPS_CLIENTS and len(running) > 1

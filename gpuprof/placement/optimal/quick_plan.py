@@ -10,10 +10,10 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.placement.cover import Cover, cheapest_cover, cost_of
+from gpuprof.placement.cover import Cover, cheapest_cover, make_cost
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError
-from gpuprof.placement.optimal.least_cost import with_least_cost
+from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
@@ -24,22 +24,22 @@ _LIKELY = 0.7
 _PART = 0.4
 
 
-def hasty(problem: Problem, segments: Segments, limit: Limit) -> Placement:
+def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Placement:
     """Return a placement of what was looked at already, first fit, with a bound that needs no queues.
 
     Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models bear
     each other is asked while there is time; then each gets a device of its own.
     """
-    cost = cost_of(problem)
+    cost = make_cost(problem)
     bins = FleetBins(problem, segments)
     for demand in problem.by_priority():
         found = [one for entry in problem.fleet.entries for one in _segments(segments, demand, entry.device)]
         cover = cheapest_cover(demand, found, cost)
-        _put(problem, segments, cover, bins, limit)
-    placed = Placement("optimal", bins.placed(), found_by="first fit")
+        _place_cover(problem, segments, cover, bins, limit)
+    placed = Placement("optimal", bins.to_gpus(), found_by="first fit")
     served = placed.rates_rps()
-    unplaced = tuple(_unplaced(problem.by_priority(), served))
-    return with_least_cost(problem, segments, Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by))
+    unplaced = tuple(_list_unplaced(problem.by_priority(), served))
+    return with_cost_bound(problem, segments, Placement("optimal", placed.gpus, unplaced, found_by=placed.found_by))
 
 
 def _segments(segments: Segments, demand: Demand, device: Device) -> tuple[Segment, ...]:
@@ -47,45 +47,45 @@ def _segments(segments: Segments, demand: Demand, device: Device) -> tuple[Segme
     known = segments.looked_at(demand, device)
     if any(one.capacity_rps >= demand.rate_rps for one in known):
         return known
-    quick = _quick(segments, demand, device)
+    quick = _quick_segment(segments, demand, device)
     return known if quick is None else (*known, quick)
 
 
-def _put(problem: Problem, segments: Segments, cover: Cover, bins: FleetBins, limit: Limit) -> None:
+def _place_cover(problem: Problem, segments: Segments, cover: Cover, bins: FleetBins, limit: Limit) -> None:
     for device, replica in cover.replicas():
         try:
             with problem.limits.until(limit):
                 bins.first_fit(device, replica)
         except TimeUpError:
-            _alone(segments, bins, device, replica)
+            _place_alone(segments, bins, device, replica)
 
 
-def _alone(segments: Segments, bins: FleetBins, device: str, replica: PlacedReplica) -> None:
+def _place_alone(segments: Segments, bins: FleetBins, device: str, replica: PlacedReplica) -> None:
     fresh = bins.open(device)
     if fresh is not None:
         fresh.add(replica, segments)
 
 
-def _quick(segments: Segments, demand: Demand, device: Device) -> Segment | None:
+def _quick_segment(segments: Segments, demand: Demand, device: Device) -> Segment | None:
     """Return a segment under a share, as small as bisection finds, that serves everything, else one of the largest."""
     shares = segments.problem.estimator.shares(demand.model, device)
     found, low, high = None, 0, len(shares)
     while low < high:
         middle = (low + high) // 2
-        able = _able(segments, demand, device, shares[middle])
+        able = _smallest_sufficient(segments, demand, device, shares[middle])
         if able is None:
             low = middle + 1
         else:
             found, high = able, middle
-    return _dense(segments, demand, device, shares) if found is None else found
+    return _most_efficient(segments, demand, device, shares) if found is None else found
 
 
-def _dense(segments: Segments, demand: Demand, device: Device, shares: Sequence[Share]) -> Segment | None:
+def _most_efficient(segments: Segments, demand: Demand, device: Device, shares: Sequence[Share]) -> Segment | None:
     """Return a segment that does much for what it takes, by what it does when every batch is full."""
     likely: list[tuple[float, Workload]] = []
     others: list[tuple[float, Workload]] = []
     for share in shares:
-        for most_rps, workload in _known(segments, demand, device, share):
+        for most_rps, workload in _throughputs(segments, demand, device, share):
             in_time = segments.latency_ms(device, workload) <= demand.slo.latency_ms * _PART
             (likely if in_time else others).append((-most_rps / device.fraction(share), workload))
     for _, workload in sorted(likely) + sorted(others, reverse=True):
@@ -95,16 +95,16 @@ def _dense(segments: Segments, demand: Demand, device: Device, shares: Sequence[
     return None
 
 
-def _able(segments: Segments, demand: Demand, device: Device, share: Share) -> Segment | None:
+def _smallest_sufficient(segments: Segments, demand: Demand, device: Device, share: Share) -> Segment | None:
     """Return the segment of the smallest batch that most likely serves everything, None where it does not."""
-    for most_rps, workload in _known(segments, demand, device, share):
+    for most_rps, workload in _throughputs(segments, demand, device, share):
         if demand.rate_rps <= _LIKELY * most_rps:
             made = segments.make(demand, device, workload, least_rps=demand.rate_rps)
             return made if made is not None and made.capacity_rps >= demand.rate_rps else None
     return None
 
 
-def _known(segments: Segments, demand: Demand, device: Device, share: Share) -> Iterator[tuple[float, Workload]]:
+def _throughputs(segments: Segments, demand: Demand, device: Device, share: Share) -> Iterator[tuple[float, Workload]]:
     """Yield the workloads, fewest processes first, with their requests/s when every batch is full."""
     for workload in segments.workloads(demand.model, device, share):
         try:
@@ -113,7 +113,7 @@ def _known(segments: Segments, demand: Demand, device: Device, share: Share) -> 
             continue
 
 
-def _unplaced(demands: Sequence[Demand], served: dict[str, float]) -> Iterator[Unplaced]:
+def _list_unplaced(demands: Sequence[Demand], served: dict[str, float]) -> Iterator[Unplaced]:
     for demand in demands:
         left = demand.rate_rps - served.get(demand.model, 0.0)
         if left > demand.rate_rps * 1e-9:

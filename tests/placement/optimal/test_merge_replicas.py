@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, problem
-from gpuprof.placement.optimal.tidy import tidied
+from gpuprof.placement.optimal.merge_replicas import merge_replicas
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Options
 from gpuprof.placement.segment import Segments
@@ -17,7 +17,7 @@ def replica(model: str, rate: float) -> PlacedReplica:
 
 
 def models(*replicas: PlacedReplica) -> list[tuple[str, float, float]]:
-    (gpu,) = tidied(GIVEN, SEGMENTS, CHOICES, [PlacedGpu("plain", (PlacedPartition(replicas),))])
+    (gpu,) = merge_replicas(GIVEN, SEGMENTS, CHOICES, [PlacedGpu("plain", (PlacedPartition(replicas),))])
     return sorted((one.model, one.share.sm_pct, one.rate_rps) for one in gpu.replicas())
 
 

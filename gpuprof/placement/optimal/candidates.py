@@ -31,7 +31,7 @@ Choices = Mapping[str, tuple[Segment, ...]]
 
 
 @dataclass(slots=True)
-class Offers:
+class CandidateSegments:
     """The segments of every demand on every device of the fleet.
 
     Parameters
@@ -59,15 +59,15 @@ class Offers:
                 if few_devices and entry.device.kind == "gpu":
                     steps = self.segments.menu.steps(demand.model, entry.device, None)
                     own += self._between(demand, entry.device, steps, tuple(own))
-                    guesses |= self._guessed(demand, entry.device, steps, own)
+                    guesses |= self._make_guesses(demand, entry.device, steps, own)
                 sure += own
             self._sure[demand.model], self._guesses[demand.model] = sure, guesses
 
-    def sure(self) -> Choices:
+    def known_segments(self) -> Choices:
         """Return the segments that are known, by model."""
-        return {model: _undominated(found) for model, found in self._sure.items()}
+        return {model: _drop_dominated(found) for model, found in self._sure.items()}
 
-    def listed(self) -> Choices:
+    def listed_segments(self) -> Choices:
         """Return the segments under the shares that the estimator lists, and parts of instances, by model."""
         kept = {}
         for demand in self.problem.demands:
@@ -77,10 +77,10 @@ class Offers:
                 for share in self.problem.estimator.shares(demand.model, entry.device)
             }
             own = (s for s in self._sure[demand.model] if s.share.mig is not None or (s.device, s.share) in shares)
-            kept[demand.model] = _undominated(tuple(own))
+            kept[demand.model] = _drop_dominated(tuple(own))
         return kept
 
-    def hoped(self, demands: Sequence[Demand], *, guessing: bool = True) -> Choices:
+    def optimistic_segments(self, demands: Sequence[Demand], *, guessing: bool = True) -> Choices:
         """Return the segments as they could be at best: capacities as high and memories as low as is not excluded.
 
         With ``guessing`` also those that were not worked out.
@@ -132,7 +132,7 @@ class Offers:
 
     def _memories(self, model: str, device: Device, share: Share) -> Iterator[int]:
         menu = self.segments.menu
-        for batch in {*menu.listed(model, device, share), *menu.sizes(model, device, share)[:1]}:
+        for batch in {*menu.listed_batches(model, device, share), *menu.sizes(model, device, share)[:1]}:
             try:
                 estimate = self.segments.estimate(device, Workload(model, batch, share))
             except InputError:
@@ -211,7 +211,7 @@ class Offers:
         except InputError:
             return False
 
-    def _guessed(
+    def _make_guesses(
         self, demand: Demand, device: Device, steps: Sequence[float], known: Sequence[Segment]
     ) -> dict[tuple[str, Share], Segment]:
         """Return a guess for every step below the smallest share that serves everything."""
@@ -227,10 +227,12 @@ class Offers:
                 guesses[device.name, guess.share] = guess
         return guesses
 
-    def _followed(self, model: str, device: Device, share: Share, *, dense: bool) -> Iterator[tuple[Workload, int]]:
+    def _pair_with_next_batch(
+        self, model: str, device: Device, share: Share, *, dense: bool
+    ) -> Iterator[tuple[Workload, int]]:
         """Yield the workloads, each with the next larger batch where those between may run too, else its own."""
         for workload in self.segments.workloads(model, device, share):
-            sizes = self.segments.menu.listed(model, device, share)
+            sizes = self.segments.menu.listed_batches(model, device, share)
             larger = [size for size in sizes if size > workload.batch] if dense else []
             yield workload, min(larger, default=workload.batch)
             if dense and workload.batch == sizes[0] > 1:
@@ -247,7 +249,7 @@ class Offers:
         limit = demand.slo.latency_ms * (options.latency_budget or 1.0)
         dense = self.segments.menu.is_dense(demand.model, device, share)
         most, memory, slower = 0.0, [], 1.0 if dense else math.inf
-        for workload, next_batch in self._followed(demand.model, device, share, dense=dense):
+        for workload, next_batch in self._pair_with_next_batch(demand.model, device, share, dense=dense):
             shortest = workload if options.latency_budget else replace(workload, batch=1)
             try:
                 beyond = self.segments.latency_ms(device, replace(workload, share=larger.share))
@@ -267,7 +269,7 @@ class Offers:
         return Segment(demand.model, device.name, share, 1, 1, rate, device.fraction(share), least, limit)
 
 
-def _undominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+def _drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
     """Leave out shares of a room that do no more, and hold no less, than a smaller one; the order stays."""
     kept: list[Segment] = []
     for one in sorted(segments, key=lambda segment: segment.share.sm_pct):

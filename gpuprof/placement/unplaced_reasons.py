@@ -14,32 +14,32 @@ from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.rate_limit import LONELY
+from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
 
 _GIB = 2**30
 
 
-def why_not(problem: Problem, segments: Segments, demand: Demand) -> str:
+def explain_unplaced(problem: Problem, segments: Segments, demand: Demand) -> str:
     """Return why nothing at all of ``demand`` was placed: memory, its own latency, or a full fleet."""
     reasons = [_device_reason(segments, demand, entry.device) for entry in problem.fleet.entries]
     if None in reasons:
         if any(entry.count is None for entry in problem.fleet.entries):
             word = "planned" if demand.max_replicas is None else "allowed"
             return f"{demand.max_replicas or MOST_REPLICAS} replicas, the most that are {word}, serve too little"
-        rooms = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
-        return f"no room is left on {rooms}; more devices, or a lower rate of the other models, would make some"
+        fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
+        return f"no room is left on {fleet}; more devices, or a lower rate of the other models, would make some"
     return "; ".join(reason for reason in reasons if reason)
 
 
-def why_not_all(problem: Problem, demand: Demand, served_rps: float) -> str:
+def explain_shortfall(problem: Problem, demand: Demand, served_rps: float) -> str:
     """Return why only ``served_rps`` of ``demand`` were placed."""
-    rooms = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries if e.count is not None)
+    fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries if e.count is not None)
     limits = []
     if demand.max_replicas is not None:
         limits.append(f"max_replicas {demand.max_replicas}")
-    if rooms:
-        limits.append(f"a fleet of {rooms}")
+    if fleet:
+        limits.append(f"a fleet of {fleet}")
     if not limits:
         limits.append(f"{MOST_REPLICAS} replicas, the most that are planned for one model")
     return (
@@ -55,18 +55,20 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
     for demand in problem.by_priority():
         served = rates.get(demand.model, 0.0)
         if served < demand.rate_rps * (1.0 - 1e-9):
-            reason = why_not_all(problem, demand, served) if served else why_not(problem, segments, demand)
+            reason = (
+                explain_shortfall(problem, demand, served) if served else explain_unplaced(problem, segments, demand)
+            )
             unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
     return replace(placement, unplaced=tuple(unplaced))
 
 
-def least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
+def find_least_slo_ms(segments: Segments, demand: Demand, device: Device) -> float:
     """Return the least SLO that some batch and share of ``device`` keeps while nearly idle, infinity if none."""
     least = math.inf
     for share in segments.problem.estimator.shares(demand.model, device):
         for workload in segments.workloads(demand.model, device, share):
             if _fits_memory(segments, device, workload):
-                least = min(least, _lonely_ms(segments, demand, device, workload))
+                least = min(least, _nearly_idle_ms(segments, demand, device, workload))
     return least
 
 
@@ -74,7 +76,7 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
     """Return why this kind of device can serve none of the demand; None when it could if it were free."""
     if segments.best(demand, device):
         return None
-    least = least_slo_ms(segments, demand, device)
+    least = find_least_slo_ms(segments, demand, device)
     if math.isinf(least):
         return _memory_reason(segments, demand, device)
     return (
@@ -97,7 +99,7 @@ def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:
     return f"it needs {min(needs) / _GIB:.3g} GiB at the least and {device.name} has {device.dram_bytes / _GIB:.3g} GiB"
 
 
-def _lonely_ms(segments: Segments, demand: Demand, device: Device, workload: Workload) -> float:
+def _nearly_idle_ms(segments: Segments, demand: Demand, device: Device, workload: Workload) -> float:
     try:
         budget = segments.problem.options.latency_budget
         if budget is not None:
@@ -105,7 +107,9 @@ def _lonely_ms(segments: Segments, demand: Demand, device: Device, workload: Wor
         server = segments.server(device, workload)
     except InputError:
         return math.inf
-    sojourn = segments.problem.queueing.sojourn(Arrivals(min(demand.rate_rps, server.capacity_rps * LONELY)), server)
+    sojourn = segments.problem.queueing.sojourn(
+        Arrivals(min(demand.rate_rps, server.capacity_rps * NEARLY_IDLE)), server
+    )
     return sojourn.percentile(demand.slo.percentile)
 
 

@@ -30,7 +30,7 @@ _PATIENCE = 4
 
 
 @dataclass(slots=True)
-class Rooms:
+class PartitionPlanner:
     """Finds out what can stand in one room together, and remembers it.
 
     Parameters
@@ -48,17 +48,17 @@ class Rooms:
     problem: Problem
     segments: Segments
     asked: int = 0
-    _furnished: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
+    _planned: dict[tuple[str, str | None, tuple[Task, ...]], PlacedPartition | None] = field(default_factory=dict)
     _least: dict[tuple[str, str | None, Task], int | None] = field(default_factory=dict)
     _alone: dict[tuple[str, Share, Task], Workload | None] = field(default_factory=dict)
     _steps: dict[tuple[str, str | None, str], tuple[float, ...]] = field(default_factory=dict)
 
-    def furnished(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> PlacedPartition | None:
+    def plan(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> PlacedPartition | None:
         """Return the room with a replica for each task, None where no shares are found under which all SLOs hold."""
         key = (device.name, mig, tuple(sorted(tasks)))
-        if key not in self._furnished:
-            self._furnished[key] = self._furnish(device, mig, key[2])
-        return self._furnished[key]
+        if key not in self._planned:
+            self._planned[key] = self._find_plan(device, mig, key[2])
+        return self._planned[key]
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
         """Return the least share in percent of the room under which a task can be done alone, infinity where none."""
@@ -74,7 +74,7 @@ class Rooms:
             self._steps[key] = tuple(sorted(listed | set(between)))
         return self._steps[key]
 
-    def _furnish(self, device: Device, mig: str | None, tasks: tuple[Task, ...]) -> PlacedPartition | None:
+    def _find_plan(self, device: Device, mig: str | None, tasks: tuple[Task, ...]) -> PlacedPartition | None:
         indices = [self._first(device, mig, task) for task in tasks]
         known = [index for index in indices if index is not None]
         if len(known) < len(tasks):

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, solve_and_check
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.assembly import Suite
-from gpuprof.placement.optimal.enumeration import Enumeration
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.rooms import Rooms
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.pattern_enumeration import PatternEnumeration
+from gpuprof.placement.optimal.pattern_program import ReplicaPattern
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 
@@ -15,9 +15,11 @@ CPU = replace(plain_device("cpu"), kind="cpu", compute_units=8)
 BUDGET = Options(latency_budget=1.0)
 
 
-def listed(given: Problem, seconds: float | None = None) -> tuple[Suite, ...] | None:
+def listed(given: Problem, seconds: float | None = None) -> tuple[ReplicaPattern, ...] | None:
     segments = Segments(given)
-    return Enumeration(given, given.demands, segments, Rooms(given, segments), Limit(seconds)).suites()
+    return PatternEnumeration(
+        given, given.demands, segments, PartitionPlanner(given, segments), Limit(seconds)
+    ).list_patterns()
 
 
 def given(rates: list[float], slo_ms: float, slowdown: float, **known: tuple[float, ...] | tuple[int, ...]) -> Problem:
@@ -62,6 +64,6 @@ def test_nothing_is_listed_when_the_time_is_up() -> None:
 
 def test_the_bound_knows_of_neighbours() -> None:
     # alone, half a device serves 166 requests/s; beside another, 111: two halves serve 222 of 300
-    placement, _ = solved(Optimal(), given([300.0], 1e6, 0.5, sizes=(1,), percents=(50.0,)))
+    placement, _ = solve_and_check(Optimal(), given([300.0], 1e6, 0.5, sizes=(1,), percents=(50.0,)))
     assert len(placement.gpus) == 2
     assert placement.lower_bound_gpus == 2

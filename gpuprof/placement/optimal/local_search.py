@@ -1,9 +1,9 @@
 """Makes a map cheaper, or lets it serve more, with regard to what neighbours do to one another.
 
-The integer program counts shares as if neighbours were none. What stands together for real is found here by local
-search over whole rooms (`Rooms`): a device is given up when all that it does can be done in the rooms of the others,
-the shares of which grow as they have to; it is exchanged for a cheaper kind that can do the same; and what is not
-served yet goes where there is still room for some of it.
+The integer program ignores interference. What can really run together is found here by local search over whole
+partitions (`PartitionPlanner`): a device is dropped when the partitions of the others can take over all that it does,
+with larger shares where they need them; it is exchanged for a cheaper kind that can do the same; and what is not
+served yet goes where there is still capacity for some of it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.domain.mig import legal_starts, placement
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.rooms import Rooms, Task
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
@@ -35,7 +35,7 @@ _Gpus = tuple[PlacedGpu, ...]
 
 
 @dataclass(slots=True)
-class Improver:
+class LocalSearch:
     """Improves the maps of one problem.
 
     Parameters
@@ -49,75 +49,75 @@ class Improver:
     problem: Problem
     segments: Segments
     limit: Limit
-    rooms: Rooms = field(init=False)
+    planner: PartitionPlanner = field(init=False)
     _most: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rooms = Rooms(self.problem, self.segments)
+        self.planner = PartitionPlanner(self.problem, self.segments)
         self._most = _MOST_ASKED[self.problem.options.latency_budget is None]
 
     @property
     def is_over(self) -> bool:
         """Whether enough was tried."""
-        return self.limit.is_over or self.rooms.asked >= self._most
+        return self.limit.is_over or self.planner.asked >= self._most
 
-    def improved(self, gpus: _Gpus) -> _Gpus:
+    def improve(self, gpus: _Gpus) -> _Gpus:
         """Return devices that serve at least as much and cost no more."""
         if len(gpus) > _MOST_DEVICES:
             return gpus
-        gpus = self._fuller(gpus)
+        gpus = self._serve_more(gpus)
         better = True
         while better and not self.is_over:
             better = False
-            for found in self._cheaper(gpus):
+            for found in self._cheaper_maps(gpus):
                 if found is not None:
                     gpus, better = found, True
                     break
         return gpus
 
-    def _cheaper(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
+    def _cheaper_maps(self, gpus: _Gpus) -> Iterator[_Gpus | None]:
         """Yield the maps with one device less, the least filled first, or with one exchanged for a cheaper."""
-        order = sorted(range(len(gpus)), key=lambda i: (self._filled(gpus[i]) * self._price(gpus[i]), i))
+        order = sorted(range(len(gpus)), key=lambda i: (self._used_fraction(gpus[i]) * self._price(gpus[i]), i))
         seen = set()
         for index in order:
             if gpus[index] in seen or self.is_over:
                 continue
             seen.add(gpus[index])
             others = (*gpus[:index], *gpus[index + 1 :])
-            yield self._moved_in(others, gpus[index])
-            yield self._exchanged(gpus, index)
+            yield self._move_replicas(others, gpus[index])
+            yield self._exchange(gpus, index)
 
-    def _filled(self, gpu: PlacedGpu) -> float:
+    def _used_fraction(self, gpu: PlacedGpu) -> float:
         device = self.problem.device(gpu.device)
         return math.fsum(device.fraction(one.share) for one in gpu.replicas())
 
     def _price(self, gpu: PlacedGpu) -> float:
         return self.problem.entry(gpu.device).price_per_hour
 
-    def _moved_in(self, gpus: _Gpus, leaving: PlacedGpu) -> _Gpus | None:
+    def _move_replicas(self, gpus: _Gpus, leaving: PlacedGpu) -> _Gpus | None:
         """Return the devices with everything that ``leaving`` does, None where they cannot take it all."""
         device = self.problem.device(leaving.device)
         for one in sorted(leaving.replicas(), key=lambda one: -device.fraction(one.share)):
-            found, left = self._taken(gpus, (one.model, one.rate_rps))
+            found, left = self._take_task(gpus, (one.model, one.rate_rps))
             if left:
                 return None
             gpus = found
         return gpus
 
-    def _taken(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
+    def _take_task(self, gpus: _Gpus, task: Task) -> tuple[_Gpus, float]:
         """Return the devices with as much of a task as they can take, and the rate that is left."""
         model, left = task
         for parts in range(1, _MOST_PARTS + 1):
             size = task[1] / parts
             while left > task[1] * 1e-9 and not self.is_over:
                 rate = min(size, left)
-                found = self._with(gpus, (model, rate))
+                found = self._add_task(gpus, (model, rate))
                 if found is None:
                     break
                 gpus, left = found, left - rate
         return gpus, left if left > task[1] * 1e-9 else 0.0
 
-    def _with(self, gpus: _Gpus, task: Task) -> _Gpus | None:
+    def _add_task(self, gpus: _Gpus, task: Task) -> _Gpus | None:
         """Return the devices with a task on that whose shares have to grow least."""
         best: tuple[float, int, PlacedGpu] | None = None
         tried: set[PlacedGpu] = set()
@@ -125,23 +125,23 @@ class Improver:
             if gpu in tried or self.is_over:
                 continue
             tried.add(gpu)
-            for candidate in self._hosting(gpu, task):
-                grown = self._filled(candidate) - self._filled(gpu)
+            for candidate in self._host_task(gpu, task):
+                grown = self._used_fraction(candidate) - self._used_fraction(gpu)
                 if best is None or grown < best[0] - 1e-12:
                     best = (grown, index, candidate)
         if best is None:
             return None
         found = (*gpus[: best[1]], best[2], *gpus[best[1] + 1 :])
-        return found if self._allowed(found, task[0]) else None
+        return found if self._is_allowed(found, task[0]) else None
 
-    def _hosting(self, gpu: PlacedGpu, task: Task) -> Iterator[PlacedGpu]:
+    def _host_task(self, gpu: PlacedGpu, task: Task) -> Iterator[PlacedGpu]:
         """Yield the device with the task in each of its rooms that can take it, and in a new instance."""
         device = self.problem.device(gpu.device)
         for position, partition in enumerate(gpu.partitions):
-            for tasks in _joined(partition, task):
-                furnished = self.rooms.furnished(device, partition.mig, tasks)
-                if furnished is not None:
-                    made = replace(furnished, start=partition.start)
+            for tasks in _join_task(partition, task):
+                planned = self.planner.plan(device, partition.mig, tasks)
+                if planned is not None:
+                    made = replace(planned, start=partition.start)
                     yield PlacedGpu(gpu.device, (*gpu.partitions[:position], made, *gpu.partitions[position + 1 :]))
                     break
         fresh = self._in_new_instance(device, gpu, task)
@@ -155,13 +155,13 @@ class Improver:
         taken = [placement(device, str(part.mig), part.start or 0) for part in gpu.partitions]
         for profile in sorted(device.mig_profiles, key=lambda one: one.sms):
             starts = legal_starts(device, profile, taken)
-            furnished = self.rooms.furnished(device, profile.name, [task]) if starts else None
-            if furnished is not None:
-                parts = (*gpu.partitions, replace(furnished, start=starts[-1]))
+            planned = self.planner.plan(device, profile.name, [task]) if starts else None
+            if planned is not None:
+                parts = (*gpu.partitions, replace(planned, start=starts[-1]))
                 return PlacedGpu(gpu.device, tuple(sorted(parts, key=lambda part: part.start or 0)))
         return None
 
-    def _exchanged(self, gpus: _Gpus, index: int) -> _Gpus | None:
+    def _exchange(self, gpus: _Gpus, index: int) -> _Gpus | None:
         """Return the devices with one of a cheaper kind in the place of one, None where none can do its work."""
         gpu = gpus[index]
         used = Counter(one.device for one in gpus)
@@ -170,41 +170,41 @@ class Improver:
                 return None
             if entry.count is not None and used[entry.device.name] >= entry.count:
                 continue
-            found = self._rehoused(entry.device, gpu)
+            found = self._move_to_device(entry.device, gpu)
             if found is not None:
                 return (*gpus[:index], found, *gpus[index + 1 :])
         return None
 
-    def _rehoused(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
+    def _move_to_device(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
         """Return one device of another kind that does the same, whole or cut."""
         tasks = [(one.model, one.rate_rps) for one in gpu.replicas()]
-        whole = self.rooms.furnished(device, None, tasks)
+        whole = self.planner.plan(device, None, tasks)
         if whole is not None:
             return PlacedGpu(device.name, (whole,))
         made = PlacedGpu(device.name, ())
         for task in sorted(tasks, key=lambda task: -task[1]) if device.mig_profiles else ():
-            found = next(self._hosting(made, task), None)
+            found = next(self._host_task(made, task), None)
             if found is None:
                 return None
             made = found
         return made if made.partitions else None
 
-    def _fuller(self, gpus: _Gpus) -> _Gpus:
+    def _serve_more(self, gpus: _Gpus) -> _Gpus:
         """Return the devices with as much as they can take of what is not served, the highest priorities first."""
         for demand in self.problem.by_priority():
             served = math.fsum(o.rate_rps for gpu in gpus for o in gpu.replicas() if o.model == demand.model)
-            found, more = self._more(gpus, demand, demand.rate_rps - served)
+            found, more = self._take_more(gpus, demand, demand.rate_rps - served)
             if served + more >= (demand.min_goodput_rps or 0.0):
                 gpus = found
         return gpus
 
-    def _more(self, gpus: _Gpus, demand: Demand, left: float) -> tuple[_Gpus, float]:
+    def _take_more(self, gpus: _Gpus, demand: Demand, left: float) -> tuple[_Gpus, float]:
         """Return the devices with as much of a rate as goes somewhere in halves, and how much that is."""
         size, more = left, 0.0
         least = demand.rate_rps * _LITTLE
         while left - more > least and size > least and not self.is_over:
             size = min(size, left - more)
-            found = self._with(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
+            found = self._add_task(gpus, (demand.model, size)) or self._on_new(gpus, (demand.model, size))
             if found is None:
                 size /= 2.0
             else:
@@ -218,21 +218,23 @@ class Improver:
             if entry.count is not None and used[entry.device.name] >= entry.count:
                 continue
             empty = PlacedGpu(entry.device.name, ())
-            room = self.rooms.furnished(entry.device, None, [task])
+            whole = self.planner.plan(entry.device, None, [task])
             made = (
-                self._in_new_instance(entry.device, empty, task) if room is None else replace(empty, partitions=(room,))
+                self._in_new_instance(entry.device, empty, task)
+                if whole is None
+                else replace(empty, partitions=(whole,))
             )
-            if made is not None and self._allowed((*gpus, made), task[0]):
+            if made is not None and self._is_allowed((*gpus, made), task[0]):
                 return (*gpus, made)
         return None
 
-    def _allowed(self, gpus: _Gpus, model: str) -> bool:
+    def _is_allowed(self, gpus: _Gpus, model: str) -> bool:
         """Whether the model has no more replicas than it may have."""
         most = self.problem.demand(model).max_replicas
         return most is None or sum(one.model == model for gpu in gpus for one in gpu.replicas()) <= most
 
 
-def _joined(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
+def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
     """Yield the tasks of a room with one more: done by a replica of the same model there, or by one of its own."""
     tasks = [(one.model, one.rate_rps) for one in partition.replicas]
     same = next((i for i, one in enumerate(tasks) if one[0] == task[0]), None)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.share import Share
-from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
-from gpuprof.placement.optimal.slack import Slack
+from gpuprof.placement.optimal.spare_capacity import SpareCapacity
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
@@ -39,8 +39,8 @@ def shares(gpus: Sequence[PlacedGpu]) -> dict[str, tuple[float, str | None]]:
     return {one.model: (one.share.sm_pct, one.share.mig) for gpu in gpus for one in gpu.replicas()}
 
 
-def spread(case: Problem, gpu: PlacedGpu) -> dict[str, tuple[float, str | None]]:
-    return shares(Slack(case, Segments(case), Limit()).spread([gpu]))
+def distribute(case: Problem, gpu: PlacedGpu) -> dict[str, tuple[float, str | None]]:
+    return shares(SpareCapacity(case, Segments(case), Limit()).distribute([gpu]))
 
 
 def replica(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
@@ -49,7 +49,7 @@ def replica(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
 
 def test_what_is_left_of_a_device_goes_to_the_replica_that_is_least_sure() -> None:
     together = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0), replica("unsure", 25.0))),))
-    assert spread(given("sure", "unsure"), together) == {"sure": (25.0, None), "unsure": (75.0, None)}
+    assert distribute(given("sure", "unsure"), together) == {"sure": (25.0, None), "unsure": (75.0, None)}
 
 
 def test_an_instance_grows_into_free_slices_and_stays_beside_the_others() -> None:
@@ -60,23 +60,23 @@ def test_an_instance_grows_into_free_slices_and_stays_beside_the_others() -> Non
             PlacedPartition((replica("sure", 100.0, "3g.40gb"),), "3g.40gb", 4),
         ),
     )
-    grown = spread(given("sure", "unsure", device=sliced_device()), cut)
+    grown = distribute(given("sure", "unsure", device=sliced_device()), cut)
     assert grown == {"sure": (100.0, "3g.40gb"), "unsure": (100.0, "4g.40gb")}
 
 
 def test_sure_estimates_leave_the_rest_free() -> None:
     alone = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0),)),))
-    assert spread(given("sure"), alone) == {"sure": (25.0, None)}
+    assert distribute(given("sure"), alone) == {"sure": (25.0, None)}
 
 
 def test_nobody_grows_where_that_breaks_anothers_slo() -> None:
     case = given("sure", "unsure")
     slowed = replace(case, estimator=Unsure(slowdown=50.0))
     together = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0), replica("unsure", 25.0))),))
-    assert spread(slowed, together) == {"sure": (25.0, None), "unsure": (25.0, None)}
+    assert distribute(slowed, together) == {"sure": (25.0, None), "unsure": (25.0, None)}
 
 
 def test_spreading_changes_neither_devices_nor_cost() -> None:
     case = given("sure", "unsure", "other", device=sliced_device())
-    placement, _ = solved(Optimal(), case)
+    placement, _ = solve_and_check(Optimal(), case)
     assert len(placement.gpus) == placement.lower_bound_gpus == 1

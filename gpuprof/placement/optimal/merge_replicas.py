@@ -8,29 +8,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpuprof.domain.device import Device
-from gpuprof.placement.optimal.offers import Choices
+from gpuprof.placement.optimal.candidates import Choices
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 
-def tidied(problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+def merge_replicas(
+    problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
+) -> tuple[PlacedGpu, ...]:
     """Return the devices with as few replicas in each room as their shares allow; nobody gets a larger share."""
     done: dict[PlacedGpu, PlacedGpu] = {}
     for gpu in gpus:
         if gpu not in done:
             device = problem.device(gpu.device)
-            parts = tuple(_tidied(device, segments, choices, part) for part in gpu.partitions)
+            parts = tuple(_merge_in_partition(device, segments, choices, part) for part in gpu.partitions)
             done[gpu] = PlacedGpu(gpu.device, parts)
     return tuple(done[gpu] for gpu in gpus)
 
 
-def _tidied(device: Device, segments: Segments, choices: Choices, partition: PlacedPartition) -> PlacedPartition:
+def _merge_in_partition(
+    device: Device, segments: Segments, choices: Choices, partition: PlacedPartition
+) -> PlacedPartition:
     for model, count in Counter(one.model for one in partition.replicas).items():
         if count < 2:
             continue
         alike = [one for one in partition.replicas if one.model == model]
-        single = _single(device, choices, partition, alike, segments.problem.demand(model).rate_rps)
+        single = _find_single(device, choices, partition, alike, segments.problem.demand(model).rate_rps)
         if single is None:
             continue
         others = tuple(one for one in partition.replicas if one.model != model)
@@ -40,20 +44,20 @@ def _tidied(device: Device, segments: Segments, choices: Choices, partition: Pla
     return partition
 
 
-def _single(
+def _find_single(
     device: Device, choices: Choices, partition: PlacedPartition, alike: Sequence[PlacedReplica], asked_rps: float
 ) -> PlacedReplica | None:
     """Return one replica that does what these do, None where none is known that takes no more than they."""
     rate = math.fsum(one.rate_rps for one in alike)
     if math.isclose(rate, asked_rps, rel_tol=1e-9):
         rate = asked_rps  # all of it: what was divided must not come back as a rounded sum
-    room = sum(one.share.sm_pct for one in alike) * (1.0 + 1e-12)
+    most_pct = sum(one.share.sm_pct for one in alike) * (1.0 + 1e-12)
     memory = sum(one.memory_bytes or 0 for one in alike)
     able = [
         one
         for one in choices[alike[0].model]
         if (one.device, one.share.mig) == (device.name, partition.mig)
-        and one.share.sm_pct <= min(room, 100.0)
+        and one.share.sm_pct <= min(most_pct, 100.0)
         and one.capacity_rps >= rate * (1.0 - 1e-12)
         and (one.memory_bytes or 0) <= memory
     ]

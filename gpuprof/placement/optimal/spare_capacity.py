@@ -30,7 +30,7 @@ _EPSILON = 1e-9
 
 
 @dataclass(slots=True)
-class Slack:
+class SpareCapacity:
     """Spreads the slack of a placement.
 
     Parameters
@@ -53,7 +53,7 @@ class Slack:
         self._mean = Segments(replace(self.problem, options=replace(options, confidence=None)))
         self._upper = Segments(replace(self.problem, options=replace(options, confidence=_INTERVAL)))
 
-    def spread(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+    def distribute(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
         """Return the devices with their slack spread.
 
         On a CPU nothing is spread: the cores that are left over are those that the server itself runs on.
@@ -62,21 +62,21 @@ class Slack:
         for gpu in gpus:
             if gpu not in done and len(done) < _MOST_DEVICES and not self.limit.is_over:
                 device = self.problem.device(gpu.device)
-                done[gpu] = gpu if device.kind == "cpu" else self._spread_on(device, gpu)
+                done[gpu] = gpu if device.kind == "cpu" else self._distribute_on(device, gpu)
         return tuple(done.get(gpu, gpu) for gpu in gpus)
 
-    def worst_doubt(self, gpus: Sequence[PlacedGpu]) -> float:
+    def worst_risk(self, gpus: Sequence[PlacedGpu]) -> float:
         """Return the largest doubt of any replica, 0.0 where all are sure."""
         different = list(dict.fromkeys(gpus))[:_MOST_DEVICES]
-        doubts = (
-            self.doubt(self.problem.device(gpu.device), partition, replica)
+        risks = (
+            self.risk(self.problem.device(gpu.device), partition, replica)
             for gpu in different
             for partition in gpu.partitions
             for replica in partition.replicas
         )
-        return max(doubts, default=0.0)
+        return max(risks, default=0.0)
 
-    def doubt(self, device: Device, partition: PlacedPartition, replica: PlacedReplica) -> float:
+    def risk(self, device: Device, partition: PlacedPartition, replica: PlacedReplica) -> float:
         """Return (time at the upper end − time) / (SLO − time), at least 0; infinite where the queue would grow."""
         budget = self.problem.options.latency_budget
         demand = self.problem.demand(replica.model)
@@ -91,32 +91,32 @@ class Slack:
             return 0.0
         return (high - mean) / (limit - mean) if mean < limit else math.inf
 
-    def _spread_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
+    def _distribute_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
         """Grow what is in most doubt until nothing grows any more."""
         refused: set[tuple[int, int]] = set()
         while not self.limit.is_over:
-            doubts = {
-                (p, r): self.doubt(device, partition, replica)
+            risks = {
+                (p, r): self.risk(device, partition, replica)
                 for p, partition in enumerate(gpu.partitions)
                 for r, replica in enumerate(partition.replicas)
                 if (p, r) not in refused
             }
-            place = max(doubts, key=lambda one: doubts[one], default=None)
-            if place is None or doubts[place] < SURE:
+            place = max(risks, key=lambda one: risks[one], default=None)
+            if place is None or risks[place] < SURE:
                 return gpu
-            grown = self._grown(device, gpu, place, doubts[place])
+            grown = self._grow(device, gpu, place, risks[place])
             if grown is None:
                 refused.add(place)
             else:
                 gpu = grown
         return gpu
 
-    def _grown(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], doubt: float) -> PlacedGpu | None:
+    def _grow(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], doubt: float) -> PlacedGpu | None:
         """Return the device with more for one replica: of its partition's rest, else a larger instance."""
         p, r = place
         partition = gpu.partitions[p]
         for candidate in (*self._larger_shares(device, partition, r), *self._larger_instances(device, gpu, p)):
-            if self._sound(device, candidate) and self.doubt(device, candidate, candidate.replicas[r]) < doubt:
+            if self._is_sound(device, candidate) and self.risk(device, candidate, candidate.replicas[r]) < doubt:
                 return PlacedGpu(gpu.device, (*gpu.partitions[:p], candidate, *gpu.partitions[p + 1 :]))
         return None
 
@@ -130,7 +130,7 @@ class Slack:
         known = self.problem.estimator.shares(replica.model, device)
         sizes = {one.sm_pct for one in known if one.mig == partition.mig and replica.share.sm_pct < one.sm_pct <= most}
         for size in (*sorted(sizes)[:1], most):
-            grown = self._under(device, replica, Share(size, partition.mig))
+            grown = self._with_share(device, replica, Share(size, partition.mig))
             if grown is not None:
                 replicas = (*partition.replicas[:r], grown, *partition.replicas[r + 1 :])
                 yield replace(partition, replicas=replicas)
@@ -148,12 +148,12 @@ class Slack:
             if not starts:
                 continue
             start = min(starts, key=lambda slot: not _covers(MigPlacement(profile, slot), own.memory_slices, partition))
-            moved = [self._under(device, one, Share(one.share.sm_pct, profile.name)) for one in partition.replicas]
+            moved = [self._with_share(device, one, Share(one.share.sm_pct, profile.name)) for one in partition.replicas]
             whole = tuple(one for one in moved if one is not None)
             if len(whole) == len(moved):
                 yield PlacedPartition(whole, profile.name, start)
 
-    def _under(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
+    def _with_share(self, device: Device, replica: PlacedReplica, share: Share) -> PlacedReplica | None:
         """Return the replica under another share, None where nothing is known of it there."""
         try:
             estimate = self.segments.estimate(device, Workload(replica.model, replica.batch, share, replica.processes))
@@ -162,9 +162,9 @@ class Slack:
             return None
         return replace(replica, share=share, memory_bytes=self.segments.memory_bytes(estimate))
 
-    def _sound(self, device: Device, partition: PlacedPartition) -> bool:
-        room = device.memory_bytes(partition.replicas[0].share)
-        if sum(one.memory_bytes or 0 for one in partition.replicas) > room:
+    def _is_sound(self, device: Device, partition: PlacedPartition) -> bool:
+        capacity = device.memory_bytes(partition.replicas[0].share)
+        if sum(one.memory_bytes or 0 for one in partition.replicas) > capacity:
             return False
         return all(
             self.segments.meets(

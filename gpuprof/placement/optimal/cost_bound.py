@@ -17,7 +17,7 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
 
-def with_least_cost(problem: Problem, segments: Segments, placement: Placement) -> Placement:
+def with_cost_bound(problem: Problem, segments: Segments, placement: Placement) -> Placement:
     """Return the placement with bounds for whatever serves as much of the demands.
 
     No request costs less than in full batches under the share that does most for its price. Parts of an instance are
@@ -40,7 +40,7 @@ def _costs(problem: Problem, segments: Segments, demand: Demand, rate_rps: float
     for entry in problem.fleet.entries:
         device, steps = entry.device, segments.menu.steps(demand.model, entry.device, None)
         for share in (*problem.estimator.shares(demand.model, device), *map(Share, steps)):
-            most = max(_mosts(segments, demand, entry, share), default=0.0)
+            most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
             if most <= 0.0:
                 continue
             needed = rate_rps / most
@@ -49,9 +49,9 @@ def _costs(problem: Problem, segments: Segments, demand: Demand, rate_rps: float
             yield entry.price_per_hour * device.fraction(share) * needed
 
 
-def _mosts(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
+def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
     """Yield requests/s that no replica under ``share`` exceeds, for each batch up to the next that is listed."""
-    listed = segments.menu.listed(demand.model, entry.device, share)
+    listed = segments.menu.listed_batches(demand.model, entry.device, share)
     dense = segments.menu.is_dense(demand.model, entry.device, share)
     sizes = sorted({1, *listed}) if dense else listed
     for batch, larger in zip(sizes, (*sizes[1:], 0), strict=True):

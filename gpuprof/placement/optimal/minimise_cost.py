@@ -10,9 +10,9 @@ from gpuprof.domain.demand import Demand
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.generation import relaxed
-from gpuprof.placement.optimal.master import Choice, DemandClass, Master, classes_of
-from gpuprof.placement.optimal.offers import Choices, Offers
+from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
+from gpuprof.placement.optimal.column_generation import solve_relaxation
+from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster, group_demands
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import EXACT, Solution
 
@@ -24,7 +24,7 @@ _MANY_DEMANDS = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Cheapest:
+class CostResult:
     """What was found.
 
     Attributes
@@ -54,7 +54,7 @@ class _Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Solved:
+class _MasterSolution:
     """A master's solution and the bound on its objective; ``is_large``: one device is next to nothing."""
 
     choice: Choice | None
@@ -64,31 +64,31 @@ class _Solved:
     is_large: bool = False
 
 
-def cheapest(problem: Problem, demands: Sequence[Demand], offers: Offers, limit: Limit) -> Cheapest:
+def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> CostResult:
     """Return the cheapest choice of segments for ``demands``, with bounds over everything that could be offered."""
     if not demands:
-        return Cheapest(None, offers.sure(), 0, 0.0)
-    choices = counted = offers.sure()
-    found = _solve(problem, classes_of(demands, choices), limit)
-    bound = _bounded(problem, demands, choices, offers, found, limit)
+        return CostResult(None, offers.known_segments(), 0, 0.0)
+    choices = counted = offers.known_segments()
+    found = _solve_master(problem, group_demands(demands, choices), limit)
+    bound = _bound_cost(problem, demands, choices, offers, found, limit)
     for _ in range(_rounds(problem)):
-        if _is_proven(found, bound) or found.is_large or limit.is_over or not _worked_out(problem, offers, bound):
+        if _is_proven(found, bound) or found.is_large or limit.is_over or not _resolve_guesses(problem, offers, bound):
             break
-        choices = offers.sure()
-        again = _solve(problem, classes_of(demands, choices), limit)
+        choices = offers.known_segments()
+        again = _solve_master(problem, group_demands(demands, choices), limit)
         if again.cost < found.cost:
             found, counted = again, choices
-        bound = _bounded(problem, demands, choices, offers, found, limit)
+        bound = _bound_cost(problem, demands, choices, offers, found, limit)
     if not bound.feasible:
-        return Cheapest(found.choice, counted, None, None)
-    hoped = offers.hoped(demands, guessing=not found.is_large)
-    fewest = _fewest(problem, classes_of(demands, hoped), bound.cost, limit)
-    return Cheapest(found.choice, counted, fewest, bound.cost)
+        return CostResult(found.choice, counted, None, None)
+    optimistic = offers.optimistic_segments(demands, guessing=not found.is_large)
+    fewest = _bound_devices(problem, group_demands(demands, optimistic), bound.cost, limit)
+    return CostResult(found.choice, counted, fewest, bound.cost)
 
 
-def cheapest_of(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
+def find_cheapest(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
     """Return the cheapest choice of the segments of ``classes``, None where none serves all; nothing is proven."""
-    return _solve(problem, classes, limit).choice
+    return _solve_master(problem, classes, limit).choice
 
 
 def _rounds(problem: Problem) -> int:
@@ -97,17 +97,17 @@ def _rounds(problem: Problem) -> int:
     return 1 if by_queues and len(problem.demands) > _MANY_DEMANDS else _MOST_ROUNDS
 
 
-def _worked_out(problem: Problem, offers: Offers, bound: _Bound) -> bool:
+def _resolve_guesses(problem: Problem, offers: CandidateSegments, bound: _Bound) -> bool:
     """Work out what the bound rests on; without queues that is so quick that everything is."""
     return offers.work_out(bound.used) if problem.options.latency_budget is None else offers.work_out_all()
 
 
-def _solve(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _Solved:
+def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _MasterSolution:
     """Return the cheapest choice of segments of ``classes``, with a bound that holds for them."""
-    master, prices = Master(problem.fleet.entries, classes), _prices(problem.fleet.entries)
-    first, bound = relaxed(master, prices, limit, problem.options.seed)
+    master, prices = RestrictedMaster(problem.fleet.entries, classes), _prices(problem.fleet.entries)
+    first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
-        return _Solved(None, math.inf, bound, feasible=False)
+        return _MasterSolution(None, math.inf, bound, feasible=False)
     many = first.objective > _MANY_DEVICES * max(prices.values())
     solution = master.program.solve(
         time_limit_s=limit.left_s,
@@ -116,42 +116,51 @@ def _solve(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> _S
         least_step=_step(prices),
     )
     if solution is None:
-        return _Solved(None, math.inf, bound, True, many)
+        return _MasterSolution(None, math.inf, bound, True, many)
     if not master.generated:
         bound = max(bound, solution.bound)
-    bound = _stepped(bound, prices)
-    return _Solved(master.read(solution), solution.objective, min(bound, solution.objective), True, many)
+    bound = _round_up_to_step(bound, prices)
+    return _MasterSolution(
+        master.read_solution(solution), solution.objective, min(bound, solution.objective), True, many
+    )
 
 
-def _bounded(
-    problem: Problem, demands: Sequence[Demand], choices: Choices, offers: Offers, found: _Solved, limit: Limit
+def _bound_cost(
+    problem: Problem,
+    demands: Sequence[Demand],
+    choices: Choices,
+    offers: CandidateSegments,
+    found: _MasterSolution,
+    limit: Limit,
 ) -> _Bound:
     """Return a bound over everything that could be offered, and what it rests on."""
-    hoped = offers.hoped(demands, guessing=not found.is_large)
+    optimistic = offers.optimistic_segments(demands, guessing=not found.is_large)
     entries = problem.fleet.entries
-    if _same(hoped, choices) and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
+    if _are_same(optimistic, choices) and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
         return _Bound(found.bound, found.feasible, {})
-    classes, prices = classes_of(demands, hoped), _prices(entries)
-    master = Master(entries, classes)
-    first, bound = relaxed(master, prices, limit, problem.options.seed)
+    classes, prices = group_demands(demands, optimistic), _prices(entries)
+    master = RestrictedMaster(entries, classes)
+    first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
         return _Bound(bound, False, {})
-    bound = max(_stepped(bound, prices), found.bound if _same(hoped, choices) else 0.0)
+    bound = max(_round_up_to_step(bound, prices), found.bound if _are_same(optimistic, choices) else 0.0)
     if bound < found.cost * (1.0 - EXACT) and not found.is_large:
-        bound = max(bound, _whole(problem, master, classes, limit))
-    return _Bound(min(_stepped(bound, prices), found.cost), True, _used(master, first, hoped))
+        bound = max(bound, _bound_of_whole_devices(problem, master, classes, limit))
+    return _Bound(min(_round_up_to_step(bound, prices), found.cost), True, _used_shares(master, first, optimistic))
 
 
-def _whole(problem: Problem, master: Master, classes: Sequence[DemandClass], limit: Limit) -> float:
+def _bound_of_whole_devices(
+    problem: Problem, master: RestrictedMaster, classes: Sequence[DemandClass], limit: Limit
+) -> float:
     """Return a bound that knows that devices are whole; where contents were generated, not how shares fit into them."""
     entries = problem.fleet.entries
-    program = Master(entries, classes, summed=True).program if master.generated else master.program
+    program = RestrictedMaster(entries, classes, summed=True).program if master.generated else master.program
     step = _step(_prices(entries))
     solution = program.solve(time_limit_s=limit.left_s, seed=problem.options.seed, least_step=step)
     return 0.0 if solution is None else solution.bound
 
 
-def _is_proven(found: _Solved, bound: _Bound) -> bool:
+def _is_proven(found: _MasterSolution, bound: _Bound) -> bool:
     near = 1.0 / _MANY_DEVICES if found.is_large else EXACT
     return bound.cost >= found.cost * (1.0 - near) or not bound.feasible
 
@@ -165,28 +174,28 @@ def _step(prices: Mapping[str, float]) -> float:
     return min(prices.values()) if len(set(prices.values())) == 1 else 0.0
 
 
-def _stepped(bound: float, prices: Mapping[str, float]) -> float:
+def _round_up_to_step(bound: float, prices: Mapping[str, float]) -> float:
     step = _step(prices)
     return step * math.ceil(bound / step - 1e-6) if step else bound
 
 
-def _same(hoped: Choices, choices: Choices) -> bool:
-    return all(found == choices[model] for model, found in hoped.items())
+def _are_same(optimistic: Choices, choices: Choices) -> bool:
+    return all(found == choices[model] for model, found in optimistic.items())
 
 
-def _used(master: Master, solution: Solution, choices: Choices) -> dict[str, list[tuple[str, Share]]]:
+def _used_shares(master: RestrictedMaster, solution: Solution, choices: Choices) -> dict[str, list[tuple[str, Share]]]:
     """Return the devices and shares that a relaxed solution takes, by model."""
     return {
         model: [(choices[model][index].device, choices[model][index].share) for index in sorted(indices)]
-        for model, indices in master.taken(solution).items()
+        for model, indices in master.find_used_segments(solution).items()
     }
 
 
-def _fewest(problem: Problem, classes: Sequence[DemandClass], cost: float, limit: Limit) -> int | None:
+def _bound_devices(problem: Problem, classes: Sequence[DemandClass], cost: float, limit: Limit) -> int | None:
     """Return a bound on the number of devices: from the cost where all cost the same, else by counting them."""
     entries, seed = problem.fleet.entries, problem.options.seed
     if step := _step(_prices(entries)):
         return math.ceil(cost / step - 1e-6)
     counted = [replace(entry, device=replace(entry.device, price_per_hour=1.0)) for entry in entries]
-    first, bound = relaxed(Master(counted, classes), _prices(counted), limit, seed)
+    first, bound = solve_relaxation(RestrictedMaster(counted, classes), _prices(counted), limit, seed)
     return None if first is None else math.ceil(bound - 1e-6)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
-from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solved
+from gpuprof.placement.contract import demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.deploy import to_map
+from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.published.parvagpu import ParvaGpu
-from gpuprof.placement.seating import seated
 
 GIVEN = problem(
     [demand(name, 20.0) for name in "abcd"],
@@ -107,8 +107,8 @@ def test_from_its_own_output_nothing_moves(rates: list[float], mig: bool, policy
     fleet = [(sliced_device(), None)] if mig or isinstance(policy, ParvaGpu) else [(plain_device(), None)]
     asked = [demand(f"m{i}", rate, 60.0) for i, rate in enumerate(rates)]
     given: Problem = problem(asked, fleet, options=Options(gpus_per_node=2))
-    _, first = solved(policy, given)
-    _, second = solved(policy, replace(given, previous=first))
+    _, first = solve_and_check(policy, given)
+    _, second = solve_and_check(policy, replace(given, previous=first))
     assert second.predicted.moves == 0
     assert second.nodes == first.nodes
 
@@ -118,4 +118,4 @@ def test_many_devices_that_are_all_different_are_seated(count: int) -> None:
     gpus = [whole(f"m{i}", f"m{i + 1}") for i in range(count)]
     given = problem([demand(f"m{i}") for i in range(count + 1)])
     before = to_map(given, Placement("old", tuple(gpus)))
-    assert seated(gpus[::-1], before, DEVICES).moves == 0
+    assert assign_devices(gpus[::-1], before, DEVICES).moves == 0

@@ -14,7 +14,7 @@ from gpuprof.domain.fleet import Fleet
 from gpuprof.domain.mig import is_legal, placement
 from gpuprof.errors import InputError
 from gpuprof.placement.bin import MPS_CLIENTS
-from gpuprof.placement.cover import shared_out
+from gpuprof.placement.cover import share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
@@ -23,7 +23,7 @@ _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
+class WarmStart:
     """What of an older map can go on running.
 
     Attributes
@@ -37,7 +37,7 @@ class Carried:
     rest: Problem | None
 
 
-def carried(problem: Problem, segments: Segments, previous: DeploymentMap, freed: int = 0) -> Carried | None:
+def make_warm_start(problem: Problem, segments: Segments, previous: DeploymentMap, freed: int = 0) -> WarmStart | None:
     """Return the older map at today's rates, without the devices that they do not need; None where it is not sound.
 
     Parameters
@@ -54,14 +54,14 @@ def carried(problem: Problem, segments: Segments, previous: DeploymentMap, freed
     except InputError:
         return None
     found = {id(one): segment for gpu in old for one, segment in _segments(problem, segments, gpu)}
-    needed = _needed(problem, _within_fleet(problem, old), found)
-    gpus = _rerated(problem, _without_idlest(problem, needed, found, freed), found)
-    if not all(_sound(problem, segments, gpu) for gpu in gpus):
+    needed = _drop_unneeded(problem, _within_fleet(problem, old), found)
+    gpus = _share_out_rates(problem, _drop_idlest(problem, needed, found, freed), found)
+    if not all(_is_sound(problem, segments, gpu) for gpu in gpus):
         return None
-    return Carried(tuple(gpus), _rest(problem, gpus))
+    return WarmStart(tuple(gpus), _remaining_problem(problem, gpus))
 
 
-def previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap) -> tuple[PlacedGpu, ...]:
+def keep_previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap) -> tuple[PlacedGpu, ...]:
     """Return what runs and may go on running, each model's rate shared out evenly; empty where it is not sound.
 
     Nothing is said of SLOs.
@@ -82,44 +82,46 @@ def previous_gpus(problem: Problem, segments: Segments, previous: DeploymentMap)
         }
     except InputError:
         return ()
-    gpus = tuple(_with(gpu, rated) for gpu in old)
+    gpus = tuple(_with_rates(gpu, rated) for gpu in old)
     return gpus if all(_fits_rules(problem, segments, gpu) for gpu in gpus) else ()
 
 
 def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
     """Whether a device is cut and filled as it may be, and its replicas are such as are planned."""
     device, options = problem.device(gpu.device), problem.options
-    cut = [part for part in gpu.partitions if part.mig is not None]
+    instances = [part for part in gpu.partitions if part.mig is not None]
     planned = all(
         one.batch <= options.max_batch
         and one.processes <= segments.menu.processes(one.share)[-1]
         and not one.max_wait_ms
         for one in gpu.replicas()
     )
-    whole = len(cut) == len(gpu.partitions) or len(gpu.partitions) == 1
-    legal = is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in cut])
+    whole = len(instances) == len(gpu.partitions) or len(gpu.partitions) == 1
+    legal = is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in instances])
     return planned and whole and legal and all(_fits(device, part) for part in gpu.partitions)
 
 
-def evened(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
+def balance_rates(problem: Problem, segments: Segments, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
     """Return a map with each model's rate shared out by what its replicas can do.
 
     It stays as it is where an SLO would break, or where the replicas serve more than is known to be within reach.
     """
-    gpus = [_copied(gpu) for gpu in gpus]  # equal devices may be one object, and replicas are told apart by identity
+    gpus = [
+        _copy_replicas(gpu) for gpu in gpus
+    ]  # equal devices may be one object, and replicas are told apart by identity
     found = {id(one): segment for gpu in gpus for one, segment in _segments(problem, segments, gpu)}
     if len(found) < sum(1 for gpu in gpus for _ in gpu.replicas()):
         return tuple(gpus)
-    even = _rerated(problem, gpus, found)
-    serves_all = _served(even) >= _served(gpus) * (1.0 - _EPSILON)
-    return tuple(even if serves_all and all(_sound(problem, segments, gpu) for gpu in even) else gpus)
+    even = _share_out_rates(problem, gpus, found)
+    serves_all = _total_rate_rps(even) >= _total_rate_rps(gpus) * (1.0 - _EPSILON)
+    return tuple(even if serves_all and all(_is_sound(problem, segments, gpu) for gpu in even) else gpus)
 
 
-def _served(gpus: Sequence[PlacedGpu]) -> float:
+def _total_rate_rps(gpus: Sequence[PlacedGpu]) -> float:
     return math.fsum(one.rate_rps for gpu in gpus for one in gpu.replicas())
 
 
-def _copied(gpu: PlacedGpu) -> PlacedGpu:
+def _copy_replicas(gpu: PlacedGpu) -> PlacedGpu:
     """Return the device with replicas that are no other device's."""
     parts = (replace(part, replicas=tuple(replace(one) for one in part.replicas)) for part in gpu.partitions)
     return PlacedGpu(gpu.device, tuple(parts))
@@ -158,9 +160,7 @@ def _segments(problem: Problem, segments: Segments, gpu: PlacedGpu) -> Iterator[
             yield replica, segment
 
 
-def _without_idlest(
-    problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment], freed: int
-) -> list[PlacedGpu]:
+def _drop_idlest(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment], freed: int) -> list[PlacedGpu]:
     """Return the devices but for the ``freed`` of which most is paid for and not used."""
     offered = _capacity(gpus, found)
     busy = {model: min(1.0, problem.demand(model).rate_rps / offered[model]) for model in offered}
@@ -184,7 +184,7 @@ def _within_fleet(problem: Problem, gpus: Sequence[PlacedGpu]) -> list[PlacedGpu
     return kept
 
 
-def _needed(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+def _drop_unneeded(problem: Problem, gpus: list[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
     """Leave out devices, those of least capacity first, as long as the others serve as much."""
     offered = _capacity(gpus, found)
     asked = {model: min(problem.demand(model).rate_rps, offered[model]) for model in offered}
@@ -212,7 +212,7 @@ def _capacity(gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> defaul
     return total
 
 
-def _rerated(problem: Problem, gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
+def _share_out_rates(problem: Problem, gpus: Sequence[PlacedGpu], found: Mapping[int, Segment]) -> list[PlacedGpu]:
     """Share today's rates out over the replicas; those that can do nothing any more are left out."""
     able: defaultdict[str, list[PlacedReplica]] = defaultdict(list)
     for gpu in gpus:
@@ -223,13 +223,13 @@ def _rerated(problem: Problem, gpus: Sequence[PlacedGpu], found: Mapping[int, Se
     for model, replicas in able.items():
         demand = problem.demand(model)
         chosen = replicas[: demand.max_replicas]
-        cover = shared_out(demand.rate_rps, [found[id(one)] for one in chosen])
+        cover = share_out_rate(demand.rate_rps, [found[id(one)] for one in chosen])
         for one, (segment, rate) in zip(chosen, cover.parts, strict=True):
             rated[id(one)] = replace(one, rate_rps=rate, memory_bytes=segment.memory_bytes)
-    return [kept for gpu in gpus if (kept := _with(gpu, rated)).partitions]
+    return [kept for gpu in gpus if (kept := _with_rates(gpu, rated)).partitions]
 
 
-def _with(gpu: PlacedGpu, rated: Mapping[int, PlacedReplica]) -> PlacedGpu:
+def _with_rates(gpu: PlacedGpu, rated: Mapping[int, PlacedReplica]) -> PlacedGpu:
     parts = (
         replace(part, replicas=tuple(rated[id(one)] for one in part.replicas if id(one) in rated))
         for part in gpu.partitions
@@ -237,26 +237,26 @@ def _with(gpu: PlacedGpu, rated: Mapping[int, PlacedReplica]) -> PlacedGpu:
     return PlacedGpu(gpu.device, tuple(part for part in parts if part.replicas))
 
 
-def _sound(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
+def _is_sound(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
     device = problem.device(gpu.device)
-    cut = [part for part in gpu.partitions if part.mig is not None]
-    if len(cut) != len(gpu.partitions) and len(gpu.partitions) > 1:
+    instances = [part for part in gpu.partitions if part.mig is not None]
+    if len(instances) != len(gpu.partitions) and len(gpu.partitions) > 1:
         return False
-    if not is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in cut]):
+    if not is_legal(device, [placement(device, str(part.mig), part.start or 0) for part in instances]):
         return False
     return all(_fits(device, part) and segments.holds(device, part) for part in gpu.partitions)
 
 
 def _fits(device: Device, partition: PlacedPartition) -> bool:
-    room = device.memory_bytes(partition.replicas[0].share)
+    capacity = device.memory_bytes(partition.replicas[0].share)
     return (
         math.fsum(one.share.sm_pct for one in partition.replicas) <= 100.0 + _EPSILON
         and sum(one.processes for one in partition.replicas) <= MPS_CLIENTS
-        and sum(one.memory_bytes or 0 for one in partition.replicas) <= room
+        and sum(one.memory_bytes or 0 for one in partition.replicas) <= capacity
     )
 
 
-def _rest(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
+def _remaining_problem(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
     """Return what is still to be placed, None when nothing is."""
     served: defaultdict[str, float] = defaultdict(float)
     replicas = Counter(one.model for gpu in gpus for one in gpu.replicas())
@@ -266,7 +266,7 @@ def _rest(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
     demands = tuple(
         rest
         for demand in problem.demands
-        if (rest := _less(demand, served[demand.model], replicas[demand.model])) is not None
+        if (rest := _remaining_demand(demand, served[demand.model], replicas[demand.model])) is not None
     )
     used = Counter(gpu.device for gpu in gpus)
     entries = tuple(
@@ -279,7 +279,7 @@ def _rest(problem: Problem, gpus: Sequence[PlacedGpu]) -> Problem | None:
     return replace(problem, demands=demands, fleet=left, previous=None)
 
 
-def _less(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
+def _remaining_demand(demand: Demand, served_rps: float, replicas: int) -> Demand | None:
     """Return what is left of a demand, None when nothing is or no more replicas are allowed."""
     if served_rps >= demand.rate_rps * (1.0 - _EPSILON):
         return None

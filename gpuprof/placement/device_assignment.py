@@ -15,13 +15,13 @@ from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program
 
 #: What makes two replicas the same to a running server: model, batch, processes, share and waiting.
-Nature = tuple[str, int, int, float, float]
+ReplicaKey = tuple[str, int, int, float, float]
 #: (profile, start), None for the whole device → the replicas there.
-_Standing = Mapping[tuple[str, int] | None, Counter[Nature]]
+_ReplicasByInstance = Mapping[tuple[str, int] | None, Counter[ReplicaKey]]
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class DeviceAddress:
     """A device of a fleet that is numbered: the ``index``-th of the machine called ``node``."""
 
     node: str
@@ -29,7 +29,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
+class DeviceAssignment:
     """Where the devices of a placement stand.
 
     Attributes
@@ -40,11 +40,13 @@ class Seated:
         Replicas that do not stand in the older map as they are and where they are: they have to be started.
     """
 
-    gpus: tuple[tuple[PlacedGpu, Seat | None], ...]
+    gpus: tuple[tuple[PlacedGpu, DeviceAddress | None], ...]
     moves: int
 
 
-def seated(gpus: Sequence[PlacedGpu], previous: DeploymentMap, devices: Mapping[str, Device]) -> Seated:
+def assign_devices(
+    gpus: Sequence[PlacedGpu], previous: DeploymentMap, devices: Mapping[str, Device]
+) -> DeviceAssignment:
     """Return the seats under which most replicas stay: an assignment problem over kinds of equal devices.
 
     Parameters
@@ -54,81 +56,83 @@ def seated(gpus: Sequence[PlacedGpu], previous: DeploymentMap, devices: Mapping[
         Devices of it that are not in ``devices`` are not used again.
     devices : mapping of str to Device
     """
-    old = [(Seat(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
-    ours = _grouped([_content(gpu) for gpu in gpus])
-    theirs = _grouped([_old_content(gpu) for _, gpu in old])
+    old = [(DeviceAddress(node.name, gpu.index), gpu) for node in previous.nodes for gpu in node.gpus]
+    ours = _group_equal([_content(gpu) for gpu in gpus])
+    theirs = _group_equal([_old_content(gpu) for _, gpu in old])
     arranged = _pairs(gpus, [gpu for _, gpu in old], ours, theirs, devices)
-    chosen: list[tuple[PlacedGpu, Seat | None]] = [(gpu, None) for gpu in gpus]
+    chosen: list[tuple[PlacedGpu, DeviceAddress | None]] = [(gpu, None) for gpu in gpus]
     stays = 0
-    for (ours_at, theirs_at), times in _assigned(ours, theirs, arranged).items():
+    for (ours_at, theirs_at), times in _solve_assignment(ours, theirs, arranged).items():
         for _ in range(times):
             new, before = ours[ours_at].pop(), theirs[theirs_at].pop()
             gpu, kept = arranged[ours_at, theirs_at]
-            chosen[new] = (_as_arranged(gpus[new], gpu), old[before][0])
+            chosen[new] = (_arrange_like(gpus[new], gpu), old[before][0])
             stays += kept
-    return Seated(tuple(chosen), sum(sum(1 for _ in gpu.replicas()) for gpu in gpus) - stays)
+    return DeviceAssignment(tuple(chosen), sum(sum(1 for _ in gpu.replicas()) for gpu in gpus) - stays)
 
 
-def numbered(problem: Problem, gpus: Sequence[PlacedGpu]) -> tuple[list[tuple[Seat, PlacedGpu]], int | None]:
+def number_devices(
+    problem: Problem, gpus: Sequence[PlacedGpu]
+) -> tuple[list[tuple[DeviceAddress, PlacedGpu]], int | None]:
     """Return the devices by machine and index, and the moves from the older map of the problem, None without one.
 
     A machine holds devices of one kind, ``gpus_per_node`` of them or one CPU. What stays keeps its seat; what is new
     fills machines of the older map that have room, then new ones.
     """
     if problem.previous is None:
-        return [*_fresh_seats(problem, list(gpus), {})], None
-    kept = seated(gpus, problem.previous, {entry.device.name: entry.device for entry in problem.fleet.entries})
+        return [*_free_addresses(problem, list(gpus), {})], None
+    kept = assign_devices(gpus, problem.previous, {entry.device.name: entry.device for entry in problem.fleet.entries})
     order = {node.name: position for position, node in enumerate(problem.previous.nodes)}
     taken = {node.name: {gpu.device for gpu in node.gpus} for node in problem.previous.nodes}
-    fixed = [(seat, gpu) for gpu, seat in kept.gpus if seat is not None]
+    fixed = [(address, gpu) for gpu, address in kept.gpus if address is not None]
     used: dict[str, set[int]] = {name: set() for name in order}
-    for seat, _ in fixed:
-        used[seat.node].add(seat.index)
-    rooms = {name: (next(iter(kinds)), used[name]) for name, kinds in taken.items() if len(kinds) == 1}
-    homeless = [gpu for gpu, seat in kept.gpus if seat is None]
-    for seat, gpu in _fresh_seats(problem, homeless, rooms, set(order)):
-        order.setdefault(seat.node, len(order))
-        fixed.append((seat, gpu))
+    for address, _ in fixed:
+        used[address.node].add(address.index)
+    open_nodes = {name: (next(iter(kinds)), used[name]) for name, kinds in taken.items() if len(kinds) == 1}
+    unassigned = [gpu for gpu, address in kept.gpus if address is None]
+    for address, gpu in _free_addresses(problem, unassigned, open_nodes, set(order)):
+        order.setdefault(address.node, len(order))
+        fixed.append((address, gpu))
     return sorted(fixed, key=lambda pair: (order[pair[0].node], pair[0].index)), kept.moves
 
 
-def _fresh_seats(
+def _free_addresses(
     problem: Problem,
     gpus: Sequence[PlacedGpu],
-    rooms: Mapping[str, tuple[str, set[int]]],
+    open_nodes: Mapping[str, tuple[str, set[int]]],
     names: Collection[str] = (),
-) -> Iterator[tuple[Seat, PlacedGpu]]:
-    """Yield a free seat for each device: in ``rooms`` (machine → kind and indices taken), then in new machines."""
+) -> Iterator[tuple[DeviceAddress, PlacedGpu]]:
+    """Yield a free seat for each device: in ``open_nodes`` (machine → kind and indices taken), then in new machines."""
     fresh = (name for name in map("node{}".format, count()) if name not in names)
     for entry in problem.fleet.entries:
         size = 1 if entry.device.kind == "cpu" else problem.options.gpus_per_node
-        own = [(name, taken) for name, (kind, taken) in rooms.items() if kind == entry.device.name]
-        free = (Seat(name, index) for name, taken in own for index in range(size) if index not in taken)
-        more = (Seat(name, index) for name in fresh for index in range(size))
-        seats = chain(free, more)
+        own = [(name, taken) for name, (kind, taken) in open_nodes.items() if kind == entry.device.name]
+        free = (DeviceAddress(name, index) for name, taken in own for index in range(size) if index not in taken)
+        more = (DeviceAddress(name, index) for name in fresh for index in range(size))
+        addresses = chain(free, more)
         for gpu in gpus:
             if gpu.device == entry.device.name:
-                yield next(seats), gpu
+                yield next(addresses), gpu
         more.close()
 
 
-def nature(replica: PlacedReplica | Replica) -> Nature:
+def replica_key(replica: PlacedReplica | Replica) -> ReplicaKey:
     """Return what must not change for a replica to go on running; the rate planned for it may."""
     share = replica.sm_share_pct if isinstance(replica, Replica) else replica.share.sm_pct
     return replica.model, replica.batch, replica.processes, round(share, 6), replica.max_wait_ms
 
 
 def _content(gpu: PlacedGpu) -> object:
-    parts = ((part.mig or "", tuple(sorted(map(nature, part.replicas)))) for part in gpu.partitions)
+    parts = ((part.mig or "", tuple(sorted(map(replica_key, part.replicas)))) for part in gpu.partitions)
     return gpu.device, tuple(sorted(parts))
 
 
 def _old_content(gpu: Gpu) -> object:
-    standing = ((str(place), tuple(sorted(there.items()))) for place, there in _standing(gpu).items())
+    standing = ((str(place), tuple(sorted(there.items()))) for place, there in _replicas_by_instance(gpu).items())
     return gpu.device, tuple(sorted(standing))
 
 
-def _grouped(keys: Sequence[object]) -> list[list[int]]:
+def _group_equal(keys: Sequence[object]) -> list[list[int]]:
     """Return the indices of equal keys together, later ones first within a group."""
     groups: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
@@ -136,11 +140,11 @@ def _grouped(keys: Sequence[object]) -> list[list[int]]:
     return list(groups.values())
 
 
-def _standing(gpu: Gpu) -> _Standing:
+def _replicas_by_instance(gpu: Gpu) -> _ReplicasByInstance:
     def place(part: Partition) -> tuple[str, int] | None:
         return None if part.mig is None else (part.mig.profile, part.mig.start)
 
-    return {place(part): Counter(map(nature, part.replicas)) for part in gpu.partitions}
+    return {place(part): Counter(map(replica_key, part.replicas)) for part in gpu.partitions}
 
 
 def _pairs(
@@ -151,25 +155,25 @@ def _pairs(
     devices: Mapping[str, Device],
 ) -> dict[tuple[int, int], tuple[PlacedGpu, int]]:
     """Return, for the pairs of groups in which some replica can stay, the device as it would stand there."""
-    having: defaultdict[tuple[str, Nature], set[int]] = defaultdict(set)
+    having: defaultdict[tuple[str, ReplicaKey], set[int]] = defaultdict(set)
     for group, members in enumerate(theirs):
         gpu = old[members[0]]
         for partition in gpu.partitions:
             for replica in partition.replicas:
-                having[gpu.device, nature(replica)].add(group)
+                having[gpu.device, replica_key(replica)].add(group)
     found = {}
     for group, members in enumerate(ours):
         gpu_here = gpus[members[0]]
-        near = {other for one in gpu_here.replicas() for other in having[gpu_here.device, nature(one)]}
+        near = {other for one in gpu_here.replicas() for other in having[gpu_here.device, replica_key(one)]}
         for other in sorted(near):
-            standing = _standing(old[theirs[other][0]])
-            arranged, kept = _arranged(devices[gpu_here.device], gpu_here, standing)
+            standing = _replicas_by_instance(old[theirs[other][0]])
+            arranged, kept = _arrange_instances(devices[gpu_here.device], gpu_here, standing)
             if kept:
                 found[group, other] = (arranged, kept)
     return found
 
 
-def _assigned(
+def _solve_assignment(
     ours: Sequence[Sequence[int]],
     theirs: Sequence[Sequence[int]],
     arranged: Mapping[tuple[int, int], tuple[PlacedGpu, int]],
@@ -179,28 +183,28 @@ def _assigned(
         return {}
     program = Program()
     supply = [program.row(high=len(members)) for members in ours]
-    room = [program.row(high=len(members)) for members in theirs]
+    places = [program.row(high=len(members)) for members in theirs]
     for (here, there), (_, kept) in arranged.items():
-        program.column(-float(kept), {supply[here]: 1.0, room[there]: 1.0})
+        program.column(-float(kept), {supply[here]: 1.0, places[there]: 1.0})
     solution = program.solve()
     values = () if solution is None else solution.values
     return {pair: round(value) for pair, value in zip(arranged, values, strict=False)}
 
 
-def _arranged(device: Device, gpu: PlacedGpu, standing: _Standing) -> tuple[PlacedGpu, int]:
+def _arrange_instances(device: Device, gpu: PlacedGpu, standing: _ReplicasByInstance) -> tuple[PlacedGpu, int]:
     """Return the device with its instances at the starts at which most replicas stay, and how many do."""
     if any(part.mig is None for part in gpu.partitions):
-        return gpu, sum(_kept(part, standing.get(None)) for part in gpu.partitions)
+        return gpu, sum(_count_kept(part, standing.get(None)) for part in gpu.partitions)
     best, most = gpu, -1
     for layout in _layouts(device, Counter(str(part.mig) for part in gpu.partitions)):
-        parts, kept = _seated_instances(gpu.partitions, layout, standing)
+        parts, kept = _assign_instances(gpu.partitions, layout, standing)
         if kept > most:
             best, most = PlacedGpu(gpu.device, tuple(sorted(parts, key=lambda part: part.start or 0))), kept
     return best, max(most, 0)
 
 
-def _seated_instances(
-    partitions: Sequence[PlacedPartition], layout: Layout, standing: _Standing
+def _assign_instances(
+    partitions: Sequence[PlacedPartition], layout: Layout, standing: _ReplicasByInstance
 ) -> tuple[list[PlacedPartition], int]:
     """Return the partitions on the instances of a layout, profile by profile as an assignment problem."""
     from scipy.optimize import linear_sum_assignment
@@ -209,7 +213,7 @@ def _seated_instances(
     for profile in {item.profile.name for item in layout}:
         own = [part for part in partitions if part.mig == profile]
         starts = [item.start for item in layout if item.profile.name == profile]
-        gain = [[_kept(part, standing.get((profile, start))) for start in starts] for part in own]
+        gain = [[_count_kept(part, standing.get((profile, start))) for start in starts] for part in own]
         rows, columns = linear_sum_assignment(gain, maximize=True)
         for row, column in zip(rows, columns, strict=True):
             placed.append(replace(own[row], start=starts[column]))
@@ -217,8 +221,8 @@ def _seated_instances(
     return placed, kept
 
 
-def _kept(partition: PlacedPartition, there: Counter[Nature] | None) -> int:
-    return 0 if there is None else (Counter(map(nature, partition.replicas)) & there).total()
+def _count_kept(partition: PlacedPartition, there: Counter[ReplicaKey] | None) -> int:
+    return 0 if there is None else (Counter(map(replica_key, partition.replicas)) & there).total()
 
 
 def _layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
@@ -237,13 +241,13 @@ def _layouts(device: Device, wanted: Counter[str]) -> Iterator[Layout]:
     yield from extend([(device.mig_profile(name), count) for name, count in sorted(wanted.items())], ())
 
 
-def _as_arranged(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
+def _arrange_like(gpu: PlacedGpu, arranged: PlacedGpu) -> PlacedGpu:
     """Return ``gpu``, whose content is that of ``arranged`` up to the rates, at its starts."""
     left = list(gpu.partitions)
     parts = []
     for pattern in arranged.partitions:
-        wanted = (pattern.mig, Counter(map(nature, pattern.replicas)))
-        same = next(one for one in left if (one.mig, Counter(map(nature, one.replicas))) == wanted)
+        wanted = (pattern.mig, Counter(map(replica_key, pattern.replicas)))
+        same = next(one for one in left if (one.mig, Counter(map(replica_key, one.replicas))) == wanted)
         left.remove(same)
         parts.append(replace(same, start=pattern.start))
     return PlacedGpu(gpu.device, tuple(parts))

@@ -1,9 +1,9 @@
-"""Furnished rooms to choose from: which parts of which demands one room can serve together, neighbours regarded.
+"""Generates patterns to choose from: which parts of which demands one partition can serve together.
 
-Every demand is divided into the same parts whatever its SLO, and a room is furnished for each combination of parts
-that finds shares in it (`Rooms`); beside those, what is left of a room goes to one more replica, at the largest rate
-that it can serve there. Since a looser SLO leaves every combination possible that was, and adds some, the program over
-these suites (`Assembly`) costs no more then.
+Interference is counted. Every demand is divided into the same parts whatever its SLO, and a partition is planned for
+each combination of parts that finds shares in it (`PartitionPlanner`); what is left of the partition goes to one more
+replica, at the largest rate that it can serve there. A looser SLO keeps every combination that was possible and adds
+some, so the program over these patterns (`PatternProgram`) then costs no more.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import chain
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.assembly import Suite
-from gpuprof.placement.optimal.rooms import Rooms, Task
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner, Task
+from gpuprof.placement.optimal.pattern_program import ReplicaPattern
 from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 
@@ -32,7 +32,7 @@ _EPSILON = 1e-9
 
 
 @dataclass(slots=True)
-class Suites:
+class PatternGenerator:
     """Furnishes the rooms of a fleet for parts of demands.
 
     Parameters
@@ -49,7 +49,7 @@ class Suites:
 
     problem: Problem
     demands: Sequence[Demand]
-    rooms: Rooms
+    planner: PartitionPlanner
     most_asked: int
     limit: Limit
     _filled: dict[tuple[str, str | None, tuple[Task, ...], str], PlacedPartition | None] = field(default_factory=dict)
@@ -57,33 +57,33 @@ class Suites:
     @property
     def is_over(self) -> bool:
         """Whether enough was looked at."""
-        return self.rooms.asked >= self.most_asked or self.limit.is_over
+        return self.planner.asked >= self.most_asked or self.limit.is_over
 
-    def phase(self, number: int) -> Iterator[Suite]:
+    def phase(self, number: int) -> Iterator[ReplicaPattern]:
         """Yield the suites of one phase and of those before it."""
         parts = sorted(set(chain(*PHASES[: number + 1])), reverse=True)
         for entry in self.problem.fleet.entries:
             device = entry.device
             for mig in dict.fromkeys([None, *(profile.name for profile in device.mig_profiles)]):
                 bundles = [one for part in parts for d in self.demands for one in self._bundles(device, mig, d, part)]
-                for partition in self._extended(device, mig, (), bundles):
-                    yield Suite(device.name, partition)
+                for partition in self._extend(device, mig, (), bundles):
+                    yield ReplicaPattern(device.name, partition)
 
     def _bundles(self, device: Device, mig: str | None, demand: Demand, part: float) -> Iterator[tuple[Task, ...]]:
         """Yield a part of a demand as one task, and divided into as many equal ones as take the least of the room."""
 
-        def divided(count: int) -> tuple[Task, ...]:
+        def divide(count: int) -> tuple[Task, ...]:
             return ((demand.model, demand.rate_rps * part / count),) * count
 
         def taken_pct(count: int) -> float:
-            return count * self.rooms.least_pct(device, mig, divided(count)[0])
+            return count * self.planner.least_pct(device, mig, divide(count)[0])
 
-        yield divided(1)
+        yield divide(1)
         best = min(_DIVIDED, key=taken_pct)
         if best > 1 and taken_pct(best) <= 100.0:
-            yield divided(best)
+            yield divide(best)
 
-    def _extended(
+    def _extend(
         self,
         device: Device,
         mig: str | None,
@@ -100,10 +100,10 @@ class Suites:
             more = (*standing, *bundle)
             if self.is_over or not self._asked_for(more, bundle[0][0]):
                 continue
-            furnished = self.rooms.furnished(device, mig, more)
-            if furnished is not None:
-                yield furnished
-                yield from self._extended(device, mig, more, bundles[position:], depth + 1)
+            planned = self.planner.plan(device, mig, more)
+            if planned is not None:
+                yield planned
+                yield from self._extend(device, mig, more, bundles[position:], depth + 1)
 
     def _asked_for(self, tasks: Sequence[Task], model: str) -> bool:
         """Whether that much of a model is asked for."""
@@ -128,9 +128,9 @@ class Suites:
         low, high, found = 0, _STEPS, None
         while low < high and not self.is_over and left > demand.rate_rps * _EPSILON:
             middle = (low + high) // 2
-            furnished = self.rooms.furnished(device, mig, (*standing, (demand.model, left * _STEP**middle)))
-            if furnished is None:
+            planned = self.planner.plan(device, mig, (*standing, (demand.model, left * _STEP**middle)))
+            if planned is None:
                 low = middle + 1
             else:
-                high, found = middle, furnished
+                high, found = middle, planned
         return found

@@ -1,8 +1,8 @@
-"""The integer program over furnished rooms: what stands together counts with what it does to one another.
+"""The integer program over replica patterns, which counts interference.
 
-Beside the program over shares (`Master`), in which neighbours are none, this one chooses among rooms that were
-furnished already, each replica with the rate that it can serve beside the others. A map is a number of devices of each
-kind, cut into rooms, and a furnished room in each; it serves a demand when the rates of its replicas add up to it.
+The program over shares (`RestrictedMaster`) ignores interference; this one chooses among patterns that were planned
+already, each replica with the rate that it can serve beside the others. A map is a number of devices of each kind,
+their configurations, and a pattern in each partition; it serves a demand when the rates of its replicas add up to it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.share import Share
 from gpuprof.placement.bin import MPS_CLIENTS
-from gpuprof.placement.optimal.master import served_column
-from gpuprof.placement.optimal.pattern import Cut, Room, cuts
+from gpuprof.placement.optimal.pattern import DeviceConfiguration, PartitionKind, list_configurations
+from gpuprof.placement.optimal.restricted_master import served_column
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
@@ -26,7 +26,7 @@ _EPSILON = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
+class ReplicaPattern:
     """A furnished room: a device as a whole, or one of its MIG instances, wherever it starts.
 
     Attributes
@@ -40,7 +40,7 @@ class Suite:
     partition: PlacedPartition
 
     @property
-    def room(self) -> Room:
+    def kind(self) -> PartitionKind:
         """Of which kind it is."""
         return self.device, self.partition.mig
 
@@ -53,7 +53,7 @@ class Suite:
 
 
 @dataclass(slots=True)
-class Assembly:
+class PatternProgram:
     """The program that assembles a map from suites.
 
     Parameters
@@ -72,38 +72,38 @@ class Assembly:
 
     problem: Problem
     demands: Sequence[Demand]
-    suites: Sequence[Suite]
+    patterns: Sequence[ReplicaPattern]
     partial: bool = False
     program: Program = field(default_factory=Program)
-    _rooms: dict[Room, int] = field(default_factory=dict)
-    _cuts: list[tuple[Cut, int]] = field(default_factory=list)
+    _kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
+    _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)
     _columns: list[int] = field(default_factory=list)
     _served: list[tuple[Demand, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._rooms = {room: self.program.row(low=0.0) for room in dict.fromkeys(one.room for one in self.suites)}
-        self._add_cuts()
+        self._kind_rows = {kind: self.program.row(low=0.0) for kind in dict.fromkeys(one.kind for one in self.patterns)}
+        self._add_configurations()
         rates = {one.model: self._rate_row(one) for one in self.demands}
         most = {d.model: self.program.row(high=d.max_replicas) for d in self.demands if d.max_replicas is not None}
-        for suite in self.suites:
-            entries = {rates[model]: rate for model, rate in suite.rates().items() if model in rates}
-            count = Counter(one.model for one in suite.partition.replicas)
+        for pattern in self.patterns:
+            entries = {rates[model]: rate for model, rate in pattern.rates().items() if model in rates}
+            count = Counter(one.model for one in pattern.partition.replicas)
             entries |= {row: float(count[model]) for model, row in most.items() if count[model]}
-            self._columns.append(self.program.column(0.0, {**entries, self._rooms[suite.room]: -1.0}))
+            self._columns.append(self.program.column(0.0, {**entries, self._kind_rows[pattern.kind]: -1.0}))
         for demand in self.demands if self.partial else ():
             self._served.append((demand, served_column(self.program, demand, rates[demand.model])))
 
     def _rate_row(self, demand: Demand) -> int:
         return self.program.row(low=0.0 if self.partial else demand.rate_rps * (1.0 - _EPSILON))
 
-    def _add_cuts(self) -> None:
+    def _add_configurations(self) -> None:
         for entry in self.problem.fleet.entries:
-            shares = {Share(100.0, mig) for device, mig in self._rooms if device == entry.device.name}
+            shares = {Share(100.0, mig) for device, mig in self._kind_rows if device == entry.device.name}
             count = {} if entry.count is None else {self.program.row(high=entry.count): 1.0}
-            for cut in cuts(entry.device, shares):
-                rooms = {self._rooms[room]: float(n) for room, n in cut.rooms().items()}
+            for configuration in list_configurations(entry.device, shares):
+                kind_rows = {self._kind_rows[kind]: float(n) for kind, n in configuration.partitions().items()}
                 cost = 0.0 if self.partial else entry.price_per_hour
-                self._cuts.append((cut, self.program.column(cost, {**rooms, **count})))
+                self._configurations.append((configuration, self.program.column(cost, {**kind_rows, **count})))
 
     def served_columns(self) -> list[tuple[Demand, int]]:
         """Return the columns of the served rates of a partial program, by demand."""
@@ -111,22 +111,22 @@ class Assembly:
 
     def device_costs(self, prices: Mapping[str, float]) -> dict[int, float]:
         """Return the price of every column that takes a device."""
-        return {column: prices[cut.device] for cut, column in self._cuts}
+        return {column: prices[configuration.device] for configuration, column in self._configurations}
 
-    def read(self, solution: Solution) -> tuple[PlacedGpu, ...]:
+    def read_solution(self, solution: Solution) -> tuple[PlacedGpu, ...]:
         """Return the devices of a solution, each demand shared out over its replicas as they can serve it."""
-        waiting: defaultdict[Room, list[PlacedPartition]] = defaultdict(list)
-        for suite, column in zip(self.suites, self._columns, strict=True):
-            waiting[suite.room].extend([suite.partition] * round(solution.values[column]))
+        waiting: defaultdict[PartitionKind, list[PlacedPartition]] = defaultdict(list)
+        for pattern, column in zip(self.patterns, self._columns, strict=True):
+            waiting[pattern.kind].extend([pattern.partition] * round(solution.values[column]))
         gpus = []
-        for cut, column in self._cuts:
+        for configuration, column in self._configurations:
             for _ in range(round(solution.values[column])):
-                parts = tuple(_furnished(cut, waiting))
+                parts = tuple(_fill_configuration(configuration, waiting))
                 if parts:
-                    gpus.append(PlacedGpu(cut.device, parts))
-        return tuple(self._rated(gpus))
+                    gpus.append(PlacedGpu(configuration.device, parts))
+        return tuple(self._limit_rates(gpus))
 
-    def _rated(self, gpus: Sequence[PlacedGpu]) -> Iterator[PlacedGpu]:
+    def _limit_rates(self, gpus: Sequence[PlacedGpu]) -> Iterator[PlacedGpu]:
         """Yield the devices with no more than is asked for on them."""
         able: defaultdict[str, float] = defaultdict(float)
         for gpu in gpus:
@@ -134,31 +134,33 @@ class Assembly:
                 able[one.model] += one.rate_rps
         factors = {one.model: min(1.0, one.rate_rps / able[one.model]) for one in self.demands if able[one.model]}
         for gpu in gpus:
-            yield PlacedGpu(gpu.device, tuple(_scaled(part, factors) for part in gpu.partitions))
+            yield PlacedGpu(gpu.device, tuple(_scale_rates(part, factors) for part in gpu.partitions))
 
 
-def _furnished(cut: Cut, waiting: Mapping[Room, list[PlacedPartition]]) -> Iterator[PlacedPartition]:
+def _fill_configuration(
+    configuration: DeviceConfiguration, waiting: Mapping[PartitionKind, list[PlacedPartition]]
+) -> Iterator[PlacedPartition]:
     """Yield what stands in the rooms of one device, taken from what waits for its room."""
-    if not cut.layout and waiting.get((cut.device, None)):
-        yield waiting[cut.device, None].pop()
-    for item in cut.layout:
-        if waiting.get((cut.device, item.profile.name)):
-            yield replace(waiting[cut.device, item.profile.name].pop(), start=item.start)
+    if not configuration.layout and waiting.get((configuration.device, None)):
+        yield waiting[configuration.device, None].pop()
+    for item in configuration.layout:
+        if waiting.get((configuration.device, item.profile.name)):
+            yield replace(waiting[configuration.device, item.profile.name].pop(), start=item.start)
 
 
-def _scaled(partition: PlacedPartition, factors: Mapping[str, float]) -> PlacedPartition:
+def _scale_rates(partition: PlacedPartition, factors: Mapping[str, float]) -> PlacedPartition:
     replicas = (replace(one, rate_rps=one.rate_rps * factors[one.model]) for one in partition.replicas)
     return replace(partition, replicas=tuple(replicas))
 
 
-def undominated(suites: Sequence[Suite], demands: Sequence[Demand]) -> tuple[Suite, ...]:
+def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]) -> tuple[ReplicaPattern, ...]:
     """Leave out suites that serve no more of anything than another of the same room.
 
     Where a demand limits the replicas, it needs no more of them either.
     """
-    merits = {room: _Merits() for room in dict.fromkeys(one.room for one in suites)}
-    ranked = sorted(((_merit(one, demands), one) for one in suites), key=lambda pair: -sum(pair[0]))
-    return tuple(suite for merit, suite in ranked if merits[suite.room].adds(np.array(merit)))
+    merits = {kind: _Merits() for kind in dict.fromkeys(one.kind for one in patterns)}
+    ranked = sorted(((_merit(one, demands), one) for one in patterns), key=lambda pair: -sum(pair[0]))
+    return tuple(pattern for merit, pattern in ranked if merits[pattern.kind].adds(np.array(merit)))
 
 
 @dataclass(slots=True)
@@ -175,8 +177,8 @@ class _Merits:
         return True
 
 
-def _merit(suite: Suite, demands: Sequence[Demand]) -> tuple[float, ...]:
+def _merit(pattern: ReplicaPattern, demands: Sequence[Demand]) -> tuple[float, ...]:
     """Return the rates of the demands, and how few replicas those have of which there may not be many."""
-    rates, count = suite.rates(), Counter(one.model for one in suite.partition.replicas)
+    rates, count = pattern.rates(), Counter(one.model for one in pattern.partition.replicas)
     few = (float(MPS_CLIENTS - count[one.model]) for one in demands if one.max_replicas is not None)
     return (*(rates.get(one.model, 0.0) for one in demands), *few)

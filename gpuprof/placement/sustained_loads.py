@@ -13,29 +13,29 @@ _ALIKE = 20
 
 
 @dataclass(slots=True)
-class BorneLoads:
+class SustainedLoads:
     """Remembers loads by what the SLO leaves in batch times; between two known ones it interpolates."""
 
     _loads: dict[tuple[float, ...], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, server: BatchServer, slo: Slo, load: float) -> None:
         """Remember that a replica bears ``load``, a part of its capacity, and hardly more."""
-        insort(self._loads.setdefault(_likeness(server, slo), []), (_room(server, slo), load))
+        insort(self._loads.setdefault(_similarity_key(server, slo), []), (_relative_slack(server, slo), load))
 
     def load(self, server: BatchServer, slo: Slo) -> float:
         """Return about the load that a replica bears, 0.0 where none on either side is known."""
-        known, room = self._loads.get(_likeness(server, slo), []), _room(server, slo)
-        place = bisect_left(known, (room, 0.0))
+        known, slack = self._loads.get(_similarity_key(server, slo), []), _relative_slack(server, slo)
+        place = bisect_left(known, (slack, 0.0))
         if not 0 < place < len(known):
             return 0.0
         (low, least), (high, most) = known[place - 1], known[place]
-        return least if high <= low else least + (most - least) * (room - low) / (high - low)
+        return least if high <= low else least + (most - least) * (slack - low) / (high - low)
 
 
-def _likeness(server: BatchServer, slo: Slo) -> tuple[float, ...]:
+def _similarity_key(server: BatchServer, slo: Slo) -> tuple[float, ...]:
     shape = round(_ALIKE * server.latency_ms[0] / server.latency_ms[-1])
     return server.batch, server.processes, shape, round(_ALIKE * server.latency_cv), slo.percentile
 
 
-def _room(server: BatchServer, slo: Slo) -> float:
+def _relative_slack(server: BatchServer, slo: Slo) -> float:
     return (slo.latency_ms - server.overhead_ms) / server.latency_ms[-1]

@@ -17,13 +17,13 @@ from gpuprof.placement.contract import (
     plain_device,
     problem,
     sliced_device,
-    solved,
+    solve_and_check,
 )
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.hasty import hasty
 from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.optimal.quick_plan import make_quick_plan
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import make_policy
 from gpuprof.placement.problem import Options, Problem
@@ -65,9 +65,9 @@ def test_it_is_sound_and_its_bound_below_what_the_search_finds(
     options = Options(latency_budget=0.5) if budget else Options()
     wanted = [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(asked)]
     posed = problem(wanted, fleet, CurvedEstimator(disturbance=0.1), options)  # type: ignore[arg-type]
-    placement = hasty(posed, Segments(posed), Limit(limit_s))
+    placement = make_quick_plan(posed, Segments(posed), Limit(limit_s))
     assert check(to_map(posed, placement), evidence(posed)) == ()
-    other, _ = solved(FirstFitDecreasing(), posed)
+    other, _ = solve_and_check(FirstFitDecreasing(), posed)
     if not placement.unplaced and not other.unplaced:
         assert placement.lower_bound_gpus is not None
         assert 1 <= placement.lower_bound_gpus <= min(len(other.gpus), len(placement.gpus))

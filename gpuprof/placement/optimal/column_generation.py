@@ -11,15 +11,17 @@ from __future__ import annotations
 import math
 
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.master import Master
-from gpuprof.placement.optimal.pattern import Room
+from gpuprof.placement.optimal.pattern import PartitionKind
+from gpuprof.placement.optimal.restricted_master import RestrictedMaster
 from gpuprof.placement.program import Solution
 
 _MOST_ROUNDS = 200
 _EPSILON = 1e-7
 
 
-def relaxed(master: Master, prices: dict[str, float], limit: Limit, seed: int = 0) -> tuple[Solution | None, float]:
+def solve_relaxation(
+    master: RestrictedMaster, prices: dict[str, float], limit: Limit, seed: int = 0
+) -> tuple[Solution | None, float]:
     """Solve the relaxation, adding contents to ``master`` until none improves it or the time is up.
 
     Parameters
@@ -45,41 +47,49 @@ def relaxed(master: Master, prices: dict[str, float], limit: Limit, seed: int = 
         if found is None or not found.proven:
             return solution, best
         solution = found
-        values = {room: _value(master, room, found) for room in master.rooms}
-        best = max(best, farley(master, prices, found, values))
-        if limit.is_over or not _extended(master, found, values):
+        values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
+        best = max(best, farley_bound(master, prices, found, values))
+        if limit.is_over or not _add_columns(master, found, values):
             break
     return solution, best
 
 
-def farley(master: Master, prices: dict[str, float], solution: Solution, values: dict[Room, float]) -> float:
+def farley_bound(
+    master: RestrictedMaster, prices: dict[str, float], solution: Solution, values: dict[PartitionKind, float]
+) -> float:
     """Return the bound on the cost that a relaxed solution's duals give.
 
     Each room is priced at what its best content is worth; all duals are then scaled down by the one factor that
     leaves no way to cut a device dearer than the device. Columns of covers cost nothing and stay feasible.
     """
     scale = 1.0
-    for cut, dual in master.cut_duals(solution.duals):
-        worth = sum(n * max(values[room], solution.duals[master.rooms[room]]) for room, n in cut.rooms().items()) + dual
-        if worth > prices[cut.device]:
-            scale = min(scale, prices[cut.device] / worth)
+    for configuration, dual in master.configuration_duals(solution.duals):
+        value = (
+            sum(
+                n * max(values[kind], solution.duals[master.kind_rows[kind]])
+                for kind, n in configuration.partitions().items()
+            )
+            + dual
+        )
+        if value > prices[configuration.device]:
+            scale = min(scale, prices[configuration.device] / value)
     return max(0.0, scale * solution.objective)
 
 
-def _value(master: Master, room: Room, solution: Solution) -> float:
+def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solution) -> float:
     """Return what the best content of a room is worth; where all are listed, the room's own dual says it."""
-    if room not in master.generated:
+    if kind not in master.generated:
         return 0.0
-    slots, memory = master.worth(room, solution.duals)
-    return master.packers[room].best(slots)[1] + memory
+    slots, memory = master.slot_values(kind, solution.duals)
+    return master.packers[kind].best_pattern(slots)[1] + memory
 
 
-def _extended(master: Master, solution: Solution, values: dict[Room, float]) -> bool:
+def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
     """Add the contents that are worth more than their room costs; whether there were any."""
     added = False
-    for room in sorted(master.generated, key=str):
-        cost = solution.duals[master.rooms[room]]
-        if values[room] > cost + _EPSILON * max(1.0, math.fabs(cost)):
-            content, _ = master.packers[room].best(master.worth(room, solution.duals)[0])
-            added = master.add_content(content) or added
+    for kind in sorted(master.generated, key=str):
+        cost = solution.duals[master.kind_rows[kind]]
+        if values[kind] > cost + _EPSILON * max(1.0, math.fabs(cost)):
+            pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals)[0])
+            added = master.add_pattern(pattern) or added
     return added

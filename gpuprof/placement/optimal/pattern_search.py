@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
-from gpuprof.placement.optimal.assembly import Assembly, Suite, undominated
-from gpuprof.placement.optimal.enumeration import Enumeration
-from gpuprof.placement.optimal.goodput import served_most
-from gpuprof.placement.optimal.rooms import Rooms
-from gpuprof.placement.optimal.suites import PHASES, Suites
+from gpuprof.placement.optimal.goodput import solve_for_goodput
+from gpuprof.placement.optimal.partition_planner import PartitionPlanner
+from gpuprof.placement.optimal.pattern_enumeration import PatternEnumeration
+from gpuprof.placement.optimal.pattern_generator import PHASES, PatternGenerator
+from gpuprof.placement.optimal.pattern_program import PatternProgram, ReplicaPattern, drop_dominated
 from gpuprof.placement.placement import PlacedGpu
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import RATE_PRECISION
@@ -24,7 +24,7 @@ _MOST_ASKED = (40_000, 10_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
+class PatternSolution:
     """A map, and the least that any map costs as far as it is known.
 
     Attributes
@@ -39,7 +39,7 @@ class Assembled:
 
 
 @dataclass(slots=True)
-class Assembler:
+class PatternSearch:
     """Assembles maps that serve all demands.
 
     Parameters
@@ -56,11 +56,11 @@ class Assembler:
     demands: Sequence[Demand]
     segments: Segments
     limit: Limit
-    rooms: Rooms = field(init=False)
-    _listed: list[tuple[Suite, ...] | None] = field(default_factory=list)
+    planner: PartitionPlanner = field(init=False)
+    _listed: list[tuple[ReplicaPattern, ...] | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.rooms = Rooms(self.problem, self.segments)
+        self.planner = PartitionPlanner(self.problem, self.segments)
 
     @property
     def is_worth_trying(self) -> bool:
@@ -70,70 +70,81 @@ class Assembler:
     @property
     def is_exact(self) -> bool:
         """Whether all that can stand together is listed."""
-        return self._every() is not None
+        return self._list_all() is not None
 
-    def _every(self) -> tuple[Suite, ...] | None:
+    def _list_all(self) -> tuple[ReplicaPattern, ...] | None:
         if not self._listed:
-            self._listed.append(Enumeration(self.problem, self.demands, self.segments, self.rooms, self.limit).suites())
+            self._listed.append(
+                PatternEnumeration(self.problem, self.demands, self.segments, self.planner, self.limit).list_patterns()
+            )
         return self._listed[0]
 
-    def exact(self) -> Assembled | None:
+    def exact(self) -> PatternSolution | None:
         """Return the cheapest map of all there are, None where they are too many to be listed or none serves all."""
-        suites = self._every()
-        if suites is None:
+        patterns = self._list_all()
+        if patterns is None:
             return None
-        found = self._cheapest(suites)
+        found = self._cheapest(patterns)
         if found is None or self.problem.options.latency_budget is not None:
             return found
-        hoped = self._cheapest([_at_best(one, self.demands) for one in suites])
-        return replace(found, bound=0.0 if hoped is None else hoped.bound)
+        optimistic = self._cheapest([_at_best(one, self.demands) for one in patterns])
+        return replace(found, bound=0.0 if optimistic is None else optimistic.bound)
 
-    def phases(self) -> Iterator[Assembled]:
+    def phases(self) -> Iterator[PatternSolution]:
         """Yield maps of ever finer parts of the demands, each at least as cheap as the one before it."""
         budget = _MOST_ASKED[self.problem.options.latency_budget is None]
         for number in range(len(PHASES)):
             if self.limit.is_over:
                 return
-            suites = Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget, self.limit)
-            found = self._cheapest(list(suites.phase(number)))
+            patterns = PatternGenerator(
+                self.problem, self.demands, self.planner, self.planner.asked + budget, self.limit
+            )
+            found = self._cheapest(list(patterns.phase(number)))
             if found is not None:
                 yield replace(found, bound=0.0)
-            if suites.is_over:
+            if patterns.is_over:
                 return
 
-    def fullest(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
+    def maximise_goodput_of_patterns(self, *, fair: bool) -> tuple[PlacedGpu, ...]:
         """Return the map that serves most of the demands in part, or with ``fair`` most of the least served.
 
         Of all maps where they can be listed, else of the coarsest parts of the demands.
         """
-        suites = self._every()
-        if suites is None:
+        patterns = self._list_all()
+        if patterns is None:
             budget = _MOST_ASKED[self.problem.options.latency_budget is None]
-            suites = tuple(
-                Suites(self.problem, self.demands, self.rooms, self.rooms.asked + budget, self.limit).phase(0)
+            patterns = tuple(
+                PatternGenerator(
+                    self.problem, self.demands, self.planner, self.planner.asked + budget, self.limit
+                ).phase(0)
             )
-        assembly = Assembly(self.problem, self.demands, undominated(suites, self.demands), partial=True)
-        solution = served_most(self.problem, assembly, self.limit, fair=fair)
-        return () if solution is None else assembly.read(solution)
+        assembly = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands), partial=True)
+        solution = solve_for_goodput(self.problem, assembly, self.limit, fair=fair)
+        return () if solution is None else assembly.read_solution(solution)
 
-    def recombined(self, maps: Sequence[Sequence[PlacedGpu]]) -> Assembled | None:
+    def recombine(self, maps: Sequence[Sequence[PlacedGpu]]) -> PatternSolution | None:
         """Return the cheapest map of the rooms of others."""
-        rooms = {Suite(gpu.device, replace(part, start=None)) for one in maps for gpu in one for part in gpu.partitions}
-        found = self._cheapest(sorted(rooms, key=str))
+        patterns = {
+            ReplicaPattern(gpu.device, replace(part, start=None))
+            for one in maps
+            for gpu in one
+            for part in gpu.partitions
+        }
+        found = self._cheapest(sorted(patterns, key=str))
         return None if found is None else replace(found, bound=0.0)
 
-    def _cheapest(self, suites: Sequence[Suite]) -> Assembled | None:
-        assembly = Assembly(self.problem, self.demands, undominated(suites, self.demands))
+    def _cheapest(self, patterns: Sequence[ReplicaPattern]) -> PatternSolution | None:
+        assembly = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
         solution = assembly.program.solve(
             time_limit_s=self.limit.left_s,
             seed=self.problem.options.seed,
             least_step=min(prices) if len(prices) == 1 else 0.0,
         )
-        return None if solution is None else Assembled(assembly.read(solution), solution.bound)
+        return None if solution is None else PatternSolution(assembly.read_solution(solution), solution.bound)
 
 
-def _at_best(suite: Suite, demands: Sequence[Demand]) -> Suite:
+def _at_best(suite: ReplicaPattern, demands: Sequence[Demand]) -> ReplicaPattern:
     """Return a suite that serves as much as is not excluded by how well capacities are known."""
     most = {one.model: one.rate_rps for one in demands}
     replicas = (

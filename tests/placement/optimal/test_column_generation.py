@@ -11,20 +11,20 @@ from gpuprof.domain.share import Share
 from gpuprof.placement.contract import demand, plain_device
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal import pattern
-from gpuprof.placement.optimal.generation import relaxed
-from gpuprof.placement.optimal.master import DemandClass, Master
+from gpuprof.placement.optimal.column_generation import solve_relaxation
+from gpuprof.placement.optimal.restricted_master import DemandClass, RestrictedMaster
 from gpuprof.placement.segment import Segment
 
 PRICES = {"plain": 1.0}
 
 
-def master(percents: list[float]) -> Master:
+def master(percents: list[float]) -> RestrictedMaster:
     """One replica of each model, of so many percent."""
     classes = []
     for number, percent in enumerate(percents):
         segment = Segment(f"m{number}", "plain", Share(percent), 1, 1, 10.0, percent / 100.0, None, 1.0)
         classes.append(DemandClass((demand(f"m{number}", 10.0),), (segment,)))
-    return Master([FleetEntry(plain_device())], classes)
+    return RestrictedMaster([FleetEntry(plain_device())], classes)
 
 
 @settings(max_examples=20, deadline=None)
@@ -32,14 +32,14 @@ def master(percents: list[float]) -> Master:
 def test_generated_contents_bound_as_well_as_listed_ones(steps: list[int]) -> None:
     percents = [2.5 * step for step in steps]
     listed = master(percents)
-    solution, bound = relaxed(listed, PRICES, Limit())
+    solution, bound = solve_relaxation(listed, PRICES, Limit())
     assert solution is not None
     assert bound == pytest.approx(solution.objective)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pattern, "_MOST_LOOKED_AT", 0)
         generated = master(percents)
         assert generated.generated
-        again, generated_bound = relaxed(generated, PRICES, Limit())
+        again, generated_bound = solve_relaxation(generated, PRICES, Limit())
     assert again is not None
     assert again.objective == pytest.approx(solution.objective)
     assert generated_bound == pytest.approx(bound, rel=1e-5)
@@ -49,7 +49,7 @@ def test_when_the_time_is_up_the_bound_holds_all_the_same() -> None:
     percents = [2.5 * step for step in range(3, 31)]
     unfinished = master(percents)
     assert unfinished.generated
-    _, bound = relaxed(unfinished, PRICES, Limit(1e-9))
-    _, true = relaxed(master(percents), PRICES, Limit())
+    _, bound = solve_relaxation(unfinished, PRICES, Limit(1e-9))
+    _, true = solve_relaxation(master(percents), PRICES, Limit())
     assert 0.0 < bound <= true * (1.0 + 1e-9)
     assert true >= math.fsum(percents) / 100.0 * (1.0 - 1e-6)

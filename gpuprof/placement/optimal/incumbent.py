@@ -12,9 +12,9 @@ from gpuprof.placement.problem import Problem
 _NEARLY = 1e-3
 
 
-def worth(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
+def objective_value(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
     """Return what is better when it is less: what is not served, and the cost."""
-    return _missing(problem, placement), round(_cost(problem, placement), 9)
+    return _unserved_by_priority(problem, placement), round(_cost(problem, placement), 9)
 
 
 def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...], float]:
@@ -24,14 +24,14 @@ def unfairness(problem: Problem, placement: Placement) -> tuple[tuple[float, ...
     return tuple(falling), round(_cost(problem, placement), 9)
 
 
-def better(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
+def update_incumbent(problem: Problem, best: Placement, candidate: Placement, name: str) -> Placement:
     """Return the candidate with the bounds of the best so far if it is better, else that."""
-    if worth(problem, candidate) >= worth(problem, best):
+    if objective_value(problem, candidate) >= objective_value(problem, best):
         return best
     return replace(best, gpus=candidate.gpus, unplaced=candidate.unplaced, found_by=name)
 
 
-def is_proven(problem: Problem, placement: Placement) -> bool:
+def is_proven_optimal(problem: Problem, placement: Placement) -> bool:
     """Whether no placement is better than this one, or in large fleets by next to nothing."""
     if placement.unplaced:
         served, most = sum(placement.rates_rps().values()), placement.upper_bound_goodput_rps
@@ -40,7 +40,7 @@ def is_proven(problem: Problem, placement: Placement) -> bool:
     return bound is not None and _cost(problem, placement) <= bound * (1.0 + _NEARLY) + 1e-9
 
 
-def raised(problem: Problem, placement: Placement, bound: float) -> Placement:
+def raise_bounds(problem: Problem, placement: Placement, bound: float) -> Placement:
     """Return the placement with its lower bounds raised to what any map costs at least."""
     prices = {entry.price_per_hour for entry in problem.fleet.entries}
     cost, gpus = placement.lower_bound_cost_per_hour, placement.lower_bound_gpus
@@ -52,7 +52,7 @@ def raised(problem: Problem, placement: Placement, bound: float) -> Placement:
     return replace(placement, lower_bound_cost_per_hour=count * min(prices), lower_bound_gpus=count)
 
 
-def bounded(problem: Problem, placement: Placement) -> Placement:
+def clip_bounds(problem: Problem, placement: Placement) -> Placement:
     """Return the placement with no bound that it contradicts itself: neighbours may even speed each other up."""
     if placement.unplaced:
         return placement
@@ -64,7 +64,7 @@ def bounded(problem: Problem, placement: Placement) -> Placement:
     )
 
 
-def _missing(problem: Problem, placement: Placement) -> tuple[float, ...]:
+def _unserved_by_priority(problem: Problem, placement: Placement) -> tuple[float, ...]:
     """Return what is not served, by falling priority, to a millionth of the rates; below its floor nothing is."""
     levels = sorted({demand.priority for demand in problem.demands}, reverse=True)
     missing = dict.fromkeys(levels, 0.0)
