@@ -33,10 +33,10 @@ def to_map(problem: Problem, placement: Placement, created: str | None = None) -
         Time of making; left out, the same problem gives the same bytes.
     """
     predictor = Predictor(problem)
-    seats, moves = number_devices(problem, placement.gpus)
+    addressed, moves = number_devices(problem, placement.gpus)
     disturbances = predictor.disturbances(placement.gpus)
     predictor.pool_replicas(placement.gpus, disturbances)
-    nodes = tuple(_nodes(seats, problem, predictor, disturbances))
+    nodes = tuple(_nodes(addressed, problem, predictor, disturbances))
     drawn = DeploymentMap(
         policy=placement.policy,
         created=created,
@@ -81,13 +81,15 @@ def _unrefuted_bounds(problem: Problem, placement: Placement) -> Placement:
 
 
 def _nodes(
-    seats: Sequence[tuple[DeviceAddress, PlacedGpu]],
+    addressed: Sequence[tuple[DeviceAddress, PlacedGpu]],
     problem: Problem,
     predictor: Predictor,
     disturbances: _Disturbances,
 ) -> Iterator[Node]:
-    for name, group in groupby(seats, key=lambda pair: pair[0].node):
-        drawn = [_gpu(seat.index, gpu, problem.device(gpu.device), predictor, disturbances) for seat, gpu in group]
+    for name, group in groupby(addressed, key=lambda pair: pair[0].node):
+        drawn = [
+            _gpu(address.index, gpu, problem.device(gpu.device), predictor, disturbances) for address, gpu in group
+        ]
         yield Node(name=name, gpus=tuple(drawn))
 
 

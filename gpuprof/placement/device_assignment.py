@@ -1,4 +1,4 @@
-"""Seats a placement on the devices of an older map, so that as many replicas as possible stay where they are."""
+"""Assigns a placement to the devices of an older map, so that as many replicas as possible stay where they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DeviceAssignment:
 def assign_devices(
     gpus: Sequence[PlacedGpu], previous: DeploymentMap, devices: Mapping[str, Device]
 ) -> DeviceAssignment:
-    """Return the seats under which most replicas stay: an assignment problem over kinds of equal devices.
+    """Return the addresses under which most replicas stay: an assignment problem over kinds of equal devices.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def number_devices(
 ) -> tuple[list[tuple[DeviceAddress, PlacedGpu]], int | None]:
     """Return the devices by machine and index, and the moves from the older map of the problem, None without one.
 
-    A machine holds devices of one kind, ``gpus_per_node`` of them or one CPU. What stays keeps its seat; what is new
+    A machine holds devices of one kind, ``gpus_per_node`` of them or one CPU. What stays keeps its address; what is new
     fills machines of the older map that have room, then new ones.
     """
     if problem.previous is None:
@@ -102,7 +102,7 @@ def _free_addresses(
     open_nodes: Mapping[str, tuple[str, set[int]]],
     names: Collection[str] = (),
 ) -> Iterator[tuple[DeviceAddress, PlacedGpu]]:
-    """Yield a free seat for each device: in ``open_nodes`` (machine → kind and indices taken), then in new machines."""
+    """Yield a free address for each device: in ``open_nodes`` (machine → kind, indices taken), then in new machines."""
     fresh = (name for name in map("node{}".format, count()) if name not in names)
     for entry in problem.fleet.entries:
         size = 1 if entry.device.kind == "cpu" else problem.options.gpus_per_node
@@ -178,7 +178,7 @@ def _solve_assignment(
     theirs: Sequence[Sequence[int]],
     arranged: Mapping[tuple[int, int], tuple[PlacedGpu, int]],
 ) -> dict[tuple[int, int], int]:
-    """Return how many devices of which group are seated on which: most replicas kept in all."""
+    """Return how many devices of which group are assigned to which: most replicas kept in all."""
     if not arranged:
         return {}
     program = Program()

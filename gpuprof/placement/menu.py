@@ -73,7 +73,7 @@ class Menu:
         return range(1, 1 + (most if most is not None else MIG_PROCESSES if share.mig is not None else 1))
 
     def steps(self, model: str, device: Device, mig: str | None) -> tuple[float, ...]:
-        """Return percentages of a room that are not listed and may be given, rising: of which something is known."""
+        """Return percentages of a partition that are not listed but known and may be given, rising."""
         if device.kind != "gpu":
             return ()
         if mig is not None:

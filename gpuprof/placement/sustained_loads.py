@@ -1,4 +1,4 @@
-"""The loads that replicas bore within their SLOs, from which the limit of one much like them is guessed."""
+"""The loads that replicas sustained within their SLOs, from which the limit of one much like them is guessed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class SustainedLoads:
     _loads: dict[tuple[float, ...], list[tuple[float, float]]] = field(default_factory=dict)
 
     def add(self, server: BatchServer, slo: Slo, load: float) -> None:
-        """Remember that a replica bears ``load``, a part of its capacity, and hardly more."""
+        """Remember that a replica sustains ``load``, a part of its capacity, and hardly more."""
         insort(self._loads.setdefault(_similarity_key(server, slo), []), (_relative_slack(server, slo), load))
 
     def load(self, server: BatchServer, slo: Slo) -> float:
-        """Return about the load that a replica bears, 0.0 where none on either side is known."""
+        """Return about the load that a replica sustains, 0.0 where none on either side is known."""
         known, slack = self._loads.get(_similarity_key(server, slo), []), _relative_slack(server, slo)
         place = bisect_left(known, (slack, 0.0))
         if not 0 < place < len(known):

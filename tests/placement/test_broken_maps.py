@@ -22,13 +22,16 @@ from tests.placement.broken_maps import BREAKAGES, Breakage, Layout
 GIVEN = problem([demand("a", 20.0), demand("b", 20.0)], [(plain_device(), 1), (sliced_device(), 1)])
 
 
-def placed(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
+def make_replica(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
     return PlacedReplica(model, 4, 1, Share(pct, mig), 20.0, memory_bytes=2**30)
 
 
 MAPS: dict[Layout, DeploymentMap] = {
     "shared": to_map(
-        GIVEN, Placement("by hand", (PlacedGpu("plain", (PlacedPartition((placed("a", 50.0), placed("b", 50.0))),)),))
+        GIVEN,
+        Placement(
+            "by hand", (PlacedGpu("plain", (PlacedPartition((make_replica("a", 50.0), make_replica("b", 50.0))),)),)
+        ),
     ),
     "mig": to_map(
         GIVEN,
@@ -38,8 +41,8 @@ MAPS: dict[Layout, DeploymentMap] = {
                 PlacedGpu(
                     "sliced",
                     (
-                        PlacedPartition((placed("a", 100.0, "3g.40gb"),), "3g.40gb", 0),
-                        PlacedPartition((placed("b", 100.0, "3g.40gb"),), "3g.40gb", 4),
+                        PlacedPartition((make_replica("a", 100.0, "3g.40gb"),), "3g.40gb", 0),
+                        PlacedPartition((make_replica("b", 100.0, "3g.40gb"),), "3g.40gb", 4),
                     ),
                 ),
             ),

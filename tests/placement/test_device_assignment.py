@@ -34,7 +34,7 @@ def whole(*models: str) -> PlacedGpu:
     return PlacedGpu("plain", (PlacedPartition(tuple(replica(model) for model in models)),))
 
 
-def sliced(*instances: tuple[str, str, int]) -> PlacedGpu:
+def make_sliced(*instances: tuple[str, str, int]) -> PlacedGpu:
     parts = (PlacedPartition((replica(m, 100.0, profile),), profile, start) for m, profile, start in instances)
     return PlacedGpu("sliced", tuple(parts))
 
@@ -43,7 +43,7 @@ def old(*gpus: PlacedGpu) -> DeploymentMap:
     return to_map(GIVEN, Placement("old", gpus))
 
 
-def replanned(previous: DeploymentMap, *gpus: PlacedGpu) -> DeploymentMap:
+def replan(previous: DeploymentMap, *gpus: PlacedGpu) -> DeploymentMap:
     return to_map(replace(GIVEN, previous=previous), Placement("new", gpus))
 
 
@@ -53,7 +53,7 @@ def places(deployment: DeploymentMap) -> set[tuple[str, int, str]]:
 
 def test_devices_that_hold_the_same_keep_their_numbers() -> None:
     before = old(whole("a", "b"), whole("c"), whole("d"))
-    after = replanned(before, whole("d"), whole("b", "a"))
+    after = replan(before, whole("d"), whole("b", "a"))
     assert after.predicted.moves == 0
     assert places(after) <= places(before)
 
@@ -61,13 +61,13 @@ def test_devices_that_hold_the_same_keep_their_numbers() -> None:
 def test_the_seats_are_those_under_which_most_replicas_stay_not_the_first_that_match() -> None:
     before = old(whole("a", "b"), whole("a"))
     # first come, first served would seat the first device on the first, and (a, b) would lose a replica
-    after = replanned(before, whole("a"), whole("a", "b"))
+    after = replan(before, whole("a"), whole("a", "b"))
     assert after.predicted.moves == 0
 
 
 def test_instances_start_where_their_replicas_already_stand() -> None:
-    before = old(sliced(("a", "3g.40gb", 4), ("b", "2g.20gb", 2), ("c", "1g.10gb", 1)))
-    after = replanned(before, sliced(("b", "2g.20gb", 0), ("d", "1g.10gb", 2), ("a", "3g.40gb", 4)))
+    before = old(make_sliced(("a", "3g.40gb", 4), ("b", "2g.20gb", 2), ("c", "1g.10gb", 1)))
+    after = replan(before, make_sliced(("b", "2g.20gb", 0), ("d", "1g.10gb", 2), ("a", "3g.40gb", 4)))
     assert after.predicted.moves == 1
     standing = {one.model: part.mig.start for _, _, part, one in after.places() if part.mig is not None}
     assert standing["a"] == 4
@@ -79,13 +79,13 @@ def test_another_batch_is_a_move_and_another_rate_is_not() -> None:
     before = old(whole("a"))
     rate = PlacedGpu("plain", (PlacedPartition((replica("a", rate=7.0),)),))
     batch = PlacedGpu("plain", (PlacedPartition((replace(replica("a"), batch=8),)),))
-    assert replanned(before, rate).predicted.moves == 0
-    assert replanned(before, batch).predicted.moves == 1
+    assert replan(before, rate).predicted.moves == 0
+    assert replan(before, batch).predicted.moves == 1
 
 
 def test_new_devices_fill_machines_that_have_room_before_new_ones() -> None:
     before = old(whole("a"), whole("b"), whole("c"))  # two machines of two
-    after = replanned(before, whole("d"), whole("d"), whole("a"), whole("b"), whole("c"))
+    after = replan(before, whole("d"), whole("d"), whole("a"), whole("b"), whole("c"))
     assert {(node, index) for node, index, model in places(after) if model == "d"} == {("node1", 1), ("node2", 0)}
     assert after.predicted.moves == 2
 

@@ -33,7 +33,7 @@ def instance(model: str, profile: str, start: int, rate: float = 20.0) -> Placed
     return PlacedPartition((replica(model, 100.0, rate, profile),), profile, start)
 
 
-def drawn(*gpus: PlacedGpu) -> DeploymentMap:
+def draw_map(*gpus: PlacedGpu) -> DeploymentMap:
     return to_map(GIVEN, Placement("by hand", gpus))
 
 
@@ -41,10 +41,10 @@ def whole(*replicas: PlacedReplica) -> PlacedGpu:
     return PlacedGpu("plain", (PlacedPartition(replicas),))
 
 
-SOUND = drawn(whole(replica("a"), replica("b")))
+SOUND = draw_map(whole(replica("a"), replica("b")))
 
 
-def edited(change: Callable[[dict[str, Any]], object], sound: DeploymentMap = SOUND) -> DeploymentMap:
+def edit_map(change: Callable[[dict[str, Any]], object], sound: DeploymentMap = SOUND) -> DeploymentMap:
     content = sound.model_dump(mode="json", by_alias=True)
     change(content)
     return parse_map(content, "edited")
@@ -63,11 +63,11 @@ def test_a_sound_map_breaks_no_rule() -> None:
 
 
 def test_a_map_read_back_from_its_json_is_still_sound() -> None:
-    assert rules(edited(lambda content: None)) == []
+    assert rules(edit_map(lambda content: None)) == []
 
 
 def test_shares_above_a_hundred_percent_are_refused() -> None:
-    crowded = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(sm_share_pct=60.0))
+    crowded = edit_map(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(sm_share_pct=60.0))
     assert check(crowded, evidence(GIVEN)) == (
         Violation("share", "node0 gpu 0", "the replicas' shares add up to 110%"),
     )
@@ -83,7 +83,7 @@ def test_shares_above_a_hundred_percent_are_refused() -> None:
     ],
 )
 def test_layouts_that_the_driver_refuses_are_refused(partitions: list[PlacedPartition], message: str) -> None:
-    found = check(drawn(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
+    found = check(draw_map(PlacedGpu("sliced", tuple(partitions))), evidence(GIVEN))
     assert Violation("geometry", "node0 gpu 0", message) in found
 
 
@@ -91,14 +91,14 @@ def test_a_profile_that_the_device_lacks_is_refused() -> None:
     def rename(content: dict[str, Any]) -> None:
         first_gpu(content)["partitions"][0]["mig"] = {"profile": "9g.99gb", "start": 0}
 
-    sliced = drawn(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), instance("b", "3g.40gb", 4))))
+    sliced = draw_map(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), instance("b", "3g.40gb", 4))))
     assert Violation("geometry", "node0 gpu 0", "sliced has no MIG profile '9g.99gb'") in check(
-        edited(rename, sliced), evidence(GIVEN)
+        edit_map(rename, sliced), evidence(GIVEN)
     )
 
 
 def test_a_device_cannot_be_cut_and_used_whole() -> None:
-    both = drawn(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), PlacedPartition((replica("b"),)))))
+    both = draw_map(PlacedGpu("sliced", (instance("a", "3g.40gb", 0), PlacedPartition((replica("b"),)))))
     assert "geometry" in rules(both)
 
 
@@ -110,12 +110,14 @@ def test_memory_beyond_the_devices_is_refused() -> None:
 
 
 def test_a_memory_limit_that_is_edited_up_is_refused() -> None:
-    greedy = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(memory_limit_bytes=2**40))
+    greedy = edit_map(
+        lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(memory_limit_bytes=2**40)
+    )
     assert rules(greedy) == ["memory"]
 
 
 def test_a_rate_that_is_only_partly_served_is_refused() -> None:
-    assert rules(drawn(whole(replica("a", rate=15.0), replica("b")))) == ["rate"]
+    assert rules(draw_map(whole(replica("a", rate=15.0), replica("b")))) == ["rate"]
 
 
 def test_what_is_named_as_unplaced_counts_unless_checked_against_an_slo_file() -> None:
@@ -123,7 +125,7 @@ def test_what_is_named_as_unplaced_counts_unless_checked_against_an_slo_file() -
         first_gpu(content)["partitions"][0]["replicas"].pop()
         content["unplaced"] = [{"model": "b", "rate_rps": 20.0, "reason": "no room"}]
 
-    dropped = edited(drop)
+    dropped = edit_map(drop)
     assert "rate" not in rules(dropped)
     against = replace(evidence(GIVEN), demands=GIVEN.demands)
     assert [violation.where for violation in check(dropped, against)] == ["b"]
@@ -137,7 +139,7 @@ def test_an_slo_below_what_the_queue_allows_is_refused() -> None:
 
 def test_a_rate_at_capacity_is_refused() -> None:
     # batch 4 under 50%: (2 + 4) / 0.5 = 12 ms, so 333 requests/s at most
-    flooded = edited(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(rate_rps=334.0))
+    flooded = edit_map(lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(rate_rps=334.0))
     assert set(rules(flooded)) == {"rate"}
 
 
@@ -155,12 +157,12 @@ def test_planning_with_confidence_is_checked_with_confidence() -> None:
 
 
 def test_more_devices_than_the_fleet_has_are_refused() -> None:
-    three = drawn(whole(replica("a", rate=10.0)), whole(replica("a", rate=10.0)), whole(replica("b")))
+    three = draw_map(whole(replica("a", rate=10.0)), whole(replica("a", rate=10.0)), whole(replica("b")))
     assert rules(three) == ["fleet"]
 
 
 def test_more_replicas_than_allowed_are_refused() -> None:
-    pair = drawn(whole(replica("a", rate=10.0), replica("a", rate=10.0)), whole(replica("b")))
+    pair = draw_map(whole(replica("a", rate=10.0), replica("a", rate=10.0)), whole(replica("b")))
     asked = (Demand("a", 20.0, Slo(100.0), max_replicas=1), demand("b", 20.0))
     assert [violation.rule for violation in check(pair, replace(evidence(GIVEN), demands=asked))] == ["rate"]
 
@@ -177,13 +179,13 @@ def test_more_replicas_than_allowed_are_refused() -> None:
     ],
 )
 def test_nonsense_written_by_hand_is_refused(change: Callable[[dict[str, Any]], object]) -> None:
-    assert rules(edited(change))
+    assert rules(edit_map(change))
 
 
 def test_without_an_estimator_the_maps_own_times_are_believed() -> None:
     alone = replace(evidence(GIVEN), estimator=None)
     assert check(SOUND, alone) == ()
-    slow = edited(
+    slow = edit_map(
         lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(batch_latency_ms=[99.0] * 4)
     )
     assert [violation.rule for violation in check(slow, alone)] == ["slo"]
@@ -246,7 +248,7 @@ def test_what_is_predicted_is_what_is_checked() -> None:
 
 def test_shares_beyond_the_machine_are_told_of_though_nobody_can_be_disturbed_there() -> None:
     host = replace(evidence(problem([demand("a", 20.0)])), host=HostWork(0.1, 1.0, 2))
-    broken = check(drawn(whole(replica("a", 70.0), replica("a", 70.0))), host)
+    broken = check(draw_map(whole(replica("a", 70.0), replica("a", 70.0))), host)
     assert "share" in [one.rule for one in broken]
 
 
@@ -286,7 +288,7 @@ def test_what_a_failure_dominates_is_refused_whatever_the_estimator_says(
 
 
 def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
-    sliced = drawn(PlacedGpu("sliced", (instance("a", "2g.20gb", 0), instance("b", "3g.40gb", 4))))
+    sliced = draw_map(PlacedGpu("sliced", (instance("a", "2g.20gb", 0), instance("b", "3g.40gb", 4))))
     for profile, where in (("1g.10gb", []), ("2g.20gb", ["failed"]), ("4g.40gb", ["failed"])):
         failed = FailedRun("sliced", Workload("a", 1, Share(100.0, profile)), "out of memory")
         found = check(sliced, replace(evidence(GIVEN), tried=TriedRuns((failed,))))

@@ -34,7 +34,7 @@ MAPS = {
 Edit = Callable[[dict[str, Any]], None]
 
 
-def edited(kind: str, edit: Edit) -> tuple[Violation, ...]:
+def check_edited(kind: str, edit: Edit) -> tuple[Violation, ...]:
     asked, drawn = MAPS[kind]
     content = json.loads(drawn.to_json())
     edit(content)
@@ -48,7 +48,7 @@ def places(content: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]
 
 @pytest.mark.parametrize("kind", sorted(MAPS))
 def test_the_maps_are_sound_before_they_are_edited(kind: str) -> None:
-    assert edited(kind, lambda content: None) == ()
+    assert check_edited(kind, lambda content: None) == ()
 
 
 VALUES = st.one_of(
@@ -67,7 +67,7 @@ def _paths(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [at, *(path for key, value in steps for path in _paths(value, (*at, key)))]
 
 
-def _replaced(content: Any, path: tuple[Any, ...], value: Any) -> None:
+def _replace_at(content: Any, path: tuple[Any, ...], value: Any) -> None:
     for step in path[:-1]:
         content = content[step]
     content[path[-1]] = value
@@ -80,7 +80,7 @@ def test_whatever_is_written_anywhere_is_refused_or_checked(kind: str, data: st.
     content = json.loads(drawn.to_json())
     for _ in range(data.draw(st.integers(1, 4))):
         path = data.draw(st.sampled_from(_paths(content)[1:]))
-        _replaced(content, path, data.draw(VALUES))
+        _replace_at(content, path, data.draw(VALUES))
     try:
         read = parse_map(content, "the map")
     except InputError:
@@ -98,7 +98,7 @@ def test_every_device_that_is_given_out_more_than_once_is_found(pick: int, extra
         taken = sum(replica["sm_share_pct"] for replica in part["replicas"])
         part["replicas"].append({**part["replicas"][0], "sm_share_pct": min(100.0, 100.0 - taken + extra)})
 
-    assert "share" in {violation.rule for violation in edited("shared", edit)}
+    assert "share" in {violation.rule for violation in check_edited("shared", edit)}
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,7 +120,7 @@ def test_every_start_that_the_driver_refuses_and_every_overlap_is_found(pick: in
         ]
         found["wrong"] = start not in profile.start_slots or len(set(slots)) < len(slots)
 
-    violations = edited("mig", edit)
+    violations = check_edited("mig", edit)
     assert ("geometry" in {violation.rule for violation in violations}) is found["wrong"]
 
 
@@ -133,7 +133,7 @@ def test_every_demand_that_lost_a_replica_is_found(kind: str, pick: int) -> None
         _, part = places(content)[pick % len(places(content))]
         lost.append(part["replicas"].pop()["model"])
 
-    violations = edited(kind, edit)
+    violations = check_edited(kind, edit)
     assert any(violation.rule == "rate" and violation.where == lost[0] for violation in violations)
 
 
@@ -164,4 +164,4 @@ def test_every_replica_that_is_asked_for_more_than_it_serves_is_found(pick: int,
         replica = part["replicas"][0]
         replica["rate_rps"] = max(replica["rate_rps"], replica["predicted"]["throughput_rps"]) * factor
 
-    assert {violation.rule for violation in edited("mig", edit)} & {"rate", "slo"}
+    assert {violation.rule for violation in check_edited("mig", edit)} & {"rate", "slo"}

@@ -12,7 +12,7 @@ from gpuprof.placement.problem import Options
 GIVEN = problem([demand("a", 200.0)], [(plain_device(), None)], options=Options(latency_budget=0.9))
 
 
-def drawn(*replicas: PlacedReplica) -> Placement:
+def draw_map(*replicas: PlacedReplica) -> Placement:
     return Placement("by hand", (PlacedGpu("plain", (PlacedPartition(replicas),)),))
 
 
@@ -20,7 +20,7 @@ def test_slack_and_fragmentation_are_those_of_the_papers_equations() -> None:
     # batch 4 under 50% serves 333.3/s; at 100/s each it is busy for 0.3 of the time
     one = PlacedReplica("a", 4, 1, Share(25.0), 50.0, memory_bytes=2**30)
     two = PlacedReplica("a", 4, 1, Share(50.0), 100.0, memory_bytes=2**30)
-    figures = measure(to_map(GIVEN, drawn(one, two)), {"plain": plain_device()})
+    figures = measure(to_map(GIVEN, draw_map(one, two)), {"plain": plain_device()})
     assert figures.internal_slack == pytest.approx(0.7)
     assert figures.external_fragmentation == pytest.approx(0.25)
     assert figures.compute_utilization == pytest.approx(0.3 * 0.75)
@@ -33,7 +33,7 @@ def test_slack_and_fragmentation_are_those_of_the_papers_equations() -> None:
 
 def test_activity_while_busy_counts_as_slack() -> None:
     one = PlacedReplica("a", 4, 1, Share(50.0), 200.0)
-    figures = measure(to_map(GIVEN, drawn(one)), {"plain": plain_device()}, lambda device, replica: 0.5)
+    figures = measure(to_map(GIVEN, draw_map(one)), {"plain": plain_device()}, lambda device, replica: 0.5)
     assert figures.internal_slack == pytest.approx(1.0 - 0.6 * 0.5)
 
 

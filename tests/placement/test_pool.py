@@ -32,7 +32,7 @@ from tests.estimators.queueing.pool_reference import play_pool
 SERVER = BatchServer((6.0, 8.0, 10.0, 12.0), 4, 0.0)
 
 
-def queued(rate_rps: float, slo_ms: float, **options: float) -> Problem:
+def make_problem(rate_rps: float, slo_ms: float, **options: float) -> Problem:
     estimator = LinearEstimator(sizes=(1, 4, 8), percents=(100.0,))
     fleet = Fleet((FleetEntry(plain_device()),))
     return Problem((Demand("m", rate_rps, Slo(slo_ms)),), fleet, estimator, BatchQueue())
@@ -49,7 +49,7 @@ def simulated_p99(servers: tuple[BatchServer, ...], rate_rps: float) -> float:
 
 
 def test_a_shared_queue_takes_fewer_devices_than_streams_of_their_own_and_the_map_is_sound() -> None:
-    given = queued(4000.0, 14.0)
+    given = make_problem(4000.0, 14.0)
     split, pooled = Optimal(pooled=False).place(given), Optimal().place(given)
     assert len(pooled.gpus) < 0.8 * len(split.gpus)
     assert pooled.unplaced == ()
@@ -67,13 +67,13 @@ def test_a_shared_queue_takes_fewer_devices_than_streams_of_their_own_and_the_ma
 
 
 def test_rates_in_the_map_are_those_that_the_router_gives_and_add_up() -> None:
-    given = queued(3000.0, 20.0)
+    given = make_problem(3000.0, 20.0)
     deployment = to_map(given, Optimal().place(given))
     assert sum(replica.rate_rps for *_, replica in deployment.places()) == pytest.approx(3000.0)
 
 
 def test_spare_devices_are_dropped_until_one_less_would_be_too_slow() -> None:
-    given = queued(1500.0, 20.0)
+    given = make_problem(1500.0, 20.0)
     pools = Pools(given, Segments(given))
     kept = pools.drop_spare(whole_devices(20, 1500.0), Limit(None))
     demand, server = given.demands[0], replace(SERVER, latency_ms=(3.0, 4.0, 5.0, 6.0))
@@ -83,7 +83,7 @@ def test_spare_devices_are_dropped_until_one_less_would_be_too_slow() -> None:
 
 
 def test_the_most_that_a_pool_serves_is_in_time_and_more_is_not() -> None:
-    given = queued(5000.0, 14.0)
+    given = make_problem(5000.0, 14.0)
     pools, demand = Pools(given, Segments(given)), given.demands[0]
     servers = Counter({SERVER: 3})
     most = pools.most_rps(demand, servers, 5000.0)
@@ -109,7 +109,7 @@ def test_a_bound_counts_batches_that_are_in_time_only() -> None:
 
 
 def test_a_replica_among_others_is_offered_for_more_than_alone_and_less_than_the_bound() -> None:
-    given = queued(4000.0, 14.0)
+    given = make_problem(4000.0, 14.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
     alone, among, bound = (
         max(one.capacity_rps for one in kind(given).best(demand, device))
@@ -119,7 +119,7 @@ def test_a_replica_among_others_is_offered_for_more_than_alone_and_less_than_the
 
 
 def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
-    given = queued(50.0, 30.0)
+    given = make_problem(50.0, 30.0)
     demand, device = given.demands[0], given.fleet.entries[0].device
     for kind in (Segments, PooledSegments, BoundingSegments):
         assert max(one.capacity_rps for one in kind(given).best(demand, device)) == 50.0
@@ -127,7 +127,7 @@ def test_one_that_serves_everything_alone_is_offered_for_just_that() -> None:
 
 @pytest.mark.slow
 def test_arrivals_in_groups_take_more_devices() -> None:
-    calm = queued(2000.0, 16.0)
+    calm = make_problem(2000.0, 16.0)
     grouped = replace(calm, queueing=ShapedQueue(BatchQueue(), Batched(1.0, 12)))
     few, many = Optimal().place(calm), Optimal().place(grouped)
     assert len(many.gpus) > len(few.gpus)
@@ -136,14 +136,14 @@ def test_arrivals_in_groups_take_more_devices() -> None:
 
 
 def test_what_runs_already_stays_where_it_still_serves() -> None:
-    given = queued(4000.0, 14.0)
+    given = make_problem(4000.0, 14.0)
     before = to_map(given, Optimal().place(given))
     again = replace(given, demands=(replace(given.demands[0], rate_rps=3990.0),), previous=before)
     assert to_map(again, Optimal().place(again)).predicted.moves == 0
 
 
 def test_a_fixed_fleet_serves_what_its_replicas_can_together() -> None:
-    elastic = queued(4000.0, 14.0)
+    elastic = make_problem(4000.0, 14.0)
     fixed = replace(elastic, fleet=Fleet((FleetEntry(plain_device(), 3),)))
     split, pooled = Optimal(pooled=False).place(fixed), Optimal().place(fixed)
     assert pooled.rate_rps("m") > 1.1 * split.rate_rps("m")

@@ -151,7 +151,7 @@ def test_no_map_is_better_than_optimal_or_goes_below_a_bound_that_knows_of_neigh
     hold_optimal_against_all(drawn, dict.fromkeys(names, count))
 
 
-def listed(given: Problem, gpu: PlacedGpu) -> bool:
+def are_shares_listed(given: Problem, gpu: PlacedGpu) -> bool:
     """Whether all shares on a device are among those that the estimator lists."""
     device = DEVICES[gpu.device]
     return all(one.share in given.estimator.shares(one.model, device) for one in gpu.replicas())
@@ -165,7 +165,7 @@ def hold_optimal_against_all(drawn: Drawn, fleet: dict[str, int | None]) -> None
             other, deployment = solve_and_check(make_policy(name), given)
         except GpuprofError:
             continue  # not made for such a fleet
-        if any(DEVICES[gpu.device].kind == "cpu" and not listed(given, gpu) for gpu in other.gpus):
+        if any(DEVICES[gpu.device].kind == "cpu" and not are_shares_listed(given, gpu) for gpu in other.gpus):
             continue  # policies for GPUs give any share, which is not on a CPU's menu
         # within a thousandth of its bound the search ends
         assert missing(best) <= missing(other) + 2e-3 * sum(rate for rate, *_ in drawn.asked), name

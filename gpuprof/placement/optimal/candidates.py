@@ -270,7 +270,7 @@ class CandidateSegments:
 
 
 def _drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Leave out shares of a room that do no more, and hold no less, than a smaller one; the order stays."""
+    """Leave out shares of a partition that do no more, and hold no less, than a smaller one; the order stays."""
     kept: list[Segment] = []
     for one in sorted(segments, key=lambda segment: segment.share.sm_pct):
         rivals = (other for other in kept if (other.device, other.share.mig) == (one.device, one.share.mig))

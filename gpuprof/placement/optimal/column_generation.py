@@ -1,9 +1,9 @@
-"""Column generation: the contents of rooms that are too many to be listed, found by what they would be worth.
+"""Column generation: the patterns of partitions that are too many to be listed, found by pricing.
 
-The relaxation's duals price a slot of every share; the content worth most is a knapsack, and enters the program when
-it is worth more than its room costs. When none does, the relaxation is solved over all contents. Before that, and
-after a time limit, its duals still give a bound (Farley 1990, "A note on bounding a class of linear programming
-problems": dual prices scaled down until no column beats its cost are feasible in the dual).
+The relaxation's duals price a slot of every share; the pricing problem is a knapsack, whose best pattern enters the
+program when it is worth more than its partition costs. When none does, the relaxation is solved over all patterns.
+Before that, and after a time limit, its duals still give a bound (Farley 1990, "A note on bounding a class of linear
+programming problems": dual prices scaled down until no column beats its cost are feasible in the dual).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPSILON = 1e-7
 def solve_relaxation(
     master: RestrictedMaster, prices: dict[str, float], limit: Limit, seed: int = 0
 ) -> tuple[Solution | None, float]:
-    """Solve the relaxation, adding contents to ``master`` until none improves it or the time is up.
+    """Solve the relaxation, adding patterns to ``master`` until none improves it or the time is up.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def solve_relaxation(
     Returns
     -------
     (Solution or None, float)
-        None where the program has no solution with the contents that are there; and a bound below which no solution
-        lies, whatever contents there are.
+        None where the program has no solution with the patterns that are there; and a bound below which no solution
+        lies, whatever patterns there are.
     """
     best, solution = 0.0, None
     for rounds in range(_MOST_ROUNDS):
@@ -59,8 +59,8 @@ def farley_bound(
 ) -> float:
     """Return the bound on the cost that a relaxed solution's duals give.
 
-    Each room is priced at what its best content is worth; all duals are then scaled down by the one factor that
-    leaves no way to cut a device dearer than the device. Columns of covers cost nothing and stay feasible.
+    Each partition is priced at what its best pattern is worth; all duals are then scaled down by the one factor that
+    leaves no configuration of a device dearer than the device. Columns of covers cost nothing and stay feasible.
     """
     scale = 1.0
     for configuration, dual in master.configuration_duals(solution.duals):
@@ -77,7 +77,7 @@ def farley_bound(
 
 
 def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solution) -> float:
-    """Return what the best content of a room is worth; where all are listed, the room's own dual says it."""
+    """Return what the best pattern of a partition is worth; where all are listed, the partition's own dual says it."""
     if kind not in master.generated:
         return 0.0
     slots, memory = master.slot_values(kind, solution.duals)
@@ -85,7 +85,7 @@ def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solu
 
 
 def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
-    """Add the contents that are worth more than their room costs; whether there were any."""
+    """Add the patterns that are worth more than their partition costs; whether there were any."""
     added = False
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]

@@ -73,7 +73,7 @@ def solve_for_goodput(problem: Problem, master: PartialProgram, limit: Limit, *,
 def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence[DemandClass], limit: Limit) -> float:
     """Return a rate (requests/s) that no map on the fleet serves within the SLOs, whatever is fair or has priority.
 
-    Where contents are too many to be listed, shares are bounded by their sum only, which can but raise the bound.
+    Where patterns are too many to be listed, shares are bounded by their sum only, which can but raise the bound.
 
     Parameters
     ----------

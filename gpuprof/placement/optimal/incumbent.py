@@ -1,4 +1,4 @@
-"""What makes one placement better than another, and when none can be better still."""
+"""The incumbent: what makes one placement better than another, and when none can be better still."""
 
 from __future__ import annotations
 

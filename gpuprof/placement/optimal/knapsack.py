@@ -1,4 +1,4 @@
-"""The unbounded knapsack: what of some sizes, each as often as wanted, is worth most in a room."""
+"""The unbounded knapsack: what of some sizes, each as often as wanted, is worth most within a capacity."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def best_packing(sizes: Sequence[int], values: Sequence[float], room: int) -> tuple[tuple[int, ...], float]:
+def best_packing(sizes: Sequence[int], values: Sequence[float], capacity: int) -> tuple[tuple[int, ...], float]:
     """Return how often each size is taken in a packing of the greatest value, and the value.
 
-    Exact, by dynamic programming over the room; taking a size n times is split into taking it 1, 2, 4, … times at
+    Exact, by dynamic programming over the capacity; taking a size n times is split into taking it 1, 2, 4, … times at
     once, so that each step is one operation on arrays.
 
     Parameters
@@ -20,10 +20,10 @@ def best_packing(sizes: Sequence[int], values: Sequence[float], room: int) -> tu
         Above zero.
     values : sequence of float, length n
         What is worth nothing is never taken.
-    room : int
+    capacity : int
     """
-    unit = math.gcd(room, *sizes)
-    space = room // unit
+    unit = math.gcd(capacity, *sizes)
+    space = capacity // unit
     best = np.zeros(space + 1)
     steps: list[tuple[int, int, np.ndarray[tuple[int], np.dtype[np.bool_]]]] = []
     for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
@@ -44,10 +44,10 @@ def best_packing(sizes: Sequence[int], values: Sequence[float], room: int) -> tu
     return tuple(counts), float(best[space])
 
 
-def multisets(sizes: Sequence[int], room: int) -> float:
-    """Return how many ways there are to take each size any number of times within the room, the empty one included."""
-    unit = math.gcd(room, *sizes)
-    space = room // unit
+def multisets(sizes: Sequence[int], capacity: int) -> float:
+    """Return in how many ways sizes can be taken, each any number of times, within the capacity; none at all is one."""
+    unit = math.gcd(capacity, *sizes)
+    space = capacity // unit
     ways = np.zeros(space + 1)
     ways[0] = 1.0
     for size in sizes:

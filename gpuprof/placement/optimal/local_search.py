@@ -1,4 +1,4 @@
-"""Makes a map cheaper, or lets it serve more, with regard to what neighbours do to one another.
+"""Local search that makes a map cheaper, or lets it serve more, with interference counted.
 
 The integer program ignores interference. What can really run together is found here by local search over whole
 partitions (`PartitionPlanner`): a device is dropped when the partitions of the others can take over all that it does,
@@ -135,7 +135,7 @@ class LocalSearch:
         return found if self._is_allowed(found, task[0]) else None
 
     def _host_task(self, gpu: PlacedGpu, task: Task) -> Iterator[PlacedGpu]:
-        """Yield the device with the task in each of its rooms that can take it, and in a new instance."""
+        """Yield the device with the task in each of its partitions that can take it, and in a new instance."""
         device = self.problem.device(gpu.device)
         for position, partition in enumerate(gpu.partitions):
             for tasks in _join_task(partition, task):
@@ -176,7 +176,7 @@ class LocalSearch:
         return None
 
     def _move_to_device(self, device: Device, gpu: PlacedGpu) -> PlacedGpu | None:
-        """Return one device of another kind that does the same, whole or cut."""
+        """Return one device of another kind that does the same, whole or in MIG instances."""
         tasks = [(one.model, one.rate_rps) for one in gpu.replicas()]
         whole = self.planner.plan(device, None, tasks)
         if whole is not None:
@@ -235,7 +235,7 @@ class LocalSearch:
 
 
 def _join_task(partition: PlacedPartition, task: Task) -> Iterator[list[Task]]:
-    """Yield the tasks of a room with one more: done by a replica of the same model there, or by one of its own."""
+    """Yield the tasks of a partition with one more: done by a replica of the same model there, or by one of its own."""
     tasks = [(one.model, one.rate_rps) for one in partition.replicas]
     same = next((i for i, one in enumerate(tasks) if one[0] == task[0]), None)
     if same is not None:

@@ -1,4 +1,4 @@
-"""Makes one replica of several of a model that stand in one room: the same work with fewer processes and weights."""
+"""Merges the replicas of a model within a partition: the same work with fewer processes and copies of the weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpuprof.placement.segment import Segments
 def merge_replicas(
     problem: Problem, segments: Segments, choices: Choices, gpus: Sequence[PlacedGpu]
 ) -> tuple[PlacedGpu, ...]:
-    """Return the devices with as few replicas in each room as their shares allow; nobody gets a larger share."""
+    """Return the devices with as few replicas in each partition as their shares allow; nobody gets a larger share."""
     done: dict[PlacedGpu, PlacedGpu] = {}
     for gpu in gpus:
         if gpu not in done:

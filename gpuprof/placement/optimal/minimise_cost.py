@@ -152,7 +152,7 @@ def _bound_cost(
 def _bound_of_whole_devices(
     problem: Problem, master: RestrictedMaster, classes: Sequence[DemandClass], limit: Limit
 ) -> float:
-    """Return a bound that knows that devices are whole; where contents were generated, not how shares fit into them."""
+    """Return a bound that knows that devices are whole; where patterns were generated, not how shares fit into them."""
     entries = problem.fleet.entries
     program = RestrictedMaster(entries, classes, summed=True).program if master.generated else master.program
     step = _step(_prices(entries))

@@ -59,14 +59,13 @@ class Optimal:
     depend on what runs in it. Demands that can all be met are met at the least cost; else as much as possible is
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
-    That program knows of no neighbours: interference and memory among models that share a room are seen when the chosen
-    segments are put into it. Where the result is then above the bound, few demands are combined anew with regard to
-    what they do to one another (`PatternSearch`): where all that can stand together can be listed, the map is the best
-    there is and the bound that of the program over it; elsewhere the best of many combinations is kept, and the quick
-    policies' maps (`run_portfolio`) and the program's for slower models, which leave room to be disturbed, are improved
-    room by room (`LocalSearch`). The best is taken; the map's ``found_by`` says which.
-    What is left over goes to the least sure estimates (`SpareCapacity`), and what runs already stays where
-    an equally good map leaves it.
+    That program ignores neighbours: interference and memory among models that share a partition are seen when the
+    chosen segments are packed. Where the result is then above the bound, few demands are combined anew with their
+    interference (`PatternSearch`): where all patterns can be listed, the map is the best there is and the bound that of
+    the program over them; elsewhere the best of many patterns is kept, and the quick policies' maps (`run_portfolio`)
+    and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). The best
+    becomes the incumbent; the map's ``found_by`` says which it is. What is left over goes to the least sure estimates
+    (`SpareCapacity`), and what runs already stays where an equally good map leaves it.
 
     Attributes
     ----------
@@ -84,7 +83,7 @@ class Optimal:
     def place(self, problem: Problem) -> Placement:
         """Return the placement; see `gpuprof.placement.policies.Policy`.
 
-        With a time limit the quick policies' plans are made first, of which none is lost, and a hasty one; as much
+        With a time limit the quick policies' plans are made first, of which none is lost, and a quick one; as much
         time as they took is kept back for what is done with the plan afterwards. By queues, the plan for streams of
         their own is where those of pools begin.
         """
@@ -127,7 +126,7 @@ class Optimal:
     def _first_plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
 
-        By queues the hasty plan comes first, and the quick policies have a quarter of the time; by a latency budget,
+        By queues the quick plan comes first, and the quick policies have a quarter of the time; by a latency budget,
         where they are quicker than it, they come first.
         """
         best = None if problem.options.latency_budget is not None else make_quick_plan(problem, segments, limit)
@@ -147,7 +146,7 @@ class Optimal:
         )
 
     def _improving_plans(self, problem: Problem, segments: Segments, limit: Limit) -> Iterator[Placement]:
-        """Yield the plan, then with its slack spread, then of these and what runs already what moves fewest."""
+        """Yield the plan, then with its spare capacity given away, then of these and what runs the best."""
         planned = self._plan(problem, segments, limit)
         yield planned
         spare = SpareCapacity(problem, segments, limit)
@@ -193,7 +192,7 @@ class Optimal:
         return _ProgramPlan(with_unplaced(problem, segments, placed), whole, tuple(demands))
 
     def _find_best(self, problem: Problem, segments: Segments, planned: _ProgramPlan, limit: Limit) -> Placement:
-        """Return the best of the program's map, those assembled from rooms, and the quick policies' maps, improved."""
+        """Return the best of the program's map, those made of patterns, and the quick policies' maps, improved."""
         best = planned.placement
         if planned.whole and is_proven_optimal(problem, best):
             return best
@@ -215,13 +214,13 @@ class Optimal:
         if search.is_worth_trying:
             other = _as_placement(problem, segments, search.maximise_goodput_of_patterns(fair=True))
             if unfairness(problem, other) < unfairness(problem, found):
-                return replace(found, gpus=other.gpus, unplaced=other.unplaced, found_by="rooms")
+                return replace(found, gpus=other.gpus, unplaced=other.unplaced, found_by="patterns")
         return found
 
     def _improve(
         self, problem: Problem, segments: Segments, planned: _ProgramPlan, best: Placement, search: PatternSearch
     ) -> Placement:
-        """Return the best of a map, the program's with room to be disturbed, and the quick policies', improved."""
+        """Return the best of a map, the program's with headroom, and the quick policies', improved."""
         with suppress(TimeUpError):
             for name, one in self._other_maps(problem, segments, planned, search):
                 best = update_incumbent(problem, best, one, name)
@@ -232,7 +231,7 @@ class Optimal:
     def _other_maps(
         self, problem: Problem, segments: Segments, planned: _ProgramPlan, search: PatternSearch
     ) -> Iterator[tuple[str, Placement]]:
-        """Yield the maps of the program and the quick policies, as they are and improved, and one of all rooms."""
+        """Yield the maps of the program and the quick policies, as they are and improved, and one of their patterns."""
         limit = search.limit
         local_search = LocalSearch(problem, segments, limit)
         quick = sorted(run_portfolio(problem, limit), key=lambda one: objective_value(problem, one))
@@ -247,12 +246,12 @@ class Optimal:
                 yield f"{name}, improved", maps[-1]
         mixed = search.recombine([one.gpus for one in maps]) if search.is_worth_trying else None
         if mixed is not None:
-            yield "rooms of several maps", _as_placement(problem, segments, mixed.gpus)
+            yield "patterns of several maps", _as_placement(problem, segments, mixed.gpus)
 
     def _with_headroom(
         self, problem: Problem, segments: Segments, demands: Sequence[Demand], limit: Limit
     ) -> Iterator[Placement]:
-        """Yield the program's maps for slower models, which leaves room to disturb."""
+        """Yield the program's maps for slower models, which leaves headroom."""
         for factor in _HEADROOM if len(demands) <= _MOST_SLOWED else ():
             if limit.is_over:
                 return
@@ -270,8 +269,8 @@ class Optimal:
     ) -> Iterator[Placement]:
         """Yield what runs and what it leaves to be placed, with as many devices planned anew as make it cost no more.
 
-        What is left may need a further device that it does not fill, while others have room that does not fit it. How
-        many are planned anew is doubled until that is enough, and then bisected.
+        What is left may need a further device that it does not fill, while others have capacity that does not fit it.
+        How many are planned anew is doubled until that is enough, and then bisected.
         """
         if problem.previous is None:
             return
@@ -292,7 +291,7 @@ class Optimal:
 
 @dataclass(frozen=True, slots=True)
 class _ProgramPlan:
-    """The program's placement, whether all that it chose found its room, and the demands that it regarded."""
+    """The program's placement, whether all that it chose was placed, and the demands that it regarded."""
 
     placement: Placement
     whole: bool
@@ -300,7 +299,7 @@ class _ProgramPlan:
 
 
 def _search_patterns(problem: Problem, segments: Segments, best: Placement, search: PatternSearch) -> Placement:
-    """Return the best of a map and those that are assembled from furnished rooms, with a bound if that is exact."""
+    """Return the best of a map and those that are assembled from patterns, with a bound if that is exact."""
     for name, one in _pattern_solutions(search) if best.lower_bound_cost_per_hour is not None else ():
         best = raise_bounds(
             problem, update_incumbent(problem, best, _as_placement(problem, segments, one.gpus), name), one.bound
@@ -309,7 +308,7 @@ def _search_patterns(problem: Problem, segments: Segments, best: Placement, sear
             return best
     if best.unplaced:
         best = update_incumbent(
-            problem, best, _as_placement(problem, segments, search.maximise_goodput_of_patterns(fair=False)), "rooms"
+            problem, best, _as_placement(problem, segments, search.maximise_goodput_of_patterns(fair=False)), "patterns"
         )
     return best
 
@@ -318,10 +317,10 @@ def _pattern_solutions(search: PatternSearch) -> Iterator[tuple[str, PatternSolu
     """Yield the maps that serve all demands, with the names by which they are known."""
     exact = search.exact()
     if exact is not None:
-        yield "all that can stand together", exact
+        yield "all patterns", exact
     elif not search.is_exact:
         for one in search.phases():
-            yield "rooms", one
+            yield "patterns", one
 
 
 def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, ...]) -> Placement:
@@ -329,7 +328,7 @@ def _as_placement(problem: Problem, segments: Segments, gpus: tuple[PlacedGpu, .
 
 
 def _better_of_two(problem: Problem, found: Placement, first: Placement) -> Placement:
-    """Return the better of what was searched for and the hasty plan, with the higher bound on the cost."""
+    """Return the better of what was searched for and the quick plan, with the higher bound on the cost."""
     best = update_incumbent(problem, found, first, str(first.found_by))
     if best.unplaced or first.unplaced or first.lower_bound_cost_per_hour is None:
         return best
@@ -355,7 +354,7 @@ def _within_reach(demand: Demand, segments: Sequence[Segment]) -> Demand:
 def _build_placement(
     problem: Problem, segments: Segments, choices: Choices, covers: Mapping[str, Cover], choice: Choice | None
 ) -> tuple[tuple[PlacedGpu, ...], bool]:
-    """Return the devices that a choice takes, and whether all that it chose found its room on them."""
+    """Return the devices that a choice takes, and whether all that it chose was placed."""
     bins = FleetBins(problem, segments)
     left = choice is None or pack_replicas(covers, choice, segments, bins)
     return merge_replicas(problem, segments, choices, bins.to_gpus()), not left
@@ -374,7 +373,7 @@ def _make_covers(demands: Sequence[Demand], choices: Choices, choice: Choice | N
 
 
 def _prefer(problem: Problem, spare: SpareCapacity, placements: Sequence[Placement]) -> Placement:
-    """Return what serves most, else costs least, else leaves least in doubt, else moves fewest replicas."""
+    """Return what serves most, else costs least, else has the least risk, else moves fewest replicas."""
     devices = {entry.device.name: entry.device for entry in problem.fleet.entries}
 
     def rank(one: Placement) -> tuple[object, ...]:

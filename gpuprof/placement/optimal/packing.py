@@ -1,4 +1,4 @@
-"""Puts the segments that the integer program chose onto devices cut up as it chose."""
+"""Packs the segments that the integer program chose onto devices configured as it chose."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def pack_replicas(
 ) -> list[tuple[str, PlacedReplica]]:
     """Fill ``bins``; return (device, replica) for what found no place.
 
-    The program's contents hold every segment by their shares; memory and interference between the models that meet
-    in a room are seen only here. What a room cannot take goes wherever it fits, on a new device if there is one.
+    The program's patterns hold every segment by their shares; memory and interference between the models that meet
+    in a partition are seen only here. What it cannot take goes wherever it fits, on a new device if there is one.
     """
     queues = _queue_replicas(covers)
     patterns = _by_kind(choice.patterns)
@@ -67,7 +67,7 @@ def _fill(
     queues: _Queues,
     segments: Segments,
 ) -> None:
-    """Put the next content of a room into it, as far as replicas wait for its slots."""
+    """Put the next pattern of a partition into it, as far as replicas wait for its slots."""
     if not patterns.get(kind):
         return
     position: int | None = None

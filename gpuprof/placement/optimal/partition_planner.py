@@ -1,8 +1,8 @@
-"""Furnishes rooms: the shares and batches with which replicas keep their SLOs beside one another.
+"""Plans partitions: the shares and batches with which replicas keep their SLOs beside one another.
 
-A room is a device as a whole or one of its MIG instances. As iGniter's Algorithm 2 does, shares start at the least that
-suffices alone and are raised, step by step, for whoever breaks an SLO; here a larger or smaller batch may mend it too,
-the model of interference is the estimator's, whatever it is, and instances have room for several models.
+A partition is a device as a whole or one of its MIG instances. As iGniter's Algorithm 2 does, shares start at the least
+that suffices alone and are raised, step by step, for whoever breaks an SLO; here a larger or smaller batch may mend it
+too, the model of interference is the estimator's, whatever it is, and instances hold several models.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PATIENCE = 4
 
 @dataclass(slots=True)
 class PartitionPlanner:
-    """Finds out what can stand in one room together, and remembers it.
+    """Finds out what can stand in one partition together, and remembers it.
 
     Parameters
     ----------
@@ -54,19 +54,19 @@ class PartitionPlanner:
     _steps: dict[tuple[str, str | None, str], tuple[float, ...]] = field(default_factory=dict)
 
     def plan(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> PlacedPartition | None:
-        """Return the room with a replica for each task, None where no shares are found under which all SLOs hold."""
+        """Return the partition with a replica for each task, None where no shares are found that keep all SLOs."""
         key = (device.name, mig, tuple(sorted(tasks)))
         if key not in self._planned:
             self._planned[key] = self._find_plan(device, mig, key[2])
         return self._planned[key]
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
-        """Return the least share in percent of the room under which a task can be done alone, infinity where none."""
+        """Return the least percentage of the partition under which a task can be done alone, infinity if none."""
         index = self._first(device, mig, task)
         return math.inf if index is None else self.steps(device, mig, task[0])[index]
 
     def steps(self, device: Device, mig: str | None, model: str) -> tuple[float, ...]:
-        """Return the shares in percent of the room that a replica may have, smallest first."""
+        """Return the shares in percent of the partition that a replica may have, smallest first."""
         key = (device.name, mig, model)
         if key not in self._steps:
             listed = {one.sm_pct for one in self.problem.estimator.shares(model, device) if one.mig == mig}
@@ -109,7 +109,7 @@ class PartitionPlanner:
     def _partition(
         self, device: Device, mig: str | None, tasks: Sequence[Task], running: Sequence[Workload]
     ) -> PlacedPartition | None:
-        """Return the room if its memory and the clients of MPS suffice, and all keep their SLOs as they now are."""
+        """Return the partition if its memory and the clients of MPS suffice and all keep their SLOs as they now are."""
         replicas = []
         for (model, rate), one in zip(tasks, running, strict=True):
             memory = self.segments.memory_bytes(self.segments.estimate(device, one))

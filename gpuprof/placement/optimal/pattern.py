@@ -1,4 +1,4 @@
-"""How one device can be cut up, and what fits into the rooms that this makes: instances, or the whole device."""
+"""How one device can be configured, and what fits into its partitions: instances, or the whole device."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from gpuprof.domain.mig import Layout, distinct_layouts
 from gpuprof.domain.share import Share
 from gpuprof.placement.optimal.knapsack import best_packing, multisets
 
-#: Contents of a room are listed one by one up to this many; beyond, they are generated as the program asks for them.
+#: Patterns of a partition are listed up to this many; beyond, they are generated as the program asks for them.
 MOST_PACKINGS = 2_000
-#: The maximal ones are found among so many contents at most.
+#: The maximal ones are found among so many patterns at most.
 _MOST_LOOKED_AT = 50_000
-#: How often a share stands beside others in the contents to begin with.
+#: How often a share stands beside others in the patterns to begin with.
 _MOST_ALIKE = 3
 _PER_PERCENT = 1_000
 
@@ -26,7 +26,7 @@ PartitionKind = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class DeviceConfiguration:
-    """A way to cut up one device.
+    """A configuration of one device.
 
     Attributes
     ----------
@@ -39,13 +39,13 @@ class DeviceConfiguration:
     layout: Layout = ()
 
     def partitions(self) -> Counter[PartitionKind]:
-        """Return how often each room is there."""
+        """Return how often each partition is there."""
         return Counter((self.device, item.profile.name) for item in self.layout) or Counter([(self.device, None)])
 
 
 @dataclass(frozen=True, slots=True)
 class SharePattern:
-    """Shares that stand in one room together.
+    """Shares that one partition holds together.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class SharePattern:
 
 
 def list_configurations(device: Device, shares: Collection[Share]) -> tuple[DeviceConfiguration, ...]:
-    """Return the ways to cut up ``device`` for these shares: whole, and each different maximal layout."""
+    """Return the ways to configure ``device`` for these shares: whole, and each different maximal layout."""
     names = {share.mig for share in shares if share.mig is not None}
     profiles = tuple(profile for profile in device.mig_profiles if profile.name in names)
     whole = [DeviceConfiguration(device.name)] if any(share.mig is None for share in shares) else []
@@ -69,7 +69,7 @@ def list_configurations(device: Device, shares: Collection[Share]) -> tuple[Devi
 
 @dataclass(frozen=True, slots=True)
 class PatternPacker:
-    """Finds the contents of one room.
+    """Finds the patterns of one partition.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class PatternPacker:
     shares: tuple[Share, ...]
 
     def list_maximal(self) -> tuple[SharePattern, ...] | None:
-        """Return every content to which nothing can be added, None when there are too many to list."""
+        """Return every pattern to which nothing can be added, None when there are too many to list."""
         by_units = {_units(share): share for share in self.shares}
         sizes = sorted(by_units, reverse=True)
         if multisets(sizes, 100 * _PER_PERCENT) > _MOST_LOOKED_AT:
@@ -96,7 +96,7 @@ class PatternPacker:
         return tuple(found)
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
-        """Return the contents to begin with: a share a few times or as often as it fits, with the largest beside it."""
+        """Return the patterns to begin with: a share a few times or as often as it fits, with the largest beside it."""
         order = sorted(self.shares, key=_units, reverse=True)
         found = []
         for share in order:
@@ -106,7 +106,7 @@ class PatternPacker:
         return tuple(dict.fromkeys(found))
 
     def best_pattern(self, values: Mapping[Share, float]) -> tuple[SharePattern, float]:
-        """Return the content whose shares are worth most together, and what they are worth."""
+        """Return the pattern whose shares are worth most together, and what they are worth."""
         order = sorted(self.shares, key=_units)
         counts, value = best_packing(
             [_units(s) for s in order], [values.get(s, 0.0) for s in order], 100 * _PER_PERCENT

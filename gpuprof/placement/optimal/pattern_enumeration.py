@@ -1,8 +1,8 @@
-"""Everything that can stand in the rooms of a fleet, where that is little enough to be listed.
+"""Everything that can stand in the partitions of a fleet, where that is little enough to be listed.
 
 Where an estimator answers for a few shares and batches only (a CPU's cores, percentages that were measured), every
-combination of workloads that one room can hold is looked at, each with what it serves beside the others. The program
-over them (`PatternProgram`) is then exact, and its bound knows of neighbours.
+combination of workloads that one partition can hold is looked at, each with what it serves beside the others. The
+program over them (`PatternProgram`) is then exact, and its bound knows of neighbours.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from gpuprof.placement.placement import PlacedPartition
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
-#: Combinations that are looked at, of all rooms together; by queues, each takes many times as long.
+#: Combinations that are looked at, of all partitions together; by queues, each takes many times as long.
 _MOST = (6_000, 1_500)
 #: Where shares alone leave so many times more than that, it is not begun.
 _HOPELESS = 10
 _PER_PERCENT = 1_000
 _EPSILON = 1e-9
 
-#: What stands in a room: each with what it does beside the others.
+#: What stands in a partition: each with what it does beside the others.
 _Standing = tuple[Segment, ...]
 
 
 @dataclass(slots=True)
 class PatternEnumeration:
-    """Lists what can stand in the rooms of a problem's fleet.
+    """Lists what can stand in the partitions of a problem's fleet.
 
     Whoever keeps no SLO alone keeps none beside others: neighbours are taken never to quicken one another.
 
@@ -48,7 +48,7 @@ class PatternEnumeration:
         That something serves alone.
     segments : Segments
         Of the same problem.
-    rooms : Rooms
+    planner : PartitionPlanner
     limit : Limit
         When to give up.
     """
@@ -87,7 +87,7 @@ class PatternEnumeration:
         return found if self._left > 0 else None
 
     def _palette(self, device: Device, mig: str | None) -> list[Workload] | None:
-        """Return the workloads that keep their SLO alone in the room, None where more are to be tried than may be."""
+        """Return the workloads that keep their SLO alone in the partition, None where there are too many to try."""
         tried = [
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
             for demand in self.demands
@@ -111,7 +111,7 @@ class PatternEnumeration:
                 yield from self._extend(device, together, palette[position:])
 
     def _run_together(self, device: Device, running: Sequence[Workload]) -> _Standing | None:
-        """Return what each does beside the others, None where the room does not hold them or one does nothing."""
+        """Return what each does beside the others, None where the partition does not hold them or one does nothing."""
         clients = sum(one.processes for one in running)
         crowded = clients > MPS_CLIENTS and len(running) > 1
         if crowded or math.fsum(one.share.sm_pct for one in running) > 100.0 + _EPSILON:

@@ -22,9 +22,9 @@ from gpuprof.placement.problem import Problem
 
 #: Parts of a demand that stand together, from coarse to fine; each phase has those of the phases before it too.
 PHASES: tuple[tuple[float, ...], ...] = ((1.0,), (0.5,), (1 / 3, 2 / 3), (0.25, 0.75))
-#: Into how many equal replicas a part may be divided within one room.
+#: Into how many equal replicas a part may be divided within one partition.
 _DIVIDED = (1, 2, 3, 4, 6, 8)
-#: Parts that are combined, beside the one that gets what is left of the room.
+#: Parts that are combined, beside the one that gets what is left of the partition.
 _MOST_TOGETHER = 4
 #: What is left is looked for in steps of so much, relative, down to a part of the demand.
 _STEP, _STEPS = 0.98, 200
@@ -33,16 +33,16 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class PatternGenerator:
-    """Furnishes the rooms of a fleet for parts of demands.
+    """Plans the partitions of a fleet for parts of demands.
 
     Parameters
     ----------
     problem : Problem
     demands : sequence of Demand
-    rooms : Rooms
+    planner : PartitionPlanner
         Of the same problem.
     most_asked : int
-        Questions after which no more rooms are looked at.
+        Questions after which no more partitions are looked at.
     limit : Limit
         When to stop whatever was asked.
     """
@@ -60,7 +60,7 @@ class PatternGenerator:
         return self.planner.asked >= self.most_asked or self.limit.is_over
 
     def phase(self, number: int) -> Iterator[ReplicaPattern]:
-        """Yield the suites of one phase and of those before it."""
+        """Yield the patterns of one phase and of those before it."""
         parts = sorted(set(chain(*PHASES[: number + 1])), reverse=True)
         for entry in self.problem.fleet.entries:
             device = entry.device
@@ -70,7 +70,7 @@ class PatternGenerator:
                     yield ReplicaPattern(device.name, partition)
 
     def _bundles(self, device: Device, mig: str | None, demand: Demand, part: float) -> Iterator[tuple[Task, ...]]:
-        """Yield a part of a demand as one task, and divided into as many equal ones as take the least of the room."""
+        """Yield a part of a demand as one task, and as the equal tasks that take least of the partition."""
 
         def divide(count: int) -> tuple[Task, ...]:
             return ((demand.model, demand.rate_rps * part / count),) * count
@@ -91,7 +91,7 @@ class PatternGenerator:
         bundles: Sequence[tuple[Task, ...]],
         depth: int = 0,
     ) -> Iterator[PlacedPartition]:
-        """Yield what stands in a room with any of the bundles beside what is there, then with what fills it up."""
+        """Yield what stands in a partition with any of the bundles beside what is there, then with what fills it up."""
         for demand in self.demands:
             filled = self._with_most(device, mig, standing, demand)
             if filled is not None:
@@ -115,7 +115,7 @@ class PatternGenerator:
     def _with_most(
         self, device: Device, mig: str | None, standing: tuple[Task, ...], demand: Demand
     ) -> PlacedPartition | None:
-        """Return the room with as much of a demand as goes beside what stands there, None where nothing does."""
+        """Return the partition with as much of a demand as goes beside what stands there, None where nothing does."""
         key = (device.name, mig, tuple(sorted(standing)), demand.model)
         if key not in self._filled:
             self._filled[key] = self._fill(device, mig, standing, demand)

@@ -27,7 +27,7 @@ _EPSILON = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPattern:
-    """A furnished room: a device as a whole, or one of its MIG instances, wherever it starts.
+    """The replicas of one partition: a device as a whole, or one of its MIG instances, wherever it starts.
 
     Attributes
     ----------
@@ -54,14 +54,14 @@ class ReplicaPattern:
 
 @dataclass(slots=True)
 class PatternProgram:
-    """The program that assembles a map from suites.
+    """The program that assembles a map from patterns.
 
     Parameters
     ----------
     problem : Problem
     demands : sequence of Demand
-        That are to be served; none of whom no suite has a replica makes the program infeasible.
-    suites : sequence of Suite
+        That are to be served; none of whom no pattern has a replica makes the program infeasible.
+    patterns : sequence of ReplicaPattern
     partial : bool
         Demands may be served in part; the objective is then set by whoever solves the program.
 
@@ -140,7 +140,7 @@ class PatternProgram:
 def _fill_configuration(
     configuration: DeviceConfiguration, waiting: Mapping[PartitionKind, list[PlacedPartition]]
 ) -> Iterator[PlacedPartition]:
-    """Yield what stands in the rooms of one device, taken from what waits for its room."""
+    """Yield what stands in the partitions of one device, taken from what waits for such a partition."""
     if not configuration.layout and waiting.get((configuration.device, None)):
         yield waiting[configuration.device, None].pop()
     for item in configuration.layout:
@@ -154,7 +154,7 @@ def _scale_rates(partition: PlacedPartition, factors: Mapping[str, float]) -> Pl
 
 
 def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]) -> tuple[ReplicaPattern, ...]:
-    """Leave out suites that serve no more of anything than another of the same room.
+    """Leave out patterns that serve no more of anything than another of the same partition.
 
     Where a demand limits the replicas, it needs no more of them either.
     """
@@ -165,7 +165,7 @@ def drop_dominated(patterns: Sequence[ReplicaPattern], demands: Sequence[Demand]
 
 @dataclass(slots=True)
 class _Merits:
-    """What the suites of a room do that were kept so far."""
+    """What the patterns of a partition do that were kept so far."""
 
     _rows: np.ndarray[tuple[int, int], np.dtype[np.float64]] | None = None
 

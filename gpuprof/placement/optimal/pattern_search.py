@@ -1,4 +1,4 @@
-"""Maps assembled from furnished rooms: exact where all that can stand together is listed, else the best of many."""
+"""Maps assembled from patterns: exact where all that can stand together is listed, else the best of many."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ class PatternSearch:
                     self.problem, self.demands, self.planner, self.planner.asked + budget, self.limit
                 ).phase(0)
             )
-        assembly = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands), partial=True)
-        solution = solve_for_goodput(self.problem, assembly, self.limit, fair=fair)
-        return () if solution is None else assembly.read_solution(solution)
+        program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands), partial=True)
+        solution = solve_for_goodput(self.problem, program, self.limit, fair=fair)
+        return () if solution is None else program.read_solution(solution)
 
     def recombine(self, maps: Sequence[Sequence[PlacedGpu]]) -> PatternSolution | None:
-        """Return the cheapest map of the rooms of others."""
+        """Return the cheapest map made of the patterns of others."""
         patterns = {
             ReplicaPattern(gpu.device, replace(part, start=None))
             for one in maps
@@ -134,21 +134,21 @@ class PatternSearch:
         return None if found is None else replace(found, bound=0.0)
 
     def _cheapest(self, patterns: Sequence[ReplicaPattern]) -> PatternSolution | None:
-        assembly = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))
+        program = PatternProgram(self.problem, self.demands, drop_dominated(patterns, self.demands))
         prices = {entry.price_per_hour for entry in self.problem.fleet.entries}
-        solution = assembly.program.solve(
+        solution = program.program.solve(
             time_limit_s=self.limit.left_s,
             seed=self.problem.options.seed,
             least_step=min(prices) if len(prices) == 1 else 0.0,
         )
-        return None if solution is None else PatternSolution(assembly.read_solution(solution), solution.bound)
+        return None if solution is None else PatternSolution(program.read_solution(solution), solution.bound)
 
 
-def _at_best(suite: ReplicaPattern, demands: Sequence[Demand]) -> ReplicaPattern:
-    """Return a suite that serves as much as is not excluded by how well capacities are known."""
+def _at_best(pattern: ReplicaPattern, demands: Sequence[Demand]) -> ReplicaPattern:
+    """Return a pattern that serves as much as is not excluded by how well capacities are known."""
     most = {one.model: one.rate_rps for one in demands}
     replicas = (
         replace(one, rate_rps=max(one.rate_rps, min(one.rate_rps * (1.0 + RATE_PRECISION), most[one.model])))
-        for one in suite.partition.replicas
+        for one in pattern.partition.replicas
     )
-    return replace(suite, partition=replace(suite.partition, replicas=tuple(replicas)))
+    return replace(pattern, partition=replace(pattern.partition, replicas=tuple(replicas)))

@@ -1,4 +1,4 @@
-"""A sound plan that takes few questions, to have one whatever the time limit is."""
+"""A first-fit heuristic: a sound plan from few questions to the estimator, to have one whatever the time limit is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PART = 0.4
 def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Placement:
     """Return a placement of what was looked at already, first fit, with a bound that needs no queues.
 
-    Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models bear
+    Of every demand of which nothing is known a handful of queues is solved, whatever the limit. Whether models tolerate
     each other is asked while there is time; then each gets a device of its own.
     """
     cost = make_cost(problem)

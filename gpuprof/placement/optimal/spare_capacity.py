@@ -1,8 +1,8 @@
-"""Gives what a plan leaves over to the replicas whose estimates are least sure.
+"""Gives the capacity that a plan leaves over to the replicas whose estimates are least sure.
 
-A replica's doubt is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
+A replica's risk is how far the upper end of its estimate's interval moves its time, as a part of what its SLO
 leaves: at 1 the upper end just keeps the SLO. Shares and MIG instances grow, step by step, always that of the
-replica in most doubt, as long as nobody on the device breaks an SLO. The devices and what stands on them stay.
+replica at most risk, as long as nobody on the device breaks an SLO. The devices and what stands on them stay.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplic
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
-#: Below this doubt an estimate counts as sure.
+#: Below this risk an estimate counts as sure.
 SURE = 0.01
 #: Different devices that are looked at; equal ones are worked out once.
 _MOST_DEVICES = 300
@@ -31,7 +31,7 @@ _EPSILON = 1e-9
 
 @dataclass(slots=True)
 class SpareCapacity:
-    """Spreads the slack of a placement.
+    """Spreads the spare capacity of a placement.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class SpareCapacity:
         self._upper = Segments(replace(self.problem, options=replace(options, confidence=_INTERVAL)))
 
     def distribute(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:
-        """Return the devices with their slack spread.
+        """Return the devices with their spare capacity given away.
 
         On a CPU nothing is spread: the cores that are left over are those that the server itself runs on.
         """
@@ -66,7 +66,7 @@ class SpareCapacity:
         return tuple(done.get(gpu, gpu) for gpu in gpus)
 
     def worst_risk(self, gpus: Sequence[PlacedGpu]) -> float:
-        """Return the largest doubt of any replica, 0.0 where all are sure."""
+        """Return the largest risk of any replica, 0.0 where all are sure."""
         different = list(dict.fromkeys(gpus))[:_MOST_DEVICES]
         risks = (
             self.risk(self.problem.device(gpu.device), partition, replica)
@@ -92,7 +92,7 @@ class SpareCapacity:
         return (high - mean) / (limit - mean) if mean < limit else math.inf
 
     def _distribute_on(self, device: Device, gpu: PlacedGpu) -> PlacedGpu:
-        """Grow what is in most doubt until nothing grows any more."""
+        """Grow what is at most risk until nothing grows any more."""
         refused: set[tuple[int, int]] = set()
         while not self.limit.is_over:
             risks = {
@@ -111,12 +111,12 @@ class SpareCapacity:
                 gpu = grown
         return gpu
 
-    def _grow(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], doubt: float) -> PlacedGpu | None:
+    def _grow(self, device: Device, gpu: PlacedGpu, place: tuple[int, int], risk: float) -> PlacedGpu | None:
         """Return the device with more for one replica: of its partition's rest, else a larger instance."""
         p, r = place
         partition = gpu.partitions[p]
         for candidate in (*self._larger_shares(device, partition, r), *self._larger_instances(device, gpu, p)):
-            if self._is_sound(device, candidate) and self.risk(device, candidate, candidate.replicas[r]) < doubt:
+            if self._is_sound(device, candidate) and self.risk(device, candidate, candidate.replicas[r]) < risk:
                 return PlacedGpu(gpu.device, (*gpu.partitions[:p], candidate, *gpu.partitions[p + 1 :]))
         return None
 

@@ -1,4 +1,4 @@
-"""Keeps what runs: the replicas of an older map at the rates that are asked for now."""
+"""Warm start from what runs: the replicas of an older map at the rates that are asked for now."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def keep_previous_gpus(problem: Problem, segments: Segments, previous: Deploymen
 
 
 def _fits_rules(problem: Problem, segments: Segments, gpu: PlacedGpu) -> bool:
-    """Whether a device is cut and filled as it may be, and its replicas are such as are planned."""
+    """Whether a device is configured and filled as it may be, and its replicas are such as are planned."""
     device, options = problem.device(gpu.device), problem.options
     instances = [part for part in gpu.partitions if part.mig is not None]
     planned = all(

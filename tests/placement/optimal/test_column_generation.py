@@ -29,7 +29,7 @@ def master(percents: list[float]) -> RestrictedMaster:
 
 @settings(max_examples=20, deadline=None)
 @given(steps=st.lists(st.integers(2, 30), min_size=2, max_size=7, unique=True))
-def test_generated_contents_bound_as_well_as_listed_ones(steps: list[int]) -> None:
+def test_generated_patterns_bound_as_well_as_listed_ones(steps: list[int]) -> None:
     percents = [2.5 * step for step in steps]
     listed = master(percents)
     solution, bound = solve_relaxation(listed, PRICES, Limit())

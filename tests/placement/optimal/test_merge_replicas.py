@@ -21,7 +21,7 @@ def models(*replicas: PlacedReplica) -> list[tuple[str, float, float]]:
     return sorted((one.model, one.share.sm_pct, one.rate_rps) for one in gpu.replicas())
 
 
-def test_two_replicas_in_one_room_become_one_that_does_as_much() -> None:
+def test_two_replicas_in_one_partition_become_one_that_does_as_much() -> None:
     assert models(replica("a", 100.0), replica("b", 50.0), replica("a", 100.0)) == [
         ("a", 25.0, 200.0),
         ("b", 25.0, 50.0),

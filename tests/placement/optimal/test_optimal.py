@@ -33,7 +33,7 @@ def demands(asked: list[tuple[float, float]]) -> list[Demand]:
     return [demand(f"m{i}", rate, slo) for i, (rate, slo) in enumerate(asked)]
 
 
-def served(placement: Placement, given: Problem) -> float:
+def sum_served_rps(placement: Placement, given: Problem) -> float:
     return sum(placement.rate_rps(one.model) for one in given.demands)
 
 
@@ -159,7 +159,7 @@ def test_more_devices_never_lower_the_goodput(
     def goodput(extra: int) -> float:
         fleet = [(plain_device(), counts[0] + extra), (sliced_device(), counts[1])]
         given = problem(demands(asked), fleet, options=BUDGET)
-        return served(solve_and_check(OPTIMAL, given)[0], given)
+        return sum_served_rps(solve_and_check(OPTIMAL, given)[0], given)
 
     assert goodput(more) >= goodput(0) * (1.0 - 1e-4)
 

@@ -12,9 +12,9 @@ WHOLE = ("plain", None)
 
 
 def test_the_contents_of_halves_and_quarters() -> None:
-    contents = PatternPacker(WHOLE, (Share(25.0), Share(50.0), Share())).list_maximal()
-    assert contents is not None
-    assert {content.slots for content in contents} == {
+    patterns = PatternPacker(WHOLE, (Share(25.0), Share(50.0), Share())).list_maximal()
+    assert patterns is not None
+    assert {pattern.slots for pattern in patterns} == {
         ((Share(100.0), 1),),
         ((Share(50.0), 2),),
         ((Share(50.0), 1), (Share(25.0), 2)),
@@ -24,20 +24,20 @@ def test_the_contents_of_halves_and_quarters() -> None:
 
 @given(percents=st.lists(st.integers(4, 40).map(lambda n: 2.5 * n), min_size=1, max_size=4, unique=True))
 def test_contents_are_within_the_whole_and_nothing_can_be_added(percents: list[float]) -> None:
-    contents = PatternPacker(WHOLE, tuple(Share(percent) for percent in percents)).list_maximal()
-    assert contents
-    for content in contents:
-        used = sum(share.sm_pct * count for share, count in content.slots)
+    patterns = PatternPacker(WHOLE, tuple(Share(percent) for percent in percents)).list_maximal()
+    assert patterns
+    for pattern in patterns:
+        used = sum(share.sm_pct * count for share, count in pattern.slots)
         assert used <= 100.0 + 1e-9
         assert used + min(percents) > 100.0
-    assert len({content.slots for content in contents}) == len(contents)
+    assert len({pattern.slots for pattern in patterns}) == len(patterns)
 
 
 def test_too_many_contents_are_not_listed_and_the_first_ones_are_within_the_whole() -> None:
     packer = PatternPacker(WHOLE, tuple(Share(2.5 * n) for n in range(1, 41)))
     assert packer.list_maximal() is None
-    for content in packer.initial_patterns():
-        assert sum(share.sm_pct * count for share, count in content.slots) <= 100.0 + 1e-9
+    for pattern in packer.initial_patterns():
+        assert sum(share.sm_pct * count for share, count in pattern.slots) <= 100.0 + 1e-9
 
 
 def test_nearly_equal_shares_by_the_dozen_do_not_take_for_ever() -> None:
@@ -46,18 +46,20 @@ def test_nearly_equal_shares_by_the_dozen_do_not_take_for_ever() -> None:
 
 def test_the_best_content_is_that_of_the_greatest_worth() -> None:
     packer = PatternPacker(WHOLE, (Share(30.0), Share(50.0), Share(70.0)))
-    content, value = packer.best_pattern({Share(30.0): 3.0, Share(50.0): 4.0, Share(70.0): 6.5})
-    assert content.slots == ((Share(30.0), 1), (Share(70.0), 1))
+    pattern, value = packer.best_pattern({Share(30.0): 3.0, Share(50.0): 4.0, Share(70.0): 6.5})
+    assert pattern.slots == ((Share(30.0), 1), (Share(70.0), 1))
     assert value == 9.5
 
 
 def test_cuts_are_legal_layouts_of_the_instances_asked_for_and_the_whole() -> None:
     device = sliced_device()
     found = list_configurations(device, [Share(100.0, "3g.40gb"), Share(50.0, "1g.10gb"), Share(50.0)])
-    assert all(is_legal(device, cut.layout) for cut in found)
-    assert {item.profile.name for cut in found for item in cut.layout} == {"3g.40gb", "1g.10gb"}
-    assert [cut.partitions() for cut in found if not cut.layout] == [{("sliced", None): 1}]
+    assert all(is_legal(device, configuration.layout) for configuration in found)
+    assert {item.profile.name for configuration in found for item in configuration.layout} == {"3g.40gb", "1g.10gb"}
+    assert [configuration.partitions() for configuration in found if not configuration.layout] == [
+        {("sliced", None): 1}
+    ]
 
 
 def test_a_device_without_mig_is_cut_in_no_other_way() -> None:
-    assert [cut.layout for cut in list_configurations(plain_device(), [Share(50.0)])] == [()]
+    assert [configuration.layout for configuration in list_configurations(plain_device(), [Share(50.0)])] == [()]

@@ -51,7 +51,7 @@ class Slow:
         return ExponentialQueue().pool(arrivals, servers)
 
 
-def made(count: int, queueing: Slow, disturbance: float, options: Options) -> Problem:
+def make_problem(count: int, queueing: Slow, disturbance: float, options: Options) -> Problem:
     asked = [demand(f"m{i}", 20.0 + 9.0 * i, 30.0 + 3.0 * i) for i in range(count)]
     estimator = CurvedEstimator(disturbance=disturbance)
     return replace(problem(asked, estimator=estimator, options=options), queueing=queueing)  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ def test_it_is_sound_and_its_bound_below_what_the_search_finds(
 def stopped_after(limit_s: float, disturbance: float, monkeypatch: pytest.MonkeyPatch) -> tuple[Placement, Slow]:
     queueing = Slow()
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: queueing.now_s))
-    posed = made(30, queueing, disturbance, Options(time_limit_s=limit_s))
+    posed = make_problem(30, queueing, disturbance, Options(time_limit_s=limit_s))
     placement = Optimal().place(posed)
     spent = queueing.now_s
     queueing.now_s = 0.0

@@ -29,7 +29,7 @@ class Unsure(LinearEstimator):
         return replace(told, latency_ms=replace(told.latency_ms, low=value * (1 - width), high=value * (1 + width)))
 
 
-def given(*models: str, device: Device | None = None, slo_ms: float = 100.0) -> Problem:
+def make_problem(*models: str, device: Device | None = None, slo_ms: float = 100.0) -> Problem:
     fleet = [(device or plain_device(), None)]
     asked = [demand(model, 20.0, slo_ms) for model in models]
     return problem(asked, fleet, Unsure(), Options(latency_budget=0.9))
@@ -49,7 +49,7 @@ def replica(model: str, pct: float, mig: str | None = None) -> PlacedReplica:
 
 def test_what_is_left_of_a_device_goes_to_the_replica_that_is_least_sure() -> None:
     together = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0), replica("unsure", 25.0))),))
-    assert distribute(given("sure", "unsure"), together) == {"sure": (25.0, None), "unsure": (75.0, None)}
+    assert distribute(make_problem("sure", "unsure"), together) == {"sure": (25.0, None), "unsure": (75.0, None)}
 
 
 def test_an_instance_grows_into_free_slices_and_stays_beside_the_others() -> None:
@@ -60,23 +60,23 @@ def test_an_instance_grows_into_free_slices_and_stays_beside_the_others() -> Non
             PlacedPartition((replica("sure", 100.0, "3g.40gb"),), "3g.40gb", 4),
         ),
     )
-    grown = distribute(given("sure", "unsure", device=sliced_device()), cut)
+    grown = distribute(make_problem("sure", "unsure", device=sliced_device()), cut)
     assert grown == {"sure": (100.0, "3g.40gb"), "unsure": (100.0, "4g.40gb")}
 
 
 def test_sure_estimates_leave_the_rest_free() -> None:
     alone = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0),)),))
-    assert distribute(given("sure"), alone) == {"sure": (25.0, None)}
+    assert distribute(make_problem("sure"), alone) == {"sure": (25.0, None)}
 
 
 def test_nobody_grows_where_that_breaks_anothers_slo() -> None:
-    case = given("sure", "unsure")
+    case = make_problem("sure", "unsure")
     slowed = replace(case, estimator=Unsure(slowdown=50.0))
     together = PlacedGpu("plain", (PlacedPartition((replica("sure", 25.0), replica("unsure", 25.0))),))
     assert distribute(slowed, together) == {"sure": (25.0, None), "unsure": (25.0, None)}
 
 
 def test_spreading_changes_neither_devices_nor_cost() -> None:
-    case = given("sure", "unsure", "other", device=sliced_device())
+    case = make_problem("sure", "unsure", "other", device=sliced_device())
     placement, _ = solve_and_check(Optimal(), case)
     assert len(placement.gpus) == placement.lower_bound_gpus == 1
