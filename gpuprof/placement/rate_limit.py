@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from gpuprof.domain.demand import Slo
-from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel
+from gpuprof.domain.sojourn import Arrivals, BatchServer, QueueModel, Sojourn
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.sustained_loads import SustainedLoads
 
@@ -26,6 +26,8 @@ RATE_PRECISION = 0.01
 NEARLY_IDLE = 0.01
 #: Every so many questions the half is asked for, as plain bisection does: guesses may come near from one side only.
 _HALVED = 3
+#: The tail of a coarse simulation is at most this part off; one that is nearer to the limit is simulated finely.
+_COARSE_ERROR = 0.2
 
 
 @dataclass(slots=True)
@@ -119,16 +121,34 @@ class RateLimits:
 
 def _ask(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float, known: _Known) -> bool:
     """Solve the queue at one rate between those known, keep what it says, and return whether it is in time."""
-    tail = math.inf
-    if rate_rps < server.capacity_rps:
-        sojourn = queueing.sojourn(Arrivals(rate_rps), server)
-        tail = sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
+    tail = _tail_ms(queueing, server, slo, rate_rps)
     passes = tail <= slo.latency_ms
     if passes:
         known.passes_rps, known.passes_ms = rate_rps, tail
     else:
         known.fails_rps, known.fails_ms = rate_rps, tail
     return passes
+
+
+def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: float) -> float:
+    """Return the time at the SLO's percentile, only as precisely as is needed to tell it from the SLO."""
+    if rate_rps >= server.capacity_rps:
+        return math.inf
+    arrivals = Arrivals(rate_rps)
+    if _is_simulated(server):
+        coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
+        if abs(coarse - slo.latency_ms) > _COARSE_ERROR * slo.latency_ms:
+            return coarse
+    return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
+
+
+def _is_simulated(server: BatchServer) -> bool:
+    """Whether the queue of a replica under Poisson requests is beyond analysis, so that a coarse answer is cheaper."""
+    return server.processes > 1 or server.pause_cv not in (None, server.latency_cv)
+
+
+def _finite_tail_ms(sojourn: Sojourn, slo: Slo) -> float:
+    return sojourn.percentile(slo.percentile) if sojourn.utilization < 1.0 else math.inf
 
 
 def _guess(known: _Known, capacity_rps: float, limit_ms: float) -> float:

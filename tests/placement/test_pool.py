@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,13 +16,14 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.shaped_queue import ShapedQueue
 from gpuprof.domain.share import Share
-from gpuprof.domain.sojourn import BatchServer
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import LinearEstimator, evidence, plain_device, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.optimal.pooled import PooledPlanner
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
 from gpuprof.placement.pool import Pools
 from gpuprof.placement.pooled_segment import BoundingSegments, PooledSegments, most_within_rps
@@ -157,3 +159,30 @@ def test_by_a_latency_budget_nothing_is_pooled() -> None:
 
     given = problem([Demand("m", 500.0, Slo(50.0))], options=Options(latency_budget=0.5))
     assert Optimal().place(given) == Optimal(pooled=False).place(given)
+
+
+def test_no_pool_is_asked_for_once_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Ticking()
+    demands = tuple(Demand(name, 900.0, Slo(30.0)) for name in ("m", "n"))
+    wanted = replace(make_problem(900.0, 30.0), demands=demands, queueing=queue)
+    split = Optimal(pooled=False).place(wanted)
+    queue.asked_s.clear()
+    start = queue.now_s
+    monkeypatch.setattr("gpuprof.placement.limit._now", lambda: queue.now_s)
+    planner = PooledPlanner(wanted, Segments(wanted), Limit(1.0, start))
+    found = planner.plan(split, lambda known, rates: split.gpus)
+    assert queue.asked_s and max(queue.asked_s) < start + 1.0
+    assert found.stopped and not found.unplaced and found.gpus
+    assert found.lower_bound_gpus is not None and found.lower_bound_gpus <= len(found.gpus)
+
+
+class Ticking(BatchQueue):
+    """A clock goes on by every pool that is solved."""
+
+    def __init__(self) -> None:
+        self.now_s, self.asked_s = 0.0, list[float]()
+
+    def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
+        self.asked_s.append(self.now_s)
+        self.now_s += 1.2
+        return super().pool(arrivals, servers, coarse=coarse)

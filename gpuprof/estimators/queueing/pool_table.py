@@ -48,11 +48,11 @@ def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
     )
 
 
-def simulate_one(rate: float, scv: float, server: ScaledServer) -> Sojourn:
+def simulate_one(rate: float, scv: float, server: ScaledServer, *, coarse: bool = False) -> Sojourn:
     """Return the time in one replica at just this rate of gamma gaps, in units of its own."""
     from gpuprof.estimators.queueing.pool_simulation import simulate_pool  # numba takes long to import
 
-    sample = simulate_pool(PoolArrivals(rate, scv), [(server, 1)], PROBABILITIES)
+    sample = simulate_pool(PoolArrivals(rate, scv), [(server, 1)], PROBABILITIES, coarse=coarse)
     pairs = pair_quantiles(PROBABILITIES, sample.times[-1])
     return Sojourn(min(float(sample.busy[-1]), 1.0), float(sample.mean_batch[-1]), float(sample.mean[-1]), pairs)
 

@@ -33,20 +33,24 @@ class BatchQueue:
 
     def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
         """Return the distribution of the time in the system; infinite times at or beyond capacity."""
+        return self._of_one(arrivals, server, coarse=False)
+
+    def _of_one(self, arrivals: Arrivals, server: BatchServer, *, coarse: bool) -> Sojourn:
         unit = server.latency_ms[server.batch - 1]
         replica = scale_server(server, unit)
         load = arrivals.rate_rps / server.capacity_rps
         if load >= 1.0:
             return _overfull(load, float(server.batch))
         if arrivals.process is not None:
-            return self.pool(arrivals, (server,)).whole
-        law = _solve(_round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4), replica)
+            return self.pool(arrivals, (server,), coarse=coarse).whole
+        rate, scv = _round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
+        law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
         return _scale_sojourn(law, unit, server.overhead_ms)
 
     def pool(self, arrivals: Arrivals, servers: Sequence[BatchServer], *, coarse: bool = False) -> PoolSojourn:
         """Return the distribution of the time in a system of replicas that share the stream."""
         if len(servers) == 1 and arrivals.process is None:
-            whole = self.sojourn(arrivals, servers[0])
+            whole = self._of_one(arrivals, servers[0], coarse=coarse)
             return PoolSojourn(whole, (ServedPart(arrivals.rate_rps, whole),))
         capacity = math.fsum(one.capacity_rps for one in servers)
         load = arrivals.rate_rps / capacity
@@ -78,16 +82,20 @@ def _scale_sojourn(law: Sojourn, unit: float, overhead: float) -> Sojourn:
 
 
 @lru_cache(maxsize=100_000)
-def _solve(rate: float, scv: float, replica: ScaledServer) -> Sojourn:
+def _solve(rate: float, scv: float, replica: ScaledServer, coarse: bool) -> Sojourn:
     load = rate / replica.capacity
     if load >= 1.0:
         return _overfull(load, float(len(replica.latency)))
     with blas_threads().limit(
         limits=1, user_api="blas"
     ):  # waking threads for matrices this small costs more than they do
-        if replica.processes == 1 and abs(scv - 1.0) < 1e-3 and replica.cv == replica.pause_cv:
+        if _is_analysed(scv, replica):
             return _exact(max(rate, _LEAST_RATE), replica)
-        return simulate_one(max(rate, _LEAST_RATE), scv, replica)
+        return simulate_one(max(rate, _LEAST_RATE), scv, replica, coarse=coarse)
+
+
+def _is_analysed(scv: float, replica: ScaledServer) -> bool:
+    return replica.processes == 1 and abs(scv - 1.0) < 1e-3 and replica.cv == replica.pause_cv
 
 
 def _exact(rate: float, replica: ScaledServer) -> Sojourn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from bench.brute_force import simulate, truth
 from bench.queueing import configurations
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.batch_backlog import backlog_law
+from gpuprof.estimators.queueing.pool_kernel import describe_code
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 QUEUE = BatchQueue()
@@ -196,3 +198,34 @@ def test_the_same_replica_on_a_faster_device_is_the_same_law_on_another_clock() 
     slow, fast = _server(4, 0.5), BatchServer(tuple(t / 10 for t in _server(4, 0.5).latency_ms), 4, 0.5)
     at_slow = QUEUE.sojourn(_at_load(slow, 0.6), slow).percentile(99)
     assert QUEUE.sojourn(_at_load(fast, 0.6), fast).percentile(99) == pytest.approx(at_slow / 10.0)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize(("batch", "processes"), [(16, 3), (256, 1), (256, 3)])
+def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: int, load: float) -> None:
+    server = BatchServer(tuple(1.0 + 0.1 * n for n in range(1, batch + 1)), batch, 0.0, processes, 0.05, pause_cv=0.1)
+    arrivals = Arrivals(load * server.capacity_rps)
+    fine = BatchQueue().sojourn(arrivals, server).percentile(99.0)
+    coarse = BatchQueue().pool(arrivals, (server,), coarse=True).whole.percentile(99.0)
+    assert coarse != fine
+    assert coarse == pytest.approx(fine, rel=0.2)
+
+
+def test_what_one_process_does_is_solved_even_where_a_coarse_answer_would_do() -> None:
+    server, arrivals = BatchServer((2.0, 3.0), 2, 0.0, latency_cv=0.1), Arrivals(200.0)
+    assert BatchQueue().pool(arrivals, (server,), coarse=True).whole == BatchQueue().sojourn(arrivals, server)
+
+
+def test_machine_code_is_kept_apart_by_parameters_literals_and_constants() -> None:
+    sources = [
+        "def rule(a, b): return a + b * 2.0 + LIMIT",
+        "def rule(a, b, c): return a + b * 2.0 + LIMIT",
+        "def rule(a, b): return a + b * 3.0 + LIMIT",
+        "def rule(a, b): return a - b * 2.0 + LIMIT",
+    ]
+    said = set()
+    for source, limit in itertools.product(sources, (1.0, 2.0)):
+        names: dict[str, Any] = {"LIMIT": limit}
+        exec(source, names)
+        said.add(describe_code(names["rule"]))
+    assert len(said) == 2 * len(sources)
