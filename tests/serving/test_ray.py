@@ -66,6 +66,7 @@ def test_a_map_of_two_nodes_is_served_and_a_node_that_dies_loses_no_accepted_req
     chain, key = tmp_path / "chain.pem", tmp_path / "key.pem"
     certificate.cert_chain_pems[0].write_to_path(chain)
     certificate.private_key_pem.write_to_path(key)
+    key.chmod(0o600)  # the server refuses a key that others can read
     options = ["--engine", "ray", "--ray-address", cluster.address, "--tls-cert", str(chain), "--tls-key", str(key)]
     with running(tmp_path, two_nodes(), *options) as server:
         server.context = ssl.create_default_context()
@@ -146,7 +147,8 @@ def test_in_a_cluster_too_the_map_follows_the_load(
 def _lose_touch_with_ray(server: RunningServer) -> None:
     """Kill the process that speaks with Ray, with which Ray ends the machines: all of it comes back."""
     before = _machines()
-    (keeper,) = psutil.Process(server.process.pid).children()
+    children = psutil.Process(server.process.pid).children()
+    (keeper,) = [one for one in children if "gpuprof.serving.engines.ray_keeper" in one.cmdline()]
     keeper.kill()
     assert eventually(lambda: len(_machines() - before) == 2, limit_s=60.0)
     assert eventually(lambda: figure(server, "gpuprof_workers_ready") == 4, limit_s=60.0)
