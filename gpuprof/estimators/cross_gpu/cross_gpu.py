@@ -35,8 +35,8 @@ _METADATA = "provenance.json"
 _VOLTA = 7.0
 #: Where no measurement of others speaks for a kind of model.
 _UNKNOWN_SPREAD = 2.5
-#: Every batch up to the first is predicted, then so many in each doubling; those between lie on a line.
-_DENSE, _STEPS = 16, 8
+#: Every batch up to this is predicted, of larger ones two in each doubling; those between lie on a line.
+_DENSE = 4
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
 
 
@@ -63,17 +63,16 @@ class KernelsByBatch:
         self._linear: bool | None = None
 
     def grid(self, batch: int) -> tuple[int, ...]:
-        """Return batches, ``batch`` among them or between two, whose times are worth predicting together.
+        """Return ``batch``, or the two batches between which its time lies on a line.
 
-        All up to 16, then eight in each doubling. Where kernels are not in proportion to the batch, ``batch`` alone:
-        the graph must be read for each.
+        Predicted are all batches up to four, then two in each doubling. Where kernels are not in proportion to the
+        batch, each is predicted: nothing is known of those between.
         """
-        if not self._is_linear():
+        if batch <= _DENSE or not self._is_linear():
             return (batch,)
-        if batch <= _DENSE:
-            return tuple(range(1, _DENSE + 1))
         low = 1 << ((batch - 1).bit_length() - 1)
-        return tuple(range(low, 2 * low + 1, low // _STEPS))
+        steps = (low, low + low // 2, 2 * low)
+        return (batch,) if batch in steps else steps[:2] if batch < steps[1] else steps[1:]
 
     def at(self, batch: int) -> KernelList:
         """Return the kernels at ``batch``."""
@@ -243,8 +242,7 @@ class LatencyCurve:
             if missing := [one for one in grid if one not in self._known]:
                 self._predict(missing)
             if batch not in self._known:
-                above = next(position for position, one in enumerate(grid) if one > batch)
-                self._known[batch] = self._interpolate(grid[above - 1], batch, grid[above])
+                self._known[batch] = self._interpolate(grid[0], batch, grid[1])
         return self._known[batch]
 
     def _predict(self, batches: Sequence[int]) -> None:

