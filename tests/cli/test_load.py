@@ -10,7 +10,10 @@ from gpuprof.cli.main import main
 from tests.serving.running import map_of, replica, running
 
 
-def test_measured_stands_beside_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measured_stands_beside_predicted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
     document = map_of({"a": "null:4", "b": "null:1k"}, [replica("a", batch_latency_ms=[0.2]), replica("b")])
     document["models"]["a"]["predicted"] = {"goodput_rps": 50.0, "p50_ms": 0.3, "p95_ms": 0.5, "p99_ms": 0.7}
     with running(tmp_path, document) as server:

@@ -35,7 +35,10 @@ def test_rates_can_be_given_of_one_model_of_all_and_scaled(map_file: Path, capsy
     assert [round(model["rate_rps"]) for model in models] == [20, 10]
 
 
-def test_tables_show_models_stages_misses_and_replicas(map_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_show_models_stages_misses_and_replicas(
+    map_file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # headings are broken in narrow terminals
     assert main(["simulate", str(map_file), "--duration", "2s", "--fail", "node0@1s"]) == 0
     out = capsys.readouterr().out
     for text in ("in time %", "batching p99", "by cause", "failed", "node0/1", "mean batch"):
