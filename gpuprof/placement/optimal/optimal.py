@@ -47,6 +47,8 @@ _IMPROVED = 3
 _HEADROOM = (1.25, 1.6)
 #: Part of a time limit that the quick policies leave to the search where each question takes a queue to be solved.
 _FOR_SEARCH = 0.75
+#: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
+_FOR_REST = 0.05
 #: Of more demands no such maps are made: each takes as long as the program itself.
 _MOST_SLOWED = 20
 
@@ -91,8 +93,9 @@ class Optimal:
         split = self._place_split(problem, segments, whole)
         if not self.pooled or problem.options.latency_budget is not None:
             return split
-        planner = PooledPlanner(problem, segments, whole, fair=self.fair)
-        return planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, whole))
+        limit = whole.keeping(_FOR_REST * (whole.seconds or 0.0))
+        planner = PooledPlanner(problem, segments, limit, fair=self.fair)
+        return planner.plan(split, lambda known, rates: self._solve_pooled(problem, known, rates, limit))
 
     def _solve_pooled(
         self, problem: Problem, known: PooledSegments, rates: Mapping[str, float], limit: Limit
