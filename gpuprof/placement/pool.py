@@ -20,6 +20,8 @@ _Pools = Mapping[str, Counter[BatchServer]]
 _EPSILON = 1e-9
 #: The largest rate that a pool serves is found to this part of it, from below.
 _PRECISION = 0.002
+#: Part of the largest rate below which replicas serve nothing.
+_NO_RATE = 1e-4
 
 
 @dataclass(slots=True)
@@ -62,7 +64,8 @@ class Pools:
         key = (demand.model, frozenset(servers.items()))
         if key not in self._kept:
             low, high = 0.0, min(upto_rps, math.fsum(one.capacity_rps * count for one, count in servers.items()))
-            while high - low > _PRECISION * high:
+            least = _NO_RATE * high  # where not even this is kept, nothing is: no use in looking closer
+            while high - low > _PRECISION * high and high > least:
                 middle = (low + high) / 2.0
                 low, high = (middle, high) if self.keeps(demand, servers, middle) else (low, middle)
             self._kept[key] = low
