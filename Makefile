@@ -1,6 +1,6 @@
 # make demo   zoo → profile → estimate → place → serve → load on this machine, with nothing but git and Python
 # make test   everything that must hold: format, lint, types, tests, wheel
-# make check FAST=1   the tests of less than ten seconds each
+# make check FAST=1   without the tests that are marked slow
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -20,7 +20,7 @@ lint:
 types:
 	$(BIN)/mypy
 
-# FAST=1 leaves out tests of more than ten seconds. Tests of servers come last and alone: they measure one another.
+# FAST=1 leaves out tests marked slow. Tests of servers come last and alone: they measure one another.
 check:
 	$(BIN)/pytest -n auto --ignore tests/serving $(if $(FAST),-m "not slow")
 	$(BIN)/pytest tests/serving $(if $(FAST),-m "not slow")
