@@ -1,26 +1,31 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
+
+import pytest
 
 from gpuprof.runtime.tf32 import set_tf32
 
-
-def _torch(kinds: SimpleNamespace, cudnn: SimpleNamespace) -> SimpleNamespace:
-    return SimpleNamespace(backends=SimpleNamespace(cuda=SimpleNamespace(matmul=kinds), cudnn=cudnn))
+torch = pytest.importorskip("torch")
 
 
-def test_products_and_convolutions_get_the_same_precision_by_the_names_of_pytorch_2_9() -> None:
-    products, conv, rnn = (SimpleNamespace(fp32_precision=None) for _ in range(3))
-    torch = _torch(products, SimpleNamespace(conv=conv, rnn=rnn, allow_tf32="untouched"))
-    for wanted, said in ((True, "tf32"), (False, "ieee")):
-        set_tf32(torch, wanted)
-        assert [kind.fp32_precision for kind in (products, conv, rnn)] == [said] * 3
-    assert torch.backends.cudnn.allow_tf32 == "untouched"
+@pytest.fixture
+def as_it_was() -> Iterator[None]:
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    yield
+    matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
-def test_products_and_convolutions_get_the_same_precision_by_the_older_names() -> None:
-    torch = _torch(SimpleNamespace(allow_tf32=None), SimpleNamespace(allow_tf32=None))
-    set_tf32(torch, True)
-    assert torch.backends.cuda.matmul.allow_tf32 is True and torch.backends.cudnn.allow_tf32 is True
-    set_tf32(torch, False)
-    assert torch.backends.cuda.matmul.allow_tf32 is False and torch.backends.cudnn.allow_tf32 is False
+@pytest.mark.parametrize("wanted", [True, False])
+def test_products_and_convolutions_get_the_same_precision(as_it_was: None, wanted: bool) -> None:
+    set_tf32(torch, wanted)
+    assert torch.backends.cuda.matmul.allow_tf32 is wanted and torch.backends.cudnn.allow_tf32 is wanted
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_pytorch_can_still_read_its_switches_as_its_export_does(as_it_was: None, wanted: bool) -> None:
+    set_tf32(torch, wanted)
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=True):
+        pass
+    assert torch.backends.cudnn.allow_tf32 is wanted
