@@ -14,6 +14,14 @@ from __future__ import annotations
 
 BUG_EXIT_CODE = 99
 
+#: What the package index calls gpuprof: `gpuprof` there belongs to another project. Command and import keep that name.
+DISTRIBUTION = "gpuprof-onnx"
+
+
+def install_hint(extra: str) -> str:
+    """Return the command that installs gpuprof with an extra, such as ``"serve"`` or ``"cpu,serve"``."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
 
 class GpuprofError(Exception):
     """An expected failure.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+
+from gpuprof.errors import DISTRIBUTION
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -38,6 +42,19 @@ def test_the_wheel_holds_exactly_what_the_tree_holds(wheel: Path) -> None:
 def test_its_only_top_level_name_is_gpuprof(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"gpuprof"}
+
+
+def test_what_an_index_shows_of_it_links_into_the_repository(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (one for one in archive.namelist() if one.endswith(".dist-info/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    assert metadata["Name"] == DISTRIBUTION
+    urls = dict(url.split(", ", 1) for url in metadata.get_all("Project-URL", []))
+    assert {"Repository", "Documentation", "Changelog", "Issues"} <= set(urls)
+    links = re.findall(r"\]\(([^)]+)\)", str(metadata.get_payload()))
+    assert len(links) > 5 and all(link.startswith(f"{urls['Repository']}/") for link in links)
+    for link in links:
+        assert (ROOT / link.removeprefix(urls["Repository"]).split("/HEAD/")[1]).exists()
 
 
 def test_it_runs_installed_elsewhere(wheel: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.cli.verb_help import VerbCommand
-from gpuprof.errors import BUG_EXIT_CODE, GpuprofError, InputError, UnavailableError
+from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
 INTERRUPTED_EXIT_CODE = 130
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
-            return _fail(f"{error.name} is not installed (pip install 'gpuprof[{extra}]')", UnavailableError.exit_code)
+            return _fail(f"{error.name} is not installed ({install_hint(extra)})", UnavailableError.exit_code)
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)
 
 
@@ -93,7 +93,7 @@ def _extra_with(module: str) -> str | None:
     from importlib.metadata import PackageNotFoundError, requires
 
     try:
-        needed = requires("gpuprof") or []
+        needed = requires(DISTRIBUTION) or []
     except PackageNotFoundError:
         return None
     wanted = module.partition(".")[0].replace("_", "-").lower()

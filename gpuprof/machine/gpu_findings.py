@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.catalogue import device_of_driver
+from gpuprof.errors import install_hint
 from gpuprof.machine.finding import Finding, MachineView, Status
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
@@ -35,7 +36,7 @@ def profiler_findings(machine: MachineView) -> Iterator[Finding]:
 def _gpus(machine: MachineView) -> Iterator[Finding]:
     nvml = machine.load("pynvml")
     if nvml is None:
-        yield Finding("gpu", "NVML", Status.MISSING, "nvidia-ml-py is not installed", "pip install 'gpuprof[gpu]'")
+        yield Finding("gpu", "NVML", Status.MISSING, "nvidia-ml-py is not installed", install_hint("gpu"))
         return
     try:
         nvml.nvmlInit()

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from gpuprof.errors import GpuprofError
+from gpuprof.errors import DISTRIBUTION, GpuprofError, install_hint
 from gpuprof.machine.cgroup import CpuQuota
 from gpuprof.machine.cgroup_limits import cgroup_version, cpu_quota_cores, memory_limit_bytes
 from gpuprof.machine.cpu import local_cpu
@@ -33,13 +33,17 @@ _EXTRAS = {
 def runtime_findings(machine: MachineView) -> Iterator[Finding]:
     """Yield findings for Python, ONNX Runtime, gpuprof's extras and Ray."""
     version = ".".join(str(part) for part in sys.version_info[:3])
-    yield Finding("runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version('gpuprof') or 'not installed'}")
+    yield Finding(
+        "runtime", "Python", Status.OK, f"{version}, gpuprof {machine.version(DISTRIBUTION) or 'not installed'}"
+    )
     yield _onnxruntime(machine)
     yield from _cuda_provider(machine)
     yield from _extras(machine)
     ray = machine.version("ray")
     if ray is None:
-        yield Finding("runtime", "Ray", Status.MISSING, "not installed", "pip install ray, for several machines only")
+        yield Finding(
+            "runtime", "Ray", Status.MISSING, "not installed", f"{install_hint('ray')}, for several machines only"
+        )
     else:
         yield Finding("runtime", "Ray", Status.OK, ray)
 
@@ -79,7 +83,7 @@ def storage_findings(database: Path) -> Iterator[Finding]:
 def _onnxruntime(machine: MachineView) -> Finding:
     installed = [name for name in ("onnxruntime-gpu", "onnxruntime") if machine.version(name)]
     if not installed:
-        fix = "pip install 'gpuprof[cpu]', on a machine with GPUs 'gpuprof[gpu]'"
+        fix = f"{install_hint('cpu')}, on a machine with GPUs {install_hint('gpu')}"
         return Finding("runtime", "ONNX Runtime", Status.MISSING, "not installed", fix)
     if len(installed) > 1:
         fix = f"pip uninstall {' '.join(installed)}, then install one of them"
@@ -113,7 +117,7 @@ def _cuda_provider(machine: MachineView) -> Iterator[Finding]:
 
 
 def _extras(machine: MachineView) -> Iterator[Finding]:
-    requirements = machine.requirements("gpuprof")
+    requirements = machine.requirements(DISTRIBUTION)
     if not requirements:
         fix = "pip install -e '.[cpu,serve]' in the checkout"
         yield Finding("runtime", "extras", Status.LIMITED, "cannot be told: gpuprof is not installed", fix)
@@ -129,7 +133,7 @@ def _extras(machine: MachineView) -> Iterator[Finding]:
             swap = "onnxruntime-gpu" in missing and machine.version("onnxruntime") is not None
             first = "pip uninstall onnxruntime, then " if swap else ""
             detail = f"{purpose}: without {', '.join(missing)}"
-            yield Finding("runtime", f"extra {extra}", Status.MISSING, detail, f"{first}pip install 'gpuprof[{extra}]'")
+            yield Finding("runtime", f"extra {extra}", Status.MISSING, detail, f"{first}{install_hint(extra)}")
         elif packages:
             yield Finding("runtime", f"extra {extra}", Status.OK, f"{purpose}: complete")
 

@@ -6,7 +6,7 @@ import socket
 from importlib import import_module
 from typing import Any
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import UnavailableError, install_hint
 
 _ANSWER_S = 5.0
 _FIX = "ray start --head starts one; --ray-address says where"
@@ -28,7 +28,7 @@ def join(address: str) -> Any:
     try:
         ray = import_module("ray")
     except ImportError:
-        raise UnavailableError("ray is not installed", "pip install 'gpuprof[ray]'") from None
+        raise UnavailableError("ray is not installed", install_hint("ray")) from None
     _knock(address)
     try:
         ray.init(address=address or "auto", log_to_driver=False, logging_level="ERROR")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, RunRow
 from gpuprof.pipeline.result import NoteCallback, ignore_note
@@ -45,7 +45,7 @@ def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ign
 
         found = measure_overhead(device.name)
     except (ImportError, UnavailableError) as error:
-        note(f"what serving adds to a request is not known: {error} (pip install 'gpuprof[serve]')")
+        note(f"what serving adds to a request is not known: {error} ({install_hint('serve')})")
         return
     run_id = new_run_id(started)
     row = DeviceRow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.svg import standalone
 
@@ -39,5 +39,5 @@ def _png(svg: str) -> bytes:
     try:
         import resvg_py
     except ImportError:
-        raise UnavailableError("a PNG needs resvg-py", "pip install 'gpuprof[report]', or write an .svg") from None
+        raise UnavailableError("a PNG needs resvg-py", f"{install_hint('report')}, or write an .svg") from None
     return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=_ZOOM))

@@ -11,7 +11,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import InputError, UnavailableError, runtime_errors
+from gpuprof.errors import InputError, UnavailableError, install_hint, runtime_errors
 from gpuprof.runtime.cuda_provider import CUDA_OPTIONS, check_provider, load_cuda_libraries, provider_failure
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA, TORCH_PROVIDERS
 
@@ -92,7 +92,9 @@ def open_session(
     try:
         import onnxruntime as ort
     except ImportError:
-        raise UnavailableError("onnxruntime is not installed", "pip install 'gpuprof[cpu]' or 'gpuprof[gpu]'") from None
+        raise UnavailableError(
+            "onnxruntime is not installed", f"{install_hint('cpu')}, or for NVIDIA GPUs {install_hint('gpu')}"
+        ) from None
     if provider not in ort.get_available_providers():
         raise UnavailableError(
             f"ONNX Runtime has no {provider} here", f"it has {', '.join(ort.get_available_providers())}"

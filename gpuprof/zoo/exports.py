@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import UnavailableError
+from gpuprof.errors import UnavailableError, install_hint
 
 if TYPE_CHECKING:
     import torch
@@ -114,7 +114,7 @@ def require_export_extra() -> None:
 
     missing = [name for name in ("torch", "transformers", "onnxscript") if find_spec(name) is None]
     if missing:
-        raise UnavailableError(f"exporting needs {', '.join(missing)}", "pip install 'gpuprof[export]'")
+        raise UnavailableError(f"exporting needs {', '.join(missing)}", install_hint("export"))
 
 
 def export(stem: str, output: Path, seed: int = 0) -> None:

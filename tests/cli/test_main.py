@@ -96,5 +96,5 @@ def test_a_library_of_an_extra_that_is_missing_is_named_with_its_extra(
 ) -> None:
     missing = ModuleNotFoundError("No module named 'orjson'", name="orjson")
     assert _run_failing(monkeypatch, missing) == 1
-    assert "orjson is not installed (pip install 'gpuprof[serve]')" in capsys.readouterr().err
+    assert "orjson is not installed (pip install 'gpuprof-onnx[serve]')" in capsys.readouterr().err
     assert _run_failing(monkeypatch, ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) == 99

@@ -170,7 +170,7 @@ def test_extras_name_the_packages_that_are_missing(tmp_path: Path) -> None:
     assert _found(machine, "extra cpu").status is Status.OK
     serve = _found(machine, "extra serve")
     assert serve.detail == "gpuprof serve: without uvloop"
-    assert serve.fix == "pip install 'gpuprof[serve]'"
+    assert serve.fix == "pip install 'gpuprof-onnx[serve]'"
 
 
 def _cuda_build(version: str = "1.31.1") -> SimpleNamespace:
@@ -222,7 +222,7 @@ def test_two_builds_of_onnx_runtime_overwrite_each_other(tmp_path: Path) -> None
     assert _found(both, "ONNX Runtime").fix == "pip uninstall onnxruntime-gpu onnxruntime, then install one of them"
     needs = ["onnxruntime-gpu>=1.20; extra == 'gpu'"]
     one = _bare(tmp_path, version={"onnxruntime": "1.20"}.get, requirements=lambda name: needs)
-    assert _found(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof[gpu]'"
+    assert _found(one, "extra gpu").fix == "pip uninstall onnxruntime, then pip install 'gpuprof-onnx[gpu]'"
 
 
 @pytest.mark.parametrize(("governor", "status"), [("powersave", Status.LIMITED), ("performance", Status.OK)])

@@ -27,7 +27,7 @@ def test_every_export_is_listed_and_every_listed_one_can_be_exported() -> None:
 
 def test_without_the_extra_the_way_to_install_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UnavailableError, match=r"pip install 'gpuprof\[export\]'"):
+    with pytest.raises(UnavailableError, match=r"pip install 'gpuprof-onnx\[export\]'"):
         build(find_architecture("bert_base"), tmp_path / "m.onnx")
     assert list(tmp_path.iterdir()) == []
 

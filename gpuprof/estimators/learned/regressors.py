@@ -15,7 +15,7 @@ from sklearn.model_selection import GroupKFold
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 
 Array = NDArray[Any]
 
@@ -111,7 +111,7 @@ def _xgboost() -> BaseEstimator:
     try:
         from xgboost import XGBRegressor
     except ImportError:
-        raise UnavailableError("xgboost is not installed", "pip install 'gpuprof[learn]'") from None
+        raise UnavailableError("xgboost is not installed", install_hint("learn")) from None
     return XGBRegressor(
         n_estimators=200, max_depth=7, learning_rate=0.08, subsample=0.7, colsample_bytree=0.7, min_child_weight=12,
         n_jobs=1, random_state=_SEED,
@@ -122,7 +122,7 @@ def _lightgbm() -> BaseEstimator:
     try:
         from lightgbm import LGBMRegressor
     except ImportError:
-        raise UnavailableError("lightgbm is not installed", "pip install 'gpuprof[learn]'") from None
+        raise UnavailableError("lightgbm is not installed", install_hint("learn")) from None
     return LGBMRegressor(
         n_estimators=200, num_leaves=24, learning_rate=0.08, subsample=0.7, subsample_freq=1, colsample_bytree=0.7,
         min_child_samples=8, n_jobs=1, random_state=_SEED, verbose=-1, deterministic=True, force_row_wise=True,

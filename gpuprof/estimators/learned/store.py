@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.device import Device
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
 from gpuprof.estimators.learned.fusion_rule import FusionRule
@@ -182,5 +182,5 @@ def _skops() -> Any:
     try:
         import skops.io
     except ImportError:
-        raise UnavailableError("skops is not installed", "pip install 'gpuprof[learn]'") from None
+        raise UnavailableError("skops is not installed", install_hint("learn")) from None
     return skops.io

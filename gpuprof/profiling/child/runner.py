@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError, runtime_errors
+from gpuprof.errors import InputError, install_hint, runtime_errors
 from gpuprof.runtime.cuda_provider import provider_failure
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
@@ -102,7 +102,7 @@ def gpu_provider_missing() -> str | None:
     if gpu_provider() is not None:
         return None
     if importlib.util.find_spec("onnxruntime") is None:
-        return "onnxruntime is not installed, nor a PyTorch that sees the GPU: pip install 'gpuprof[gpu]'"
+        return f"onnxruntime is not installed, nor a PyTorch that sees the GPU: {install_hint('gpu')}"
     if has_cuda_build():
         return provider_failure()
     return f"this onnxruntime has no {ORT_CUDA}: pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from gpuprof.errors import install_hint
 from gpuprof.graph.executed_graph import read_executed
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow, workload_label
 from gpuprof.profiling.child.children import Child
@@ -40,7 +41,7 @@ class OrtCollector:
     def available(self) -> str | None:
         """Return None when ONNX Runtime is installed, else what to do."""
         if importlib.util.find_spec("onnxruntime") is None:
-            return "onnxruntime is not installed: pip install 'gpuprof[cpu]'"
+            return f"onnxruntime is not installed: {install_hint('cpu')}"
         return None
 
     def version(self) -> str:

@@ -12,6 +12,8 @@ from statistics import fmean
 from types import TracebackType
 from typing import Any, Self
 
+from gpuprof.errors import install_hint
+
 _PERIOD_S = 0.02
 _IDLE_S = 1.0
 _LEAST_COUNTED_S = 0.5  # the energy counter is brought up to date every tens of milliseconds
@@ -175,7 +177,7 @@ def nvml_missing(nvml: Any = None) -> str | None:
     """Return None when NVML answers and has a GPU, else why not, in one line."""
     module = nvml if nvml is not None else _module()
     if module is None:
-        return "nvidia-ml-py is not installed: pip install 'gpuprof[gpu]'"
+        return f"nvidia-ml-py is not installed: {install_hint('gpu')}"
     try:
         module.nvmlInit()
         return None if module.nvmlDeviceGetCount() else "the driver has no GPU"

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from gpuprof.errors import GpuprofError, UnavailableError
+from gpuprof.errors import GpuprofError, UnavailableError, install_hint
 from gpuprof.serving.engines.local_engine import Layouts, cut_machine
 from gpuprof.serving.machine.machine import MachineOrder
 from gpuprof.serving.machine.machine_link import MachineLink
@@ -52,7 +52,7 @@ def ray_engine(address: str | None, insecure: bool) -> EngineMaker:
         When Ray is not installed.
     """
     if importlib.util.find_spec("ray") is None:
-        raise UnavailableError("ray is not installed", "pip install 'gpuprof[ray]'")
+        raise UnavailableError("ray is not installed", install_hint("ray"))
 
     def make(arena: Arena, settings: ServerSettings) -> RayEngine:
         return RayEngine(address or "", settings.security, settings.hang_s, insecure)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
-from gpuprof.errors import InputError, UnavailableError
+from gpuprof.errors import InputError, UnavailableError, install_hint
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.logs import LOGGER
 
@@ -150,7 +150,7 @@ def otlp_tracer(url: str, sampled: float) -> SpanTracer:
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
-        raise UnavailableError("traces need OpenTelemetry", "pip install 'gpuprof[trace]'") from None
+        raise UnavailableError("traces need OpenTelemetry", install_hint("trace")) from None
     endpoint = url if parts.path.strip("/") else f"{url.rstrip('/')}/v1/traces"
     # A collector that is away is a line in the server's log, not a traceback beside it.
     theirs = logging.getLogger("opentelemetry")
