@@ -330,9 +330,9 @@ gpuprof 06-compact 60 db compact
 size_mib=$(du -sm "$GPUPROF_DB" 2>/dev/null | cut -f1)
 [ "${size_mib:-0}" -le 30 ] || echo "the database has $size_mib MiB, more than the 30 that are kept"
 settings >"$out/settings-after.csv" 2>&1
-# iGniter's fit, and how far its prediction and the other interference models' are off the co-locations measured here,
+# iGniter's fit, kept in the database's .calibrated, and how far its prediction and the other interference models' are off the co-locations measured here,
 # each victim left out in turn: from the database, which needs no GPU and can be done again elsewhere.
-[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device "$device" -o igniter.json
+[ "$kind" != gpu ] || gpuprof 06-calibrate 60 calibrate --device "$device"
 step 06-check 30 "$python" -m bench.gpu.check "$GPUPROF_DB"
 # How far off estimates are on what was measured, each architecture left out. Where there is no time, it can be made of
 # what is kept: gpuprof evaluate --db gpuprof-db --json >06-evaluate.log, and the page again.

@@ -65,7 +65,11 @@ def calibrate(
             igniter_profile=fitting.profile,
             output=fitting.output,
             db=fitting.db,
-            settings=ProfileSettings(collector=measuring.collector, time_limit_s=measuring.time_limit),
+            settings=ProfileSettings(
+                collector=measuring.collector,
+                time_limit_s=measuring.time_limit,
+                keep_unstable=measuring.keep_unstable,
+            ),
             progress=show,
         )
     for note in result.notes:

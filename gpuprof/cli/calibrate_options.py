@@ -29,3 +29,6 @@ class MeasuringOptions:
 
     collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0
+    keep_unstable: Annotated[
+        bool, typer.Option("--keep-unstable", help="Leave rows that are there and unstable as they are.")
+    ] = False

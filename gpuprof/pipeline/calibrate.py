@@ -74,7 +74,7 @@ class CalibrateResult(Result):
     ----------
     device : str
     igniter : IgniterCoefficients or None
-        On GPUs.
+        On GPUs, where all that they need was measured.
     ranking : tuple of Ranked
         Interference models, the best first, by the error with each victim left out; empty where nothing was
         co-located.
@@ -155,10 +155,8 @@ def calibrate(
     database = KernelDb(path)
     if target.kind != "gpu":
         return CalibrateResult(notes=tuple(notes), device=target.name, ranking=_rank(database, target))
-    from gpuprof.estimators.igniter.rows import profile_of
-
-    fitted = _fit_igniter(database, target.name, profile_of(database, target), output, notes)
     colocated = database.read("colocations", ["device"], {"device": target.name}).num_rows
+    fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
     ranking = _rank(database, target) if colocated else ()
     return CalibrateResult(notes=tuple(notes), device=target.name, igniter=fitted, ranking=ranking)
 
@@ -170,6 +168,27 @@ def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: P
     name = device or path.stem
     fitted = _fit_igniter(KernelDb.create(db), name, read_igniter_profile(path), output, notes)
     return CalibrateResult(notes=tuple(notes), device=name, igniter=fitted)
+
+
+def _fit_measured_igniter(
+    database: KernelDb, device: Device, output: PathArgument | None, notes: list[str], required: bool
+) -> IgniterCoefficients | None:
+    """Fit iGniter's coefficients to what the database has; None and a note where that is too little.
+
+    Raises
+    ------
+    InputError
+        When it is too little and they are ``required``, for nothing else can be fitted, or asked for with ``output``.
+    """
+    from gpuprof.estimators.igniter.rows import profile_of
+
+    try:
+        return _fit_igniter(database, device.name, profile_of(database, device), output, notes)
+    except InputError as error:
+        if required or output is not None:
+            raise
+        notes.append(f"iGniter's coefficients were not fitted: {error}")
+        return None
 
 
 def _fit_igniter(
@@ -207,7 +226,9 @@ def _measure(
     collector, why = choose(settings.collector, here.kind)
     cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
-    campaign = Campaign(KernelDb.create(path), here, collector, settings.force, settings.limits())
+    campaign = Campaign(
+        KernelDb.create(path), here, collector, settings.force, settings.limits(), settings.keep_unstable
+    )
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
     old = sum(not outcome.measured_now for outcome in outcomes)

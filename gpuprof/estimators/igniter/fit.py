@@ -22,8 +22,10 @@ class HardwareProfile:
 
     Attributes
     ----------
-    power_w, clock_mhz, launch_ms : tuple of float
-        By the number of copies, from one on: power drawn, frequency, scheduling delay of a kernel.
+    power_w, clock_mhz : tuple of float
+        By the number of copies, from one on: power drawn, frequency.
+    launch_ms : tuple of float or None
+        Likewise the scheduling delay of a kernel; None where none could be told from the timeline.
     """
 
     max_power_w: float
@@ -32,7 +34,7 @@ class HardwareProfile:
     pcie_bytes_per_ms: float
     power_w: tuple[float, ...]
     clock_mhz: tuple[float, ...]
-    launch_ms: tuple[float, ...]
+    launch_ms: tuple[float | None, ...]
     share_unit: float = 0.025
 
 
@@ -97,20 +99,22 @@ def fit_hardware(profile: HardwareProfile) -> HardwareCoefficients:
     Raises
     ------
     InputError
-        When there are too few copies to fit a line, or all but one at a reduced frequency.
+        When the scheduling delay is known for too few numbers of copies to fit a line, or all but one are at a
+        reduced frequency.
     """
     power, clock = np.array(profile.power_w), np.array(profile.clock_mhz)
-    delay = np.array(profile.launch_ms)
+    delay = {count: one for count, one in enumerate(profile.launch_ms, 1) if one is not None}
     free = int((clock >= profile.max_clock_mhz * 0.999).sum())
-    if len(delay) < 3 or free < 2:
+    if len(delay) < 3 or 1 not in delay or free < 2:
         raise InputError("the hardware profile must have three co-locations, two of them at full frequency")
     each = (power[free - 1] - power[0]) / (free - 1)
     over = power[free - 1] + each * np.arange(1, len(clock) - free + 1) - profile.max_power_w
     fall = clock[free:] - profile.max_clock_mhz
     usable = over > 0.0
     alpha_f = float(fall[usable] @ over[usable] / (over[usable] @ over[usable])) if usable.any() else 0.0
-    added = delay[1:] * clock[1 : len(delay)] / profile.max_clock_mhz - delay[0]
-    alpha_sch, beta_sch = np.polyfit(np.arange(2, len(delay) + 1), added, 1)
+    together = [count for count in delay if count > 1]
+    added = [delay[count] * clock[count - 1] / profile.max_clock_mhz - delay[1] for count in together]
+    alpha_sch, beta_sch = np.polyfit(together, added, 1)
     return HardwareCoefficients(
         profile.max_power_w,
         profile.max_clock_mhz,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -29,18 +29,23 @@ _PCIE_GENERATIONS = ((9.0, 5), (8.0, 4), (7.0, 3))
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A workload alone or beside copies of itself, with all that iGniter needs of it."""
+    """A workload alone or beside copies of itself, with all that iGniter needs of it.
+
+    Beside others ``dispatch_ms`` is None where no gap between launches could be told: it is the unprofiled latency
+    less the recorded busy time, and the two differ by more than the gap when a GPU is crowded.
+    """
 
     latency_ms: float
     power_w: float
     clock_mhz: float
-    dispatch_ms: float
+    dispatch_ms: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class _Alone(_Measured):
     """A workload alone; ``row`` has what identifies it, and what need not be known."""
 
+    dispatch_ms: float
     row: ModelRow
     kernels: int
     h2d_bytes: int
@@ -117,16 +122,18 @@ def _pcie_bytes_per_ms(db: KernelDb, device: Device) -> float:
 def _complete(row: ModelRow) -> _Alone | None:
     """Return the row if it has all that is needed."""
     known = _read_figures(row)
-    if known is None or row.error is not None or None in (row.kernel_count, row.h2d_bytes, row.d2h_bytes):
+    if known is None or known.dispatch_ms is None or row.error is not None:
+        return None
+    if row.kernel_count is None or row.h2d_bytes is None or row.d2h_bytes is None:
         return None
     figures = known.latency_ms, known.power_w, known.clock_mhz, known.dispatch_ms
-    return _Alone(*figures, row, row.kernel_count or 0, row.h2d_bytes or 0, row.d2h_bytes or 0)
+    return _Alone(*figures, row, row.kernel_count, row.h2d_bytes, row.d2h_bytes)
 
 
 def _read_figures(row: ModelRow | ColocationRow) -> _Measured | None:
-    figures = (row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
-    known = [float(figure) for figure in figures if figure is not None]
-    return _Measured(*known) if len(known) == len(figures) else None
+    if row.latency_mean_ms is None or row.power_w is None or row.clock_mhz is None:
+        return None
+    return _Measured(row.latency_mean_ms, row.power_w, row.clock_mhz, row.dispatch_ms)
 
 
 def _copies(one: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured]:
@@ -143,14 +150,18 @@ def _copies(one: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured
 
 
 def _hardware(device: Device, rows: Sequence[_Alone], beside: Sequence[ColocationRow], pcie: float) -> HardwareProfile:
-    copies, kernels = max(((_copies(one, beside), one.kernels) for one in rows), key=lambda found: len(found[0]))
+    copies, kernels = max(
+        ((_copies(one, beside), one.kernels) for one in rows), key=lambda found: _count_known(found[0])
+    )
     counts = range(1, len(copies) + 1)
+    delays_ms = {count: one.dispatch_ms / kernels for count, one in copies.items() if one.dispatch_ms is not None}
     idle = next((one.row.idle_power_w for one in rows if one.row.idle_power_w is not None), None)
-    if len(copies) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
+    if len(delays_ms) < 3 or sorted(copies) != list(counts) or idle is None or device.max_power_w is None:
         raise InputError(
-            f"iGniter's hardware coefficients need one to five copies of a model at once on {device.name}, "
-            f"and its idle power, but there are {len(copies)} copies",
-            "profile one model --beside itself",
+            f"iGniter's hardware coefficients need one to five copies of a model at once on {device.name}, and its "
+            f"idle power, but there are {_list_counts(copies)}, with a gap between launches {_list_counts(delays_ms)}, "
+            f"and {'no' if idle is None else 'an'} idle power",
+            "gpuprof profile MODEL --igniter",
         )
     return HardwareProfile(
         device.max_power_w,
@@ -159,8 +170,17 @@ def _hardware(device: Device, rows: Sequence[_Alone], beside: Sequence[Colocatio
         pcie,
         tuple(copies[count].power_w for count in counts),
         tuple(_steady(copies[count].clock_mhz, rows) for count in counts),
-        tuple(copies[count].dispatch_ms / kernels for count in counts),
+        tuple(delays_ms.get(count) for count in counts),
     )
+
+
+def _count_known(copies: Mapping[int, _Measured]) -> int:
+    """Return for how many numbers of copies a gap is known: by that the model to fit is chosen."""
+    return sum(one.dispatch_ms is not None for one in copies.values())
+
+
+def _list_counts(counts: Iterable[int]) -> str:
+    return f"{', '.join(map(str, sorted(counts))) or 'no'} copies"
 
 
 def _highest_clock(rows: Sequence[_Measured]) -> float:
@@ -176,18 +196,19 @@ def _steady(clock_mhz: float, rows: Sequence[_Measured]) -> float:
 def _workload(
     rows: Sequence[_Alone], beside: Sequence[ColocationRow], pcie: float, everything: Sequence[_Alone]
 ) -> WorkloadProfile | None:
-    """Return the profile of a model, None if it was never measured beside a copy of itself."""
-    pair = next(((one, found[2]) for one in rows if 2 in (found := _copies(one, beside))), None)
+    """Return the profile of a model, None if it was never measured beside a copy of itself with all that is needed."""
+    pairs = ((one, _copies(one, beside).get(2)) for one in rows)
+    pair = next(((one, two, gap) for one, two in pairs if two and (gap := two.dispatch_ms) is not None), None)
     if pair is None:
         return None
-    alone, together = pair
+    alone, together, gap_ms = pair
     return WorkloadProfile(
         load_bytes=alone.h2d_bytes / alone.row.batch,
         feedback_bytes=alone.d2h_bytes / alone.row.batch,
         kernels=alone.kernels,
         idle_ms=alone.dispatch_ms,
         active_ms=_gpu_ms(alone, alone, pcie) - alone.dispatch_ms,
-        active_beside_ms=_gpu_ms(together, alone, pcie) - together.dispatch_ms,
+        active_beside_ms=_gpu_ms(together, alone, pcie) - gap_ms,
         clock_beside_mhz=_steady(together.clock_mhz, everything),
         l2_beside_pct=_l2_pct(alone, rows, pcie),
         configurations=tuple(

@@ -110,6 +110,26 @@ def test_rows_that_failed_or_lack_a_figure_are_left_out(tmp_path: Path) -> None:
     assert profile.max_clock_mhz == 1530.0 and len(profile.clock_mhz) == 5
 
 
+def test_a_number_of_copies_whose_gap_is_not_known_costs_the_others_nothing(tmp_path: Path) -> None:
+    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+    beside = [
+        replace(_beside(count), dispatch_ms=None if count == 4 else _beside(count).dispatch_ms)
+        for count in (2, 3, 4, 5)
+    ]
+    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+    hardware, workloads = fit_all(*profile_of(database(tmp_path / "db", models, [link], beside), GPU))
+    assert (hardware.alpha_sch, hardware.beta_sch) == (pytest.approx(0.005), pytest.approx(-0.008))
+    assert "net" in workloads
+
+
+def test_too_few_gaps_are_refused_with_what_there_is(tmp_path: Path) -> None:
+    models = [_model(batch, share) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
+    beside = [_beside(2), *(replace(_beside(count), dispatch_ms=None) for count in (3, 4, 5))]
+    link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
+    with pytest.raises(InputError, match="there are 1, 2, 3, 4, 5 copies, with a gap between launches 1, 2 copies"):
+        profile_of(database(tmp_path / "db", models, [link], beside), GPU)
+
+
 def test_use_of_l2_is_taken_from_the_most_alike_row_that_was_counted(tmp_path: Path) -> None:
     link = DeviceRow("r1", GPU.name, "gpu", pcie_bytes_per_s=1e10)
     timed = [replace(_model(batch, share), l2_pct=None) for batch in (1, 16, 32) for share in (20.0, 50.0, 100.0)]
