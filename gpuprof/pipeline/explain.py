@@ -111,7 +111,7 @@ def _describe_alternative(one: Alternative) -> dict[str, object]:
         "batch": segment.batch,
         "processes": segment.processes,
         "capacity_rps": segment.capacity_rps,
-        "tail_ms": segment.tail_ms,
+        "tail_ms": one.tail_ms,
         "replicas": one.replicas,
         "cost": one.cost,
         "chosen": one.chosen,

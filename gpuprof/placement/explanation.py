@@ -10,8 +10,11 @@ from dataclasses import dataclass, replace
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeploymentMap, share_of
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.policies import Policy
+from gpuprof.placement.pool import Pools
+from gpuprof.placement.pooled_segment import PooledSegments
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
@@ -28,10 +31,13 @@ class Alternative:
     Attributes
     ----------
     segment : Segment
+        With the rate of one replica among so many.
     replicas : int
-        How many of it would serve the demand.
+        How many of it would serve the demand together.
     cost : float
         Devices' worth of all of them.
+    tail_ms : float
+        Time at the demand's percentile when they do; with a latency budget of one batch.
     chosen : int
         How many replicas of the map have this device and share.
     """
@@ -39,6 +45,7 @@ class Alternative:
     segment: Segment
     replicas: int
     cost: float
+    tail_ms: float
     chosen: int
 
 
@@ -89,7 +96,7 @@ class WhatIf:
 def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -> tuple[Alternative, ...]:
     """Return the shares that could serve ``model``, cheapest first: listed ones, the map's and those next to them."""
     demand = problem.demand(model)
-    segments = Segments(problem)
+    segments = Segments(problem) if problem.options.latency_budget is not None else PooledSegments(problem)
     chosen: Counter[_Kind] = Counter(
         (gpu.device, replica.sm_share_pct, None if partition.mig is None else partition.mig.profile)
         for _, gpu, partition, replica in deployment.places()
@@ -98,7 +105,7 @@ def find_alternatives(problem: Problem, deployment: DeploymentMap, model: str) -
     found: list[Alternative] = []
     for entry in problem.fleet.entries:
         for segment in segments.best(demand, entry.device):
-            found.append(_alternative(problem, demand, segment, chosen))
+            found.append(_alternative(segments, demand, segment, chosen))
     found += list(_find_unlisted(problem, segments, demand, chosen, found))
     return tuple(sorted(found, key=lambda one: (one.cost, one.replicas)))
 
@@ -121,14 +128,35 @@ def _find_unlisted(
             segment = None if (name, share) in known else segments.best_of(demand, device, share)
             if segment is not None:
                 known.add((name, share))
-                yield _alternative(problem, demand, segment, chosen)
+                yield _alternative(segments, demand, segment, chosen)
 
 
-def _alternative(problem: Problem, demand: Demand, segment: Segment, chosen: Mapping[_Kind, int]) -> Alternative:
+def _alternative(segments: Segments, demand: Demand, segment: Segment, chosen: Mapping[_Kind, int]) -> Alternative:
+    problem = segments.problem
     count = math.ceil(demand.rate_rps / segment.capacity_rps * (1.0 - 1e-9))
+    tail_ms = segment.latency_ms
+    if problem.options.latency_budget is None:
+        count, tail_ms = _count_replicas(segments, demand, segment, count)
     price = problem.entry(segment.device).price_per_hour
     taken = chosen.get((segment.device, segment.share.sm_pct, segment.share.mig), 0)
-    return Alternative(segment, count, count * segment.fraction * price, taken)
+    return Alternative(segment, count, count * segment.fraction * price, tail_ms, taken)
+
+
+def _count_replicas(segments: Segments, demand: Demand, segment: Segment, guess: int) -> tuple[int, float]:
+    """Return how many equal replicas behind one router serve a demand within its SLO, and its tail then."""
+    pools = Pools(segments.problem, segments)
+    server = segments.server(segments.problem.device(segment.device), segment.workload)
+
+    def enough(count: int) -> bool:
+        return pools.keeps(demand, Counter({server: count}), demand.rate_rps)
+
+    count = guess
+    while not enough(count):
+        count += 1
+    while count > 1 and enough(count - 1):
+        count -= 1
+    whole = segments.problem.queueing.pool(Arrivals(demand.rate_rps), (server,) * count).whole
+    return count, whole.percentile(demand.slo.percentile)
 
 
 def locate_replicas(deployment: DeploymentMap, model: str) -> tuple[ReplicaLocation, ...]:

@@ -44,8 +44,6 @@ class Segment:
         Of all processes together.
     latency_ms : float
         Planned mean time of a full batch.
-    tail_ms : float
-        Time in the replica at the demand's percentile, at ``capacity_rps``.
     """
 
     model: str
@@ -57,7 +55,11 @@ class Segment:
     fraction: float
     memory_bytes: int | None
     latency_ms: float
-    tail_ms: float = 0.0
+
+    @property
+    def workload(self) -> Workload:
+        """What runs under the share."""
+        return Workload(self.model, self.batch, self.share, self.processes)
 
     def replica(self, rate_rps: float) -> PlacedReplica:
         """Return the replica that serves ``rate_rps`` in this segment."""
@@ -270,7 +272,6 @@ class Segments:
             fraction=device.fraction(workload.share),
             memory_bytes=memory,
             latency_ms=planned_ms(estimate.latency_ms, self.problem.options.confidence),
-            tail_ms=self.tail_ms(demand, device, workload, capacity, beside),
         )
 
     def tail_ms(
@@ -354,7 +355,7 @@ class Segments:
             segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best.capacity_rps)
             if segment is None:
                 continue
-            if best is None or _better(segment, best):
+            if best is None or self._is_better(demand, segment, best):
                 best = segment
             elif full:
                 break
@@ -383,15 +384,19 @@ class Segments:
             return idle if idle < least_rps and self._in_time(demand, server, idle) else 0.0
         return self.problem.limits.largest_rps(self.problem.queueing, server, demand.slo, idle, wanted)
 
+    def _is_better(self, demand: Demand, segment: Segment, best: Segment) -> bool:
+        """Whether a segment serves more than the best so far, or the same with a shorter tail."""
+        if segment.capacity_rps != best.capacity_rps:
+            return segment.capacity_rps > best.capacity_rps
+        return self.segment_tail_ms(demand, segment) < SHORTER * self.segment_tail_ms(demand, best)
+
+    def segment_tail_ms(self, demand: Demand, segment: Segment) -> float:
+        """Return the planned time at the demand's percentile, at all that the segment serves."""
+        device = self.problem.device(segment.device)
+        return self.tail_ms(demand, device, segment.workload, segment.capacity_rps)
+
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         return self.problem.limits.in_time(self.problem.queueing, server, demand.slo, rate_rps)
-
-
-def _better(segment: Segment, best: Segment) -> bool:
-    """Whether a segment serves more than the best so far, or the same with a shorter tail."""
-    if segment.capacity_rps == best.capacity_rps:
-        return segment.tail_ms < best.tail_ms * SHORTER
-    return segment.capacity_rps > best.capacity_rps
 
 
 def _series(device: Device, workload: Workload) -> tuple[str, str, Share, int]:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 from gpuprof.domain.share import Share
-from gpuprof.placement.contract import demand, problem
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.placement.contract import demand, plain_device, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.explanation import find_alternatives, locate_replicas, run_what_ifs
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.placement.published.ffd import FirstFitDecreasing
+from gpuprof.placement.segment import Segments
 
 GIVEN = problem([demand("m", 780.0, 24.0), demand("other", 5.0)], options=Options(latency_budget=0.5))
 
@@ -49,3 +51,16 @@ def test_a_share_that_is_not_listed_is_said_with_those_next_to_it() -> None:
     deployment = to_map(given, Placement("test", (PlacedGpu("plain", (PlacedPartition((placed,)),)),)))
     found = {one.segment.share.sm_pct: one.chosen for one in find_alternatives(given, deployment, "m")}
     assert found == {12.5: 0, 15.0: 1, 17.5: 0, 25.0: 0, 50.0: 0, 100.0: 0}
+
+
+def test_as_many_replicas_are_said_as_one_router_needs_and_no_more() -> None:
+    given = problem([demand("m", 3000.0, 24.0)])
+    deployment = to_map(given, Optimal().place(given))
+    for one in find_alternatives(given, deployment, "m"):
+        server = Segments(given).server(plain_device(), one.segment.workload)
+
+        def tail_ms(count: int, server: BatchServer = server) -> float:
+            return given.queueing.pool(Arrivals(3000.0), (server,) * count).whole.percentile(99.0)
+
+        assert tail_ms(one.replicas) <= 24.0 < tail_ms(one.replicas - 1)
+        assert one.tail_ms == tail_ms(one.replicas)

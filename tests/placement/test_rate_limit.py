@@ -112,7 +112,8 @@ def _best_plainly(segments: Segments, wanted: Demand, share: Share) -> Segment |
         if best is None or segment.capacity_rps > best.capacity_rps:
             best = segment
         elif best.capacity_rps >= wanted.rate_rps:
-            if segment.capacity_rps < best.capacity_rps or segment.tail_ms >= 0.98 * best.tail_ms:
+            tail_ms, least_ms = (segments.segment_tail_ms(wanted, one) for one in (segment, best))
+            if segment.capacity_rps < best.capacity_rps or tail_ms >= 0.98 * least_ms:
                 break
             best = segment
     return best

@@ -44,13 +44,14 @@ def test_of_equal_capacities_and_tails_the_smallest_batch_and_fewest_processes_w
 
 def test_of_equal_capacities_the_shorter_tail_wins() -> None:
     given = problem([demand("m", 120.0)])
-    for share in Segments(given).best(given.demands[0], plain_device()):
+    segments, asked = Segments(given), given.demands[0]
+    for share in segments.best(asked, plain_device()):
         tails = [
-            one.tail_ms
-            for one in Segments(given).every(given.demands[0], plain_device())
+            segments.segment_tail_ms(asked, one)
+            for one in segments.every(asked, plain_device())
             if one.share == share.share and one.capacity_rps == 120.0
         ]
-        assert share.capacity_rps < 120.0 or share.tail_ms <= min(tails) * 1.05
+        assert share.capacity_rps < 120.0 or segments.segment_tail_ms(asked, share) <= min(tails) * 1.05
 
 
 def test_a_segment_that_does_not_fit_the_memory_is_no_segment() -> None:

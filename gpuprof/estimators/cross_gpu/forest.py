@@ -1,4 +1,4 @@
-"""Trees that LightGBM learned, read from its own text format and evaluated with numpy.
+"""Trees that LightGBM learned, read from its own text format and evaluated by a compiled loop.
 
 Importing LightGBM takes longer than a whole answer may. Only what gpuprof trains is read: numeric splits without
 missing values, a sum of trees; anything else is refused. A test compares the two.
@@ -29,21 +29,18 @@ class Forest:
     feature, threshold, left, right : ndarray of shape (T, S)
         Splits: values not above the threshold go left; a child below zero is leaf ``-child - 1``.
     leaves : ndarray of shape (T, L)
-    depth : int
-        Of the deepest tree.
     features : int
     """
 
-    feature: NDArray[np.int64]
+    feature: NDArray[np.int32]
     threshold: NDArray[np.float64]
-    left: NDArray[np.int64]
-    right: NDArray[np.int64]
+    left: NDArray[np.int32]
+    right: NDArray[np.int32]
     leaves: NDArray[np.float64]
-    depth: int
     features: int
 
     def predict(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sums of the leaves that each row falls into.
+        """Return the sums of the leaves that each row falls into, added in the order of the trees as LightGBM does.
 
         Parameters
         ----------
@@ -53,17 +50,12 @@ class Forest:
         -------
         ndarray of shape (N,)
         """
-        count, trees = len(rows), np.arange(len(self.feature))
-        node = np.zeros((count, len(trees)), dtype=np.int64)
-        samples = np.arange(count)[:, None]
-        for _ in range(self.depth):
-            at = np.maximum(node, 0)
-            below = rows[samples, self.feature[trees, at]] <= self.threshold[trees, at]
-            child = np.where(below, self.left[trees, at], self.right[trees, at])
-            node = np.where(node < 0, node, child)
-            if (node < 0).all():
-                break
-        return np.asarray(self.leaves[trees, -node - 1].sum(axis=1))
+        from gpuprof.estimators.cross_gpu.forest_kernel import add_leaves  # numba takes long to import
+
+        sums = np.zeros(len(rows))
+        values = np.ascontiguousarray(rows, dtype=np.float64)
+        add_leaves(values, self.feature, self.threshold, self.left, self.right, self.leaves, sums)
+        return sums
 
 
 def read_forest(text: str, name: str) -> Forest:
@@ -95,7 +87,7 @@ def _tree(entries: Mapping[str, str], features: int) -> dict[str, Any]:
     if len(leaves) != count or count > _MAX_LEAVES:
         raise ValueError(f"{len(leaves)} leaves where {count} are said")
     if count == 1:  # a constant: a split that goes to the only leaf either way
-        return {"feature": [0], "threshold": [0.0], "left": [-1], "right": [-1], "leaves": leaves, "depth": 1}
+        return {"feature": [0], "threshold": [0.0], "left": [-1], "right": [-1], "leaves": leaves}
     tree: dict[str, Any] = {
         "feature": _integers(entries["split_feature"]),
         "threshold": _floats(entries["threshold"]),
@@ -109,19 +101,16 @@ def _tree(entries: Mapping[str, str], features: int) -> dict[str, Any]:
         raise ValueError("splits and leaves do not agree")
     if not all(0 <= feature < features for feature in tree["feature"]):
         raise ValueError("a feature that it has not")
-    return {**tree, "depth": _depth(tree["left"], tree["right"], count)}
+    _check_children(tree["left"], tree["right"], count)
+    return tree
 
 
-def _depth(left: list[int], right: list[int], leaves: int) -> int:
-    """Return how deep a tree is, which is a tree only if each child has a larger number than its parent."""
-    depth = [1] * len(left)
+def _check_children(left: list[int], right: list[int], leaves: int) -> None:
+    """Refuse what is no tree: each child has a larger number than its parent."""
     for node, children in enumerate(zip(left, right, strict=True)):
         for child in children:
             if not -leaves <= child < len(left) or 0 <= child <= node:
                 raise ValueError(f"node {node} has the child {child}")
-            if child > 0:
-                depth[child] = depth[node] + 1
-    return max(depth)
 
 
 def _pad_trees(trees: list[dict[str, Any]], features: int) -> Forest:
@@ -134,12 +123,11 @@ def _pad_trees(trees: list[dict[str, Any]], features: int) -> Forest:
         return filled
 
     return Forest(
-        pad("feature", splits, np.int64),
+        pad("feature", splits, np.int32),
         pad("threshold", splits, np.float64),
-        pad("left", splits, np.int64),
-        pad("right", splits, np.int64),
+        pad("left", splits, np.int32),
+        pad("right", splits, np.int32),
         pad("leaves", leaves, np.float64),
-        max(tree["depth"] for tree in trees),
         features,
     )
 

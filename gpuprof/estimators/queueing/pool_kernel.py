@@ -6,17 +6,12 @@ Which replica takes a request and how large a batch is are decided by the functi
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import os
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from gpuprof.machine.machine_code import compile_function
 from gpuprof.rules import batching, routing
 
 Array = NDArray[Any]
@@ -27,8 +22,6 @@ ENTRIES_PER_SCORE = 40
 ENTRIES = int(2 * SCORE_REACH * ENTRIES_PER_SCORE) + 1
 
 _NEVER = np.inf
-#: The server's own rules that are compiled with the kernel.
-_RULES = (routing.finish_ms, routing.decay_count, routing.forecast_joining, batching.batch_size_now)
 
 
 class Replicas(NamedTuple):
@@ -144,40 +137,9 @@ def new_state(replicas: Replicas, requests: int, group: int) -> PoolState:
     )
 
 
-def describe_code(function: Any) -> str:
-    """Return all that the machine code of a function depends on: parameters, bytecode, literals and constants."""
-    code = function.__code__
-    constants = {name: repr(function.__globals__[name]) for name in code.co_names if name in function.__globals__}
-    return repr((code.co_varnames, code.co_argcount, code.co_code.hex(), code.co_consts, code.co_names, constants))
-
-
-@cache
-def _cache_directory() -> str:
-    """Return where machine code of this source is kept: numba itself looks only at the outermost function's file.
-
-    The rules are told apart by what was loaded of them, too: their files may have changed since.
-    """
-    digest = hashlib.sha256(Path(__file__).read_bytes())
-    for module in (batching, routing):
-        digest.update(inspect.getsource(module).encode())
-    for rule in _RULES:
-        digest.update(describe_code(rule).encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return str(base / "gpuprof" / f"queueing-{digest.hexdigest()[:16]}")
-
-
-def _jit(function: Any, *, allocates: bool = False) -> Any:
+def _jit(function: Any) -> Any:
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
-    if not allocates:
-        options |= {"_nrt": False, "forceinline": True}
-    config: Any = numba.config
-    before, config.CACHE_DIR = config.CACHE_DIR, _cache_directory()
-    try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # nowhere to keep it: compile anew in each process
-        return numba.njit(**options)(function)
-    finally:
-        config.CACHE_DIR = before
+    return compile_function(function, _nrt=False, forceinline=True, **options)
 
 
 _finish_ms: Any = _jit(routing.finish_ms)

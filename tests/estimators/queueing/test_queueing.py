@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from bench.brute_force import simulate, truth
 from bench.queueing import configurations
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.estimators.queueing.batch_backlog import backlog_law
-from gpuprof.estimators.queueing.pool_kernel import describe_code
 from gpuprof.estimators.queueing.queueing import BatchQueue
 
 QUEUE = BatchQueue()
@@ -214,18 +212,3 @@ def test_a_coarse_tail_is_within_a_fifth_of_the_fine_one(batch: int, processes: 
 def test_what_one_process_does_is_solved_even_where_a_coarse_answer_would_do() -> None:
     server, arrivals = BatchServer((2.0, 3.0), 2, 0.0, latency_cv=0.1), Arrivals(200.0)
     assert BatchQueue().pool(arrivals, (server,), coarse=True).whole == BatchQueue().sojourn(arrivals, server)
-
-
-def test_machine_code_is_kept_apart_by_parameters_literals_and_constants() -> None:
-    sources = [
-        "def rule(a, b): return a + b * 2.0 + LIMIT",
-        "def rule(a, b, c): return a + b * 2.0 + LIMIT",
-        "def rule(a, b): return a + b * 3.0 + LIMIT",
-        "def rule(a, b): return a - b * 2.0 + LIMIT",
-    ]
-    said = set()
-    for source, limit in itertools.product(sources, (1.0, 2.0)):
-        names: dict[str, Any] = {"LIMIT": limit}
-        exec(source, names)
-        said.add(describe_code(names["rule"]))
-    assert len(said) == 2 * len(sources)

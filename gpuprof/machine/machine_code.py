@@ -1,0 +1,103 @@
+"""Compiles functions with numba, and keeps the machine code on disk under all that it was compiled from.
+
+numba itself looks at the file of the outermost function only, and at when it was written: it would go on running an old
+`gpuprof.rules.routing` after that has changed, and keeps code that was loaded before a file changed as if it were the
+new file's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar, cast
+
+import numba
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Where the machine code of what was compiled is kept.
+_DIRECTORIES: dict[Callable[..., Any], Path] = {}
+
+
+def compile_function(function: Function, **options: Any) -> Function:
+    """Return a function compiled by numba with these options, loaded from where it is kept if it is.
+
+    What it calls of other modules must be there already; what it calls of its own may be defined further down.
+    """
+    config: Any = numba.config
+    _DIRECTORIES[function] = code_directory(function)
+    before, config.CACHE_DIR = config.CACHE_DIR, str(_DIRECTORIES[function])
+    compiled: Any
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # nowhere to keep it: compile anew in each process
+        compiled = numba.njit(**options)(function)
+    finally:
+        config.CACHE_DIR = before
+    return cast(Function, compiled)
+
+
+def is_kept(compiled: Callable[..., Any]) -> bool:
+    """Return whether machine code of a compiled function is on disk."""
+    plain = getattr(compiled, "py_func", compiled)
+    return any(_DIRECTORIES[plain].rglob("*.nbc"))
+
+
+def code_directory(function: Callable[..., Any]) -> Path:
+    """Return where to keep the machine code of a function: by its file, for what is not defined yet, and its code."""
+    digest = hashlib.sha256(f"{numba.__version__} {describe_code(function)}".encode())
+    source = Path(function.__code__.co_filename)
+    digest.update(source.read_bytes() if source.is_file() else b"")
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "gpuprof" / f"code-{digest.hexdigest()[:20]}"
+
+
+def describe_code(function: Callable[..., Any]) -> str:
+    """Return all that the machine code of a function depends on, as it was loaded, whatever its file says by now.
+
+    That is parameters, bytecode, literals and constants, and the same of all that it calls.
+    """
+    found: dict[str, str] = {}
+    _describe(function, found)
+    return repr(sorted(found.items()))
+
+
+def _describe(function: Callable[..., Any], found: dict[str, str]) -> None:
+    plain = getattr(function, "py_func", function)
+    name = f"{plain.__module__}.{plain.__qualname__}"
+    if name in found:
+        return
+    found[name] = ""
+    code, used = plain.__code__, []
+    for one in sorted(_names(code)):
+        if one in plain.__globals__:
+            used.append((one, _describe_value(plain.__globals__[one], _names(code), found)))
+    found[name] = repr((_code_key(code), used))
+
+
+def _describe_value(value: Any, names: set[str], found: dict[str, str]) -> str:
+    """Return what stands for a global; functions go to ``found``, and those of modules that are named."""
+    plain = getattr(value, "py_func", value)
+    if isinstance(plain, FunctionType):
+        _describe(plain, found)
+        return f"{plain.__module__}.{plain.__qualname__}"
+    if isinstance(value, ModuleType):
+        inside = sorted(name for name in names if hasattr(value, name)) if value.__name__.startswith("gpuprof") else []
+        return f"{value.__name__} {[_describe_value(getattr(value, name), set(), found) for name in inside]}"
+    if isinstance(value, type):
+        return f"{value.__module__}.{value.__qualname__} {getattr(value, '_fields', ())}"
+    said = repr(value)
+    return type(value).__name__ if " at 0x" in said else said
+
+
+def _names(code: CodeType) -> set[str]:
+    inside = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names, inside))
+
+
+def _code_key(code: CodeType) -> tuple[object, ...]:
+    consts = tuple(_code_key(const) if isinstance(const, CodeType) else repr(const) for const in code.co_consts)
+    return code.co_varnames, code.co_argcount, code.co_code.hex(), consts, code.co_names
