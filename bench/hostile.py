@@ -23,12 +23,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 
+import h2.connection
+import h2.exceptions
 import psutil
 
 from bench.serving import deployment
@@ -37,11 +39,14 @@ from bench.strange_clients import Endpoint, Got, draw_requests, send_all
 TOKEN = "a-token-of-the-benchmark-0123456789"
 _AT_ONCE = 16
 _PROBE_S = 0.01
+_WEIGH_S = 0.1
 _REST_S = 5.0
 _ATTACKERS = 4
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _MODELS = (("m", 600_000),)
+BUFFER_MB = 256
+_UNFINISHED_BYTES = 50 << 20
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Suffered:
     stall_ms: float
     wait_ms: float
     before_mb: float
+    peak_mb: float
     after_mb: float
 
 
@@ -125,6 +131,17 @@ def empty_fields(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     _call(target, goes_on, b"\0" + struct.pack(">I", len(message)) + message)
 
 
+def unfinished_messages(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
+    """Send all of a large message but its end, on one connection after another."""
+    body = struct.pack(">BI", 0, _UNFINISHED_BYTES + 1) + bytes(_UNFINISHED_BYTES)
+    with ExitStack() as opened:
+        while goes_on():
+            with suppress(OSError, h2.exceptions.H2Error):
+                http2, connection = _begin_call(target, ())
+                opened.enter_context(connection)
+                _send_body(http2, connection, body, goes_on)
+
+
 def settings_frames(target: AttackTarget, goes_on: Callable[[], bool]) -> None:
     """Send SETTINGS of HTTP/2 that change the window again and again, with streams open."""
     settings = struct.pack(">HI", 4, 65_535) * 100
@@ -158,6 +175,7 @@ ATTACKS: dict[str, tuple[Attack, bool]] = {
     "JSON, 15 MB": (large_json, True),
     "JSON, deep": (deep_json, True),
     "JSON, wide": (wide_json, True),
+    "gRPC, unfinished messages": (unfinished_messages, True),
     "gRPC, inflating": (inflating_messages, True),
     "gRPC, empty fields": (empty_fields, True),
 }
@@ -167,7 +185,7 @@ def suffer(attack: Attack, seconds: float) -> Suffered:
     """Attack a server of its own for so long, by several threads at once."""
     with hostile_server() as target, _probe(target) as waits:
         time.sleep(1.0)
-        before, deadline = target.process.memory_info().rss, time.monotonic() + seconds
+        weights, deadline = [target.process.memory_info().rss], time.monotonic() + seconds
         attackers = [
             threading.Thread(target=attack, args=(target, lambda: time.monotonic() < deadline), daemon=True)
             for _ in range(_ATTACKERS)
@@ -175,13 +193,14 @@ def suffer(attack: Attack, seconds: float) -> Suffered:
         waits.clear()
         for attacker in attackers:
             attacker.start()
-        for attacker in attackers:
-            attacker.join(seconds + 30.0)
+        while any(attacker.is_alive() for attacker in attackers) and time.monotonic() < deadline + 30.0:
+            weights.append(target.process.memory_info().rss)
+            time.sleep(_WEIGH_S)
         worst_s = max(waits, default=float("inf"))
         time.sleep(_REST_S)
-        return Suffered(
-            _longest_stall_ms(target), 1000.0 * worst_s, before / 1e6, target.process.memory_info().rss / 1e6
-        )
+        after = target.process.memory_info().rss
+        memory_mb = [weight / 1e6 for weight in (weights[0], max(weights), after)]
+        return Suffered(_longest_stall_ms(target), 1000.0 * worst_s, *memory_mb)
 
 
 def foreign_bytes(answers: int) -> tuple[Got, int]:
@@ -220,7 +239,7 @@ def hostile_server(*options: str) -> Iterator[AttackTarget]:
         token.write_text(TOKEN)
         token.chmod(0o600)
         command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0", "--grpc-port", "0"]
-        command += ["--token-file", str(token), *options]
+        command += ["--buffer-mb", str(BUFFER_MB), "--token-file", str(token), *options]
         own = {**os.environ, "GPUPROF_POISON": "1"}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=own
@@ -248,6 +267,7 @@ def _probe(target: AttackTarget) -> Iterator[list[float]]:
                 connection.request("GET", "/v2/health/live")
                 connection.getresponse().read()
             waits.append(time.monotonic() - began)
+        connection.close()
 
     asking = threading.Thread(target=ask, daemon=True)
     asking.start()
@@ -259,9 +279,9 @@ def _probe(target: AttackTarget) -> Iterator[list[float]]:
 
 
 def _longest_stall_ms(target: AttackTarget) -> float:
-    connection = HTTPConnection("127.0.0.1", target.http, timeout=60)
-    connection.request("GET", "/v2/health/ready")
-    told = json.loads(connection.getresponse().read())
+    with closing(HTTPConnection("127.0.0.1", target.http, timeout=60)) as connection:
+        connection.request("GET", "/v2/health/ready")
+        told = json.loads(connection.getresponse().read())
     return 1000.0 * float(told["stalls"]["longest_s"])
 
 
@@ -277,30 +297,41 @@ def _post_json(target: AttackTarget, goes_on: Callable[[], bool], body: bytes, t
 
 def _call(target: AttackTarget, goes_on: Callable[[], bool], message: bytes, *headers: tuple[str, str]) -> None:
     """Send a message of gRPC as it is, again and again."""
-    import h2.connection
-    import h2.exceptions
+    while goes_on():
+        with suppress(OSError, h2.exceptions.H2Error):
+            http2, connection = _begin_call(target, headers)
+            with connection:
+                _send_body(http2, connection, message, goes_on)
+                connection.recv(1 << 16)
 
+
+def _begin_call(
+    target: AttackTarget, headers: Sequence[tuple[str, str]]
+) -> tuple[h2.connection.H2Connection, socket.socket]:
+    """Connect, and send the head of a call of ModelInfer."""
     own = [(":method", "POST"), (":path", _INFER), (":scheme", "http"), (":authority", "x"), ("te", "trailers")]
     own += [("content-type", "application/grpc"), ("authorization", f"Bearer {TOKEN}"), *headers]
-    while goes_on():
-        http2 = h2.connection.H2Connection()
-        with (
-            suppress(OSError, h2.exceptions.H2Error),
-            socket.create_connection(("127.0.0.1", target.grpc)) as connection,
-        ):
-            connection.settimeout(10.0)
-            http2.initiate_connection()
-            http2.send_headers(1, own)
-            left = message
-            while left and goes_on():
-                window = min(http2.local_flow_control_window(1), http2.max_outbound_frame_size, len(left))
-                if window:
-                    http2.send_data(1, left[:window])
-                    left = left[window:]
-                connection.sendall(http2.data_to_send())
-                if not window:
-                    http2.receive_data(connection.recv(1 << 16))
-            connection.recv(1 << 16)
+    connection = socket.create_connection(("127.0.0.1", target.grpc))
+    connection.settimeout(10.0)
+    http2 = h2.connection.H2Connection()
+    http2.initiate_connection()
+    http2.send_headers(1, own)
+    return http2, connection
+
+
+def _send_body(
+    http2: h2.connection.H2Connection, connection: socket.socket, body: bytes, goes_on: Callable[[], bool]
+) -> None:
+    """Send as much as the other side takes, for as long as the attack goes on."""
+    left = memoryview(body)
+    while left and goes_on():
+        window = min(http2.local_flow_control_window(1), http2.max_outbound_frame_size, len(left))
+        if window:
+            http2.send_data(1, bytes(left[:window]))
+            left = left[window:]
+        connection.sendall(http2.data_to_send())
+        if not window:
+            http2.receive_data(connection.recv(1 << 16))
 
 
 def _frames(target: AttackTarget, goes_on: Callable[[], bool], frames: bytes, once: bool = False) -> None:
@@ -343,12 +374,14 @@ def show_hostile(answers: int, seconds: float, only: str = "") -> None:
             f"{sent} requests by HTTP and gRPC, plain and with TLS; reading, slowly, half-closing, closing, cancelling:"
         )
         print(f"  {got.foreign} foreign bytes in {got.answers} answers, {got.refused} refused", flush=True)
-    print(f"{'attack':26s} {'token':>5s} {'stall ms':>9s} {'others wait ms':>15s} {'MB before':>10s} {'MB after':>9s}")
+    waits, memory = f"{'stall ms':>9s} {'others wait ms':>15s}", f"{'MB before':>10s} {'peak':>6s} {'after':>6s}"
+    print(f"{'attack':26s} {'token':>5s} {waits} {memory}")
     for name, (attack, needs_token) in ATTACKS.items():
         if only in name:
             got_here = suffer(attack, seconds)
             figures = (
-                f"{got_here.stall_ms:9.0f} {got_here.wait_ms:15.0f} {got_here.before_mb:10.0f} {got_here.after_mb:9.0f}"
+                f"{got_here.stall_ms:9.0f} {got_here.wait_ms:15.0f} {got_here.before_mb:10.0f} "
+                f"{got_here.peak_mb:6.0f} {got_here.after_mb:6.0f}"
             )
             print(f"{name:26s} {'yes' if needs_token else 'no':>5s} {figures}", flush=True)
 

@@ -58,7 +58,9 @@ class LimitOptions:
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64
     hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0
     drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0
-    connections_per_peer: Annotated[int, typer.Option(help="HTTP connections that one address may have.", min=1)] = 2048
+    connections_per_peer: Annotated[
+        int, typer.Option(help="Connections, and calls of gRPC, that one address may have.", min=1)
+    ] = 2048
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class ServeSettings:
     drain_s : float
         Time for the last answers after the server was told to stop.
     connections_per_peer : int
-        HTTP connections that one address may have.
+        Connections, and calls of gRPC, that one address may have.
     shadow : bool
         Keep standbys with a larger share for models whose p99 passes its SLO.
     adapt : bool

@@ -74,7 +74,7 @@ class ServerSettings:
     idle_s : float
         A connection on which nothing is asked for so long is closed.
     connections_per_peer : int
-        Connections of HTTP that one address may have.
+        Connections of HTTP, and calls and connections of gRPC, that one address may have.
     shadow : bool
         Whether the standbys of the plan take over from replicas whose model breaks its SLO.
     adapt : AdaptSettings or None
@@ -217,8 +217,15 @@ class Server:
         settings = self._settings
         assert settings.grpc_port is not None
         self._grpc = GrpcServer(
-            self.router, settings.max_body_bytes, settings.security, settings.stall_s, settings.idle_s, self._api.pool
+            self.router,
+            settings.max_body_bytes,
+            settings.security,
+            settings.stall_s,
+            settings.idle_s,
+            self._api.pool,
+            settings.connections_per_peer,
         )
+        self._api.turned_away_elsewhere = lambda: 0 if self._grpc is None else self._grpc.turned_away
         port = await self._grpc.start(settings.host, settings.grpc_port)
         scheme = "grpc" if settings.security.context is None else "grpcs"
         return f"{scheme}://{_in_url(settings.host)}:{port}"
@@ -311,16 +318,18 @@ class Server:
                 await self._grpc.watch(now)
             for model in self.router.all():
                 model.forget_cancelled()
-            self._return_memory(now)
+            await self._return_memory(now)
 
-    def _return_memory(self, now: float) -> None:
+    async def _return_memory(self, now: float) -> None:
         """Return to the system what a time of much to do has left, again and again while there is nothing to do."""
         self._arena.trim()
         if self._arena.used or self.router.in_flight:
             self._busy_at = now
         elif now - self._busy_at > _QUIET_S:
             self._busy_at = now
-            return_free_memory()
+            await asyncio.to_thread(return_free_memory)
+            if self._grpc is not None:
+                self._grpc.forget_what_is_free()
 
     async def _stop_listening(self, listener: asyncio.Server) -> None:
         """Stop listening; connections that the system has accepted already are taken in, not reset."""

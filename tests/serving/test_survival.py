@@ -23,6 +23,7 @@ import pytest
 from onnx import helper
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from bench.hostile import BUFFER_MB, suffer, unfinished_messages
 from bench.reliability import killed_under_load
 from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
 from tests.serving.test_reliability import Askers, figure
@@ -208,3 +209,10 @@ def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_
         finally:
             for connection in connections:
                 connection.close()
+
+
+@pytest.mark.slow
+def test_unfinished_messages_of_grpc_take_no_more_than_there_is_for_tensors_and_all_of_it_comes_back() -> None:
+    got = suffer(unfinished_messages, 4.0)
+    assert got.peak_mb < got.before_mb + 2.0 * BUFFER_MB  # without a limit gigabytes
+    assert got.after_mb < got.before_mb + 40.0

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from typing import Any
-
-from google.protobuf.message import DecodeError
 
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.grpc_refusal import abort_with
@@ -16,9 +13,6 @@ from gpuprof.serving.protocol.open_inference import message_class
 from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
-
-#: Of a message that names a model, and has nothing else.
-_MAX_BYTES = 1 << 16
 
 
 class DescriptionCalls:
@@ -42,10 +36,9 @@ class DescriptionCalls:
             "RepositoryIndex": self._repository_index,
         }
 
-    def handler(self, method: Any) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        """Return what answers the call that a descriptor names."""
-        answer = self._answers[method.name]
-        return partial(_answer, answer, message_class(method.input_type.name), message_class(method.output_type.name))
+    def handler(self, method: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Return what answers the call that a descriptor names, given its message."""
+        return partial(_answer, self._answers[method.name], message_class(method.output_type.name))
 
     def _model_ready(self, request: Any) -> dict[str, Any]:
         ready = False
@@ -72,17 +65,8 @@ class DescriptionCalls:
         return {"models": [entry for entry in entries if not request.ready or entry["state"] == "READY"]}
 
 
-async def _answer(
-    answer: Callable[[Any], dict[str, Any]], request: Any, response: Any, message: bytes, context: Any
-) -> bytes:
+async def _answer(answer: Callable[[Any], dict[str, Any]], response: Any, request: Any, context: Any) -> Any:
     try:
-        if len(message) > _MAX_BYTES:
-            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the message is larger than {_MAX_BYTES} bytes")
-        fields = answer(request.FromString(message))
-    except DecodeError:
-        text = "the message is not what this method takes"
-        await abort_with(context, RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text))
+        return response(**answer(request))
     except RefusedError as refusal:
         await abort_with(context, refusal)
-    data: bytes = response(**fields).SerializeToString()
-    return data

@@ -14,8 +14,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
-import grpc
-
 from gpuprof.serving.protocol.grpc_messages import (
     InferCall,
     LargeCall,
@@ -24,6 +22,7 @@ from gpuprof.serving.protocol.grpc_messages import (
     read_urgency,
     write_infer,
 )
+from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.http_api import kin
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
@@ -33,7 +32,7 @@ from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, out_of_memory
+from gpuprof.serving.transport.inference import Inference, OutputTensor, RefusedError, bad_request, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
 
@@ -43,18 +42,19 @@ class InferenceCalls:
     Parameters
     ----------
     router : Router
+    reader : MessageReader
     receive_s : float
         How long the message of a call may take to arrive.
     pool : ParsePool
         Reads messages that have much beside raw tensors.
     """
 
-    def __init__(self, router: Router, receive_s: float, pool: ParsePool) -> None:
-        self._pool = pool
+    def __init__(self, router: Router, reader: MessageReader, receive_s: float, pool: ParsePool) -> None:
         self.arena = router.arena
+        self._reader = reader
+        self._pool = pool
         self._router = router
         self._receive_s = receive_s
-        self._receiving: dict[asyncio.Task[Any], float] = {}
 
     async def infer(self, _: object, context: Any) -> bytes:
         """Answer a call with one request.
@@ -65,8 +65,11 @@ class InferenceCalls:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         inference = None
         try:
-            model, request = await self.read_call(open_call(await self._receive(context), ON_LOOP_BYTES), context)
-            inference = self.submit(model, request, context, partial(_settle, answer))
+            call = await self.receive(context, self._receive_s)
+            if call is None:
+                raise bad_request("the call has no message")
+            inference = await self.accept(call, context, partial(_settle, answer))
+            del call  # what is large of it lies in the arena now
             body = await answer
             if not self.arena.charge(len(body)):
                 raise out_of_memory()
@@ -79,7 +82,43 @@ class InferenceCalls:
         context.add_done_callback(lambda _: self.arena.discharge(len(body)))
         return body
 
-    async def read_call(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
+    async def receive(self, context: Any, limit_s: float = math.inf) -> InferCall | LargeCall | None:
+        """Return the next request of a call, which `accept` must be given, None where the client sends no more.
+
+        Raises
+        ------
+        RefusedError
+            When it is no request, does not come within ``limit_s``, or finds no memory.
+        """
+        message = await self._reader.read(context, limit_s)
+        if message is None:
+            return None
+        try:
+            return open_call(message, ON_LOOP_BYTES)
+        except RefusedError:
+            self._reader.release(len(message))
+            raise
+
+    async def accept(
+        self,
+        call: InferCall | LargeCall,
+        context: Any,
+        settle: Callable[[Sequence[Buffer] | RefusedError], None],
+    ) -> Inference:
+        """Submit what was received; ``settle`` is called once, later, with the parts of the answer or the refusal.
+
+        Raises
+        ------
+        RefusedError
+            When it is wrong, or cannot be answered in time; then ``settle`` is not called.
+        """
+        try:
+            model, request = await self._read_call(call, context)
+            return self._submit(model, request, context, settle)
+        finally:
+            self._reader.release(call.size)
+
+    async def _read_call(self, call: InferCall | LargeCall, context: Any) -> tuple[ServedModel, InferRequest]:
         """Return what a message asks, and of which model.
 
         Raises
@@ -92,32 +131,25 @@ class InferenceCalls:
             refuse_long_text(call.text_bytes)
             return model, await self._pool.run(read_large_call, model.spec, call.data)
         if call.size > INLINE_BYTES:
-            model.foresee(partial(read_urgency, call.message), _peer_of(context))
+            model.foresee(partial(read_urgency, call.message), peer_of(context))
         return model, read_infer(model.spec, call)
 
-    def submit(
+    def _submit(
         self,
         model: ServedModel,
         request: InferRequest,
         context: Any,
         settle: Callable[[Sequence[Buffer] | RefusedError], None],
     ) -> Inference:
-        """Submit a request; ``settle`` is called once, later, with the parts of the answer or the refusal.
-
-        Raises
-        ------
-        RefusedError
-            When it cannot be answered in time; then ``settle`` is not called.
-        """
         arrived = time.monotonic()
         request, slots = place_inputs(request, self.arena)
+        inference = self._inference(model, request, context, settle)
+        inference.arrived, inference.slots = arrived, slots
         try:
-            inference = self._inference(model, request, context, settle)
-            inference.arrived, inference.slots = arrived, slots
+            inference.charge_inputs(self.arena)
             model.submit(inference)
         except RefusedError:
-            for slot in slots:
-                self.arena.give_back(slot)
+            inference.release(self.arena)
             raise
         return inference
 
@@ -140,39 +172,8 @@ class InferenceCalls:
             until_ms if left_s is None else min(until_ms, 1000.0 * left_s),
             done, lambda _, refusal: settle(refusal),
             priority=asked.priority, kin=kin(model, asked), traceparent=_metadata_value(context, "traceparent"),
-            client=_peer_of(context),
+            client=peer_of(context),
         )  # fmt: skip
-
-    def watch(self, now: float) -> None:
-        """End the calls whose message has not arrived in time; called now and then, which costs less than a timer each.
-
-        Parameters
-        ----------
-        now : float
-            Monotonic seconds.
-        """
-        for task, began in list(self._receiving.items()):
-            if now - began > self._receive_s:
-                self._receiving[task] = math.inf  # known to be late where it is cancelled
-                task.cancel()
-
-    async def _receive(self, context: Any) -> bytes:
-        task = asyncio.current_task()
-        assert task is not None
-        self._receiving[task] = time.monotonic()
-        try:
-            message = await context.read()
-        except asyncio.CancelledError:
-            if self._receiving[task] == math.inf and not task.uncancel():
-                text = f"the message has not arrived within {self._receive_s:.0f} s"
-                await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
-            raise
-        finally:
-            del self._receiving[task]
-        if not isinstance(message, bytes):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
-        assert isinstance(message, bytes)
-        return message
 
 
 def _settle(answer: asyncio.Future[bytes], outcome: Sequence[Buffer] | RefusedError) -> None:
@@ -189,6 +190,6 @@ def _metadata_value(context: Any, name: str) -> str:
     return next((str(value) for key, value in context.invocation_metadata() or () if key == name), "")
 
 
-def _peer_of(context: Any) -> str:
+def peer_of(context: Any) -> str:
     """Return the address of a call's client without its port: ``127.0.0.1`` of ``ipv4:127.0.0.1:50412``."""
     return unquote(str(context.peer())).partition(":")[2].rpartition(":")[0].strip("[]")

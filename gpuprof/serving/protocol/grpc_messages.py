@@ -71,7 +71,7 @@ class InferCall:
         return str(self.message.id)
 
     @classmethod
-    def decode(cls, data: bytes) -> InferCall:
+    def decode(cls, data: Buffer) -> InferCall:
         """Read it off the wire; the raw contents of a large one stay where they are.
 
         Raises
@@ -79,7 +79,7 @@ class InferCall:
         RefusedError
             When it is no such message.
         """
-        small = data
+        small: Buffer = data
         spans: list[slice] = []
         try:
             if len(data) > INLINE_BYTES:
@@ -109,11 +109,16 @@ class LargeCall:
     name: str
     version: str
     id: str
-    data: bytes
+    data: Buffer
     text_bytes: int
 
+    @property
+    def size(self) -> int:
+        """Bytes of all of it."""
+        return len(self.data)
 
-def open_call(data: bytes, most_bytes: int) -> InferCall | LargeCall:
+
+def open_call(data: Buffer, most_bytes: int) -> InferCall | LargeCall:
     """Read a ModelInferRequest, unless it has more than ``most_bytes`` beside its raw contents.
 
     Raises

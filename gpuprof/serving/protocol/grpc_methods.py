@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from gpuprof.serving.protocol.grpc_descriptions import DescriptionCalls
-from gpuprof.serving.protocol.grpc_inference import InferenceCalls
+from gpuprof.serving.protocol.grpc_inference import InferenceCalls, peer_of
+from gpuprof.serving.protocol.grpc_reader import MessageReader
+from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.grpc_stream import InferStream
-from gpuprof.serving.protocol.open_inference import SERVICE, protocol_pool, service_methods
+from gpuprof.serving.protocol.open_inference import SERVICE, message_class, protocol_pool, service_methods
+from gpuprof.serving.protocol.peer_counts import PeerCounts
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.security import Security
+from gpuprof.serving.transport.wire import Buffer
 
+#: Answers a call, given its messages or its only one, and the context.
+Behaviour = Callable[[Any, Any], Awaitable[Any]]
+#: Of a message that is no inference.
+_MAX_SHORT_BYTES = 1 << 16
 _HEALTH = "grpc.health.v1.Health"
 _FOR_EVERYBODY = frozenset({f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady", f"/{_HEALTH}/Check"})
 
@@ -60,7 +72,88 @@ class _Collected:
         self.methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 
-def inference_methods(router: Router, calls: InferenceCalls) -> dict[str, Any]:
+class CallLimits:
+    """Has every call read its messages through one reader, and lets an address have only so many calls at once.
+
+    Parameters
+    ----------
+    reader : MessageReader
+    receive_s : float
+        How long the message of a call may take to arrive.
+    per_peer : int
+    """
+
+    def __init__(self, reader: MessageReader, receive_s: float, per_peer: int) -> None:
+        self._reader = reader
+        self._receive_s = receive_s
+        self.peers = PeerCounts(per_peer)
+
+    def limit(self, behaviour: Behaviour) -> Behaviour:
+        """Return what refuses a call that is one too many of its client, and else does what ``behaviour`` does."""
+
+        async def answer(messages: Any, context: Any) -> Any:
+            peer = peer_of(context)
+            if not self.peers.add(peer):
+                await abort_with(context, _too_many(self.peers.per_peer))
+            try:
+                return await behaviour(messages, context)
+            finally:
+                self.peers.discard(peer)
+
+        return answer
+
+    def read_one(self, behaviour: Behaviour, parse: Callable[[Buffer], Any]) -> Behaviour:
+        """Return what reads the only message of a call, which is a short one, and has ``behaviour`` answer it.
+
+        grpcio would receive it, however long, before the call is known here; so the call is registered as one that
+        sends a stream, which on the wire is the same.
+        """
+
+        async def answer(_: object, context: Any) -> Any:
+            try:
+                request = await self._read_short(context, parse, self._receive_s)
+                if request is None:
+                    raise RefusedError(HTTPStatus.BAD_REQUEST, "the call has no message")
+            except RefusedError as refusal:
+                await abort_with(context, refusal)
+            return await behaviour(request, context)
+
+        return self.limit(answer)
+
+    def read_all(
+        self, behaviour: Callable[[Any, Any], AsyncIterator[Any]], parse: Callable[[Buffer], Any]
+    ) -> Behaviour:
+        """Return what reads a stream of short messages, and writes what ``behaviour`` yields for them."""
+
+        async def answer(_: object, context: Any) -> None:
+            async def requests() -> AsyncIterator[Any]:
+                while (request := await self._read_short(context, parse, math.inf)) is not None:
+                    yield request
+
+            try:
+                async for response in behaviour(requests(), context):
+                    await context.write(response)
+            except RefusedError as refusal:
+                await abort_with(context, refusal)
+
+        return self.limit(answer)
+
+    async def _read_short(self, context: Any, parse: Callable[[Buffer], Any], limit_s: float) -> Any:
+        message = await self._reader.read(context, limit_s)
+        if message is None:
+            return None
+        self._reader.release(len(message))
+        if len(message) > _MAX_SHORT_BYTES:
+            text = f"the message is larger than {_MAX_SHORT_BYTES} bytes"
+            raise RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+        try:
+            return parse(message)
+        except DecodeError:
+            text = "the message is not what this method takes"
+            raise RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, text) from None
+
+
+def inference_methods(router: Router, calls: InferenceCalls, limits: CallLimits) -> dict[str, Any]:
     """Return the handlers of the Open Inference Protocol by their paths."""
     described = DescriptionCalls(router)
 
@@ -70,16 +163,18 @@ def inference_methods(router: Router, calls: InferenceCalls) -> dict[str, Any]:
     methods = {}
     for method in service_methods():
         if method.name == "ModelInfer":
-            handler = grpc.stream_unary_rpc_method_handler(calls.infer)
+            handler = grpc.stream_unary_rpc_method_handler(limits.limit(calls.infer))
         elif method.name == "ModelStreamInfer":
-            handler = grpc.stream_stream_rpc_method_handler(stream)
+            handler = grpc.stream_stream_rpc_method_handler(limits.limit(stream))
         else:
-            handler = grpc.unary_unary_rpc_method_handler(described.handler(method))
+            request, response = (message_class(one.name) for one in (method.input_type, method.output_type))
+            answer = limits.read_one(described.handler(method), request.FromString)
+            handler = grpc.stream_unary_rpc_method_handler(answer, None, response.SerializeToString)
         methods[f"/{SERVICE}/{method.name}"] = handler
     return methods
 
 
-def standard_methods(health_servicer: health.aio.HealthServicer) -> dict[str, Any]:
+def standard_methods(health_servicer: health.aio.HealthServicer, limits: CallLimits) -> dict[str, Any]:
     """Return the handlers of gRPC's own services by their paths: health and server reflection."""
     pool = protocol_pool()
     for described in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
@@ -89,7 +184,24 @@ def standard_methods(health_servicer: health.aio.HealthServicer) -> dict[str, An
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, collected)
     reflected = reflection.aio.ReflectionServicer(names, pool)
     reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflected, collected)
-    return collected.methods
+    return {path: _limit_standard(handler, limits) for path, handler in collected.methods.items()}
+
+
+def _limit_standard(handler: Any, limits: CallLimits) -> Any:
+    """Return a handler of grpc's generated code as one that reads through the reader of all calls."""
+    parse, serialize = handler.request_deserializer, handler.response_serializer
+    if handler.request_streaming:
+        answer = limits.read_all(handler.stream_stream, parse)
+    elif handler.response_streaming:
+        answer = limits.read_one(handler.unary_stream, parse)
+    else:
+        return grpc.stream_unary_rpc_method_handler(limits.read_one(handler.unary_unary, parse), None, serialize)
+    return grpc.stream_stream_rpc_method_handler(answer, None, serialize)
+
+
+def _too_many(per_peer: int) -> RefusedError:
+    message = f"the address has {per_peer} calls that are not answered yet, as many as it may have"
+    return RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, message, 1.0, overloaded=True)
 
 
 async def _refuse(_: object, context: Any) -> None:

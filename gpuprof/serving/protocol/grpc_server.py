@@ -8,6 +8,7 @@ tensors would be copied once more. What this way costs beside a bare echo of grp
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -15,8 +16,10 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 
 from gpuprof.errors import InputError
+from gpuprof.serving.protocol.grpc_connections import ConnectionLimit
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
-from gpuprof.serving.protocol.grpc_methods import GuardedMethods, inference_methods, standard_methods
+from gpuprof.serving.protocol.grpc_methods import CallLimits, GuardedMethods, inference_methods, standard_methods
+from gpuprof.serving.protocol.grpc_reader import WEIGH_S, MessageReader
 from gpuprof.serving.protocol.open_inference import SERVICE
 from gpuprof.serving.protocol.parse_pool import ParsePool
 from gpuprof.serving.router.router import Router
@@ -26,6 +29,8 @@ _MAX_STREAMS = 1000
 _MAX_CONNECTIONS = 10_000
 _MAX_CALLS = 20_000
 _MAX_METADATA_BYTES = 1 << 14
+#: Of a message that nobody waits for yet; one that is waited for may be sent as fast as it goes.
+_LOOKAHEAD_BYTES = 1 << 16
 _HANDSHAKE_S = 10.0
 _LEAST_BYTES_PER_S = 1 << 20
 _SERVING, _NOT_SERVING = (health_pb2.HealthCheckResponse.ServingStatus.Value(n) for n in ("SERVING", "NOT_SERVING"))
@@ -47,6 +52,13 @@ class GrpcServer:
         A connection on which nothing is asked for so long is closed.
     pool : ParsePool or None
         Reads messages that have much beside raw tensors.
+    per_peer : int
+        Calls that are not answered yet, and connections, that one address may have.
+
+    Attributes
+    ----------
+    port : int
+        Known once it listens.
     """
 
     def __init__(
@@ -57,18 +69,24 @@ class GrpcServer:
         stall_s: float = 30.0,
         idle_s: float = 300.0,
         pool: ParsePool | None = None,
+        per_peer: int = 2048,
     ) -> None:
         self._router = router
         self._security = security
+        self._per_peer = per_peer
+        self.port = 0
+        self._connections = ConnectionLimit(self.port, per_peer)
         self._health = health.aio.HealthServicer()
-        self._calls = InferenceCalls(
-            router, stall_s + max_message_bytes / _LEAST_BYTES_PER_S, ParsePool() if pool is None else pool
-        )
-        methods = inference_methods(router, self._calls) | standard_methods(self._health)
+        receive_s = stall_s + max_message_bytes / _LEAST_BYTES_PER_S
+        self._reader = MessageReader(router.arena, max_message_bytes)
+        self._limits = CallLimits(self._reader, receive_s, per_peer)
+        calls = InferenceCalls(router, self._reader, receive_s, ParsePool() if pool is None else pool)
+        methods = inference_methods(router, calls, self._limits) | standard_methods(self._health, self._limits)
         options = _options(max_message_bytes, stall_s, idle_s)
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server.add_generic_rpc_handlers((GuardedMethods(methods, security),))
         self._was_ready: bool | None = None
+        self._weighing: asyncio.Task[None] | None = None
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the port.
@@ -89,7 +107,10 @@ class GrpcServer:
             raise InputError(f"port {port} is taken on {host}", "choose another with --grpc-port") from None
         await self.watch(time.monotonic())
         await self._server.start()
-        return int(bound)
+        self.port = int(bound)
+        self._connections = ConnectionLimit(self.port, self._per_peer)
+        self._weighing = asyncio.ensure_future(self._weigh())
+        return self.port
 
     async def stop(self, grace_s: float) -> None:
         """Take no more calls and wait for those that are there."""
@@ -98,29 +119,50 @@ class GrpcServer:
 
     async def close(self) -> None:
         """Close the port and all connections."""
+        if self._weighing is not None:
+            self._weighing.cancel()
         await self._server.stop(None)
 
     async def watch(self, now: float) -> None:
         """End calls that do not go on, and have the health service say whether every model can be answered."""
-        self._calls.watch(now)
+        self._reader.watch(now)
+        await asyncio.to_thread(self._connections.enforce)
         ready = self._router.is_ready
         if ready != self._was_ready:
             self._was_ready = ready
             for name in ("", SERVICE):
                 await self._health.set(name, _SERVING if ready else _NOT_SERVING)
 
+    @property
+    def turned_away(self) -> int:
+        """Calls and connections beyond those that an address may have."""
+        return self._limits.peers.turned_away + self._connections.turned_away
+
+    def forget_what_is_free(self) -> None:
+        """Take the memory that the process has now for its own; called when nothing is asked of it."""
+        self._reader.forget_what_is_free()
+
+    async def _weigh(self) -> None:
+        while True:
+            await asyncio.sleep(WEIGH_S)
+            self._reader.weigh()
+
 
 def _options(max_message_bytes: int, stall_s: float, idle_s: float) -> list[tuple[str, Any]]:
     """Return the arguments of the C core: what one connection, and all together, may cost.
 
     A connection whose peer acknowledges no ping is closed, and by TCP's own timeout (TCP_USER_TIMEOUT, which these
-    settings turn on) one whose peer reads nothing.
+    settings turn on) one whose peer reads nothing. Of a message that is not waited for only so much is received: the
+    window does not grow with the speed of the line.
     """
     stall_ms = int(1000 * stall_s)
     return [
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", -1),
+        ("grpc.per_message_decompression", 0),
+        ("grpc.http2.lookahead_bytes", _LOOKAHEAD_BYTES),
+        ("grpc.http2.bdp_probe", 0),
         ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", 2 * _MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", _MAX_STREAMS),

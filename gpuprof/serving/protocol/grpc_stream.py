@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from gpuprof.serving.protocol.grpc_inference import InferenceCalls
-from gpuprof.serving.protocol.grpc_messages import InferCall, LargeCall, open_call, write_stream_error, write_streamed
+from gpuprof.serving.protocol.grpc_messages import InferCall, LargeCall, write_stream_error, write_streamed
 from gpuprof.serving.protocol.grpc_refusal import abort_with
-from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES
 from gpuprof.serving.transport.inference import Inference, RefusedError, out_of_memory
 from gpuprof.serving.transport.wire import Buffer
 
@@ -67,16 +66,16 @@ class InferStream:
     async def _read_messages(self) -> None:
         while True:
             await self._permits.acquire()
-            message = await self._context.read()
-            if not isinstance(message, bytes):
-                break
             try:
-                call = open_call(message, ON_LOOP_BYTES)
+                call = await self._calls.receive(self._context)
             except RefusedError as refusal:  # what follows need not make sense either
                 self._answers.put_nowait(refusal)
                 return
+            if call is None:
+                break
             self._unanswered += 1
             await self._submit(call)
+            del call
         self._client_ended = True
         self._finish_if_all_is_answered()
 
@@ -84,8 +83,7 @@ class InferStream:
         asked: list[Inference] = []
         settle = partial(self._settle, call.id, asked)
         try:
-            model, request = await self._calls.read_call(call, self._context)
-            inference = self._calls.submit(model, request, self._context, settle)
+            inference = await self._calls.accept(call, self._context, settle)
         except RefusedError as refusal:
             settle(refusal)
             return

@@ -52,6 +52,11 @@ class HttpApi:
         That one address may have.
     stalls : StallMeter or None
         Told in the metrics and with readiness.
+
+    Attributes
+    ----------
+    turned_away_elsewhere : callable
+        Returns how many connections and calls of other protocols addresses had too many.
     """
 
     def __init__(
@@ -71,6 +76,7 @@ class HttpApi:
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[int] = Counter()
         self.pool = ParsePool()
+        self.turned_away_elsewhere: Callable[[], int] = lambda: 0
         self._parsing: set[asyncio.Task[None]] = set()
         self._max_body_bytes = max_body_bytes
         self._admits = admits
@@ -165,7 +171,8 @@ class HttpApi:
     def _metrics(self, connection: HttpClient) -> None:
         from gpuprof.serving.protocol.metrics import CONTENT_TYPE, ProtocolFigures, render
 
-        counted = ProtocolFigures(self._refusals, self.connections.turned_away, self._stalls)
+        turned_away = self.connections.turned_away + self.turned_away_elsewhere()
+        counted = ProtocolFigures(self._refusals, turned_away, self._stalls)
         connection.respond(200, CONTENT_TYPE, render(self.router, counted))
 
     def _openapi(self, connection: HttpClient) -> None:

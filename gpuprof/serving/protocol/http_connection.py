@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Protocol, cast
@@ -17,6 +16,7 @@ import orjson
 
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
+from gpuprof.serving.protocol.peer_counts import PeerCounts
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
 from gpuprof.serving.transport.wire import Buffer
@@ -69,20 +69,21 @@ class ConnectionSet:
     """
 
     def __init__(self, per_peer: int) -> None:
-        self._per_peer = per_peer
         self._connections: set[HttpConnection] = set()
-        self._counts: Counter[str] = Counter()
-        self.turned_away = 0
+        self._counts = PeerCounts(per_peer)
 
     def __iter__(self) -> Iterator[HttpConnection]:
         return iter(list(self._connections))
 
+    @property
+    def turned_away(self) -> int:
+        """How many connections there would have been more."""
+        return self._counts.turned_away
+
     def add(self, connection: HttpConnection) -> bool:
         """Take in a connection; False when its address has too many."""
-        if self._counts[connection.peer] >= self._per_peer:
-            self.turned_away += 1
+        if not self._counts.add(connection.peer):
             return False
-        self._counts[connection.peer] += 1
         self._connections.add(connection)
         return True
 
@@ -90,9 +91,7 @@ class ConnectionSet:
         """Forget a connection."""
         if connection in self._connections:
             self._connections.discard(connection)
-            self._counts[connection.peer] -= 1
-            if not self._counts[connection.peer]:
-                del self._counts[connection.peer]
+            self._counts.discard(connection.peer)
 
 
 class HttpConnection(asyncio.BufferedProtocol):

@@ -25,7 +25,7 @@ def read_large_request(spec: ModelSpec, data: bytes, json_bytes: int) -> InferRe
     return _with_bytes(request)
 
 
-def read_large_call(spec: ModelSpec, message: bytes) -> InferRequest:
+def read_large_call(spec: ModelSpec, message: Buffer) -> InferRequest:
     """Read a request of gRPC, its tensors as bytes.
 
     Raises
@@ -67,8 +67,10 @@ def place_inputs(request: InferRequest, arena: Arena) -> tuple[InferRequest, lis
 
 def _place(tensor: InputTensor, arena: Arena, slots: list[Slot]) -> InputTensor:
     data = tensor.data
-    if isinstance(data, tuple) or len(data) <= INLINE_BYTES:
+    if isinstance(data, tuple):
         return tensor
+    if len(data) <= INLINE_BYTES:  # a view would keep all of the message
+        return InputTensor(tensor.shape, bytes(data)) if isinstance(data, memoryview) else tensor
     slot = arena.take(len(data))
     if slot is None:
         for taken in slots:

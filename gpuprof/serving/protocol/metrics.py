@@ -30,7 +30,7 @@ class ProtocolFigures:
     refusals : mapping of int to int
         Answers that say no, by HTTP status.
     turned_away : int
-        Connections beyond those that an address may have.
+        Connections, and calls of gRPC, beyond those that an address may have.
     stalls : StallMeter
     """
 
@@ -91,7 +91,9 @@ def _protocol(figures: ProtocolFigures) -> Iterator[Metric]:
     )
     for status, count in sorted(figures.refusals.items()):
         refused.add_metric([str(status)], float(count))
-    turned = CounterMetricFamily("gpuprof_refused_connections", "Connections beyond those that an address may have")
+    turned = CounterMetricFamily(
+        "gpuprof_refused_connections", "Connections and calls beyond those that an address may have"
+    )
     turned.add_metric([], float(figures.turned_away))
     stalls = CounterMetricFamily("gpuprof_router_stalls", "How often the router stood still for 50 ms or more")
     stalls.add_metric([], float(figures.stalls.count))

@@ -41,7 +41,7 @@ class Arena:
     Attributes
     ----------
     used : int
-        Bytes that are taken or charged.
+        Bytes that are taken, charged or measured elsewhere.
     """
 
     def __init__(self, capacity: int, poison: bool = False) -> None:
@@ -54,6 +54,7 @@ class Arena:
         self._taken: dict[int, int] = {}
         self._touched = 0
         self._poison = poison
+        self._elsewhere = 0
         self.used = 0
 
     def take(self, size: int) -> Slot | None:
@@ -106,6 +107,14 @@ class Arena:
     def discharge(self, size: int) -> None:
         """Count ``size`` bytes no longer that were charged."""
         self.used -= size
+
+    def count_elsewhere(self, size: int) -> None:
+        """Count ``size`` bytes that were measured elsewhere, instead of those measured before.
+
+        They may be more than there is room for: nobody was asked before they came.
+        """
+        self.used += size - self._elsewhere
+        self._elsewhere = size
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return ``size`` bytes from ``offset`` on, writable."""

@@ -109,6 +109,8 @@ class Inference:
         One of them is called, once.
     slots : list of Slot
         Memory of the inputs, held until the answer.
+    charged : int
+        Bytes of inputs that lie elsewhere, which count until the answer, too.
     expected_ms : float
         From the arrival to the answer, as it was expected when it was let in.
     attempts : int
@@ -138,6 +140,7 @@ class Inference:
     on_refused: Callable[[Inference, RefusedError], None]
     priority: int = 0
     slots: list[Slot] = field(default_factory=list)
+    charged: int = 0
     expected_ms: float = 0.0
     attempts: int = 0
     alone: bool = False
@@ -153,8 +156,23 @@ class Inference:
     turn: float = 0.0
     overtaken: bool = False
 
+    def charge_inputs(self, arena: Arena) -> None:
+        """Have the inputs that lie outside the arena count until `release`.
+
+        Raises
+        ------
+        RefusedError
+            When there is no memory for them.
+        """
+        size = sum(len(tensor.data) for tensor in self.inputs if not isinstance(tensor.data, tuple))
+        if not arena.charge(size):
+            raise out_of_memory()
+        self.charged = size
+
     def release(self, arena: Arena) -> None:
         """Give the memory of the inputs back."""
         for slot in self.slots:
             arena.give_back(slot)
         self.slots = []
+        arena.discharge(self.charged)
+        self.charged = 0

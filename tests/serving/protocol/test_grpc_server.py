@@ -18,16 +18,18 @@ from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import Security
 
 TOKEN = "a-token-of-the-tests-0123456789"
+STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 LIVE = "/inference.GRPCInferenceService/ServerLive"
 REFLECT = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
 
 
 @asynccontextmanager
-async def serving(security: Security) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
+async def serving(security: Security, per_peer: int) -> AsyncIterator[tuple[GrpcServer, grpc.aio.Channel]]:
     arena = Arena(1 << 20)
-    server = GrpcServer(Router(arena), 1 << 20, security)
+    server = GrpcServer(Router(arena), 1 << 20, security, per_peer=per_peer)
     port = await server.start("127.0.0.1", 0)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         yield server, channel
@@ -36,9 +38,9 @@ async def serving(security: Security) -> AsyncIterator[tuple[GrpcServer, grpc.ai
     arena.close()
 
 
-def run(test: Callable[[GrpcServer, Any], Coroutine[Any, Any, None]], security: Security) -> None:
+def run(test: Callable[[GrpcServer, Any], Coroutine[Any, Any, None]], security: Security, per_peer: int = 100) -> None:
     async def main() -> None:
-        async with serving(security) as (server, channel):
+        async with serving(security, per_peer) as (server, channel):
             await test(server, channel)
 
     asyncio.run(main())
@@ -106,3 +108,53 @@ def test_a_port_that_is_taken_is_said() -> None:
         await other.close()
 
     run(test, Security())
+
+
+def test_an_address_has_only_so_many_calls_at_once() -> None:
+    async def test(server: GrpcServer, channel: Any) -> None:
+        calls = [channel.stream_stream(path)(timeout=30) for path in (INFER, STREAM, WATCH)]
+        for call in calls:
+            await call.wait_for_connection()
+        for _ in range(500):
+            codes = {code for call in calls if call.done() and (code := await call.code())}
+            if codes:
+                break
+            await asyncio.sleep(0.02)
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert server.turned_away == 1
+        for call in calls:
+            call.cancel()
+        for _ in range(500):
+            if (code := await code_of(channel.unary_unary(LIVE)(b""))) == grpc.StatusCode.OK:
+                break
+            await asyncio.sleep(0.02)  # until the server knows that they are over
+        assert code == grpc.StatusCode.OK
+
+    run(test, Security(), per_peer=2)
+
+
+def test_of_an_address_with_too_many_connections_the_newest_are_closed() -> None:
+    async def test(server: GrpcServer, channel: Any) -> None:
+        opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for _ in range(2):  # those of the first round stay
+            for _ in range(40):
+                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+                writer.write(PREFACE)
+                assert await reader.read(1 << 16)  # now it is the server's
+                opened.append((reader, writer))
+            await server.watch(time.monotonic())
+        closed = [asyncio.ensure_future(_closes(reader)) for reader, _ in opened]
+        await asyncio.wait(closed[60:], timeout=20.0)
+        assert [one.done() for one in closed] == [False] * 60 + [True] * 20
+        assert server.turned_away == 20
+        for one, (_, writer) in zip(closed, opened, strict=True):
+            one.cancel()
+            writer.close()
+
+    run(test, Security(), per_peer=60)
+
+
+async def _closes(reader: asyncio.StreamReader) -> None:
+    with suppress(ConnectionError):
+        while await reader.read(1 << 16):
+            pass

@@ -1,0 +1,201 @@
+"""Messages of gRPC on their way in: how long they may take, and what they may hold of the server's memory.
+
+A message is grpcio's until it is whole, and nobody is told how much of it has come. So the process is weighed, often,
+while more calls wait for messages than there is memory for; what it has grown by counts towards the memory for
+tensors, and where that is not enough, those end whose messages take longest. Compressed messages are not inflated by
+grpcio, which would do it before anybody could say whether there is memory for it: they are inflated here, by threads,
+a few at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import zlib
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from gpuprof.serving.transport.arena import Arena
+from gpuprof.serving.transport.batch_io import INLINE_BYTES
+from gpuprof.serving.transport.inference import RefusedError, out_of_memory
+from gpuprof.serving.transport.wire import Buffer
+from gpuprof.serving.watch.memory import private_bytes, return_free_memory
+
+#: Weighed so often while messages may take more memory than there is.
+WEIGH_S = 0.05
+_TRIM_S = 1.0
+_INFLATED_AT_ONCE = 2
+#: Deflate makes a byte of at most so many.
+_MOST_RATIO = 1032
+_PIECE_BYTES = 1 << 16
+#: zlib recognises the header, that of gzip or its own.
+_ANY_HEADER = 47
+
+
+@dataclass(slots=True)
+class _Receiving:
+    """A call whose message has not come yet."""
+
+    began: float
+    until: float
+    refusal: RefusedError | None = None
+
+
+class MessageReader:
+    """Reads the messages of all calls.
+
+    Parameters
+    ----------
+    arena : Arena
+        Whose memory messages are charged to.
+    max_message_bytes : int
+        Of a message, inflated.
+    """
+
+    def __init__(self, arena: Arena, max_message_bytes: int) -> None:
+        self._arena = arena
+        self._max_message_bytes = max_message_bytes
+        self._receiving: dict[asyncio.Task[Any], _Receiving] = {}
+        self._charged = 0
+        self._empty_bytes = private_bytes()
+        self._trimming: asyncio.Future[None] | None = None
+        self._trimmed_at = -math.inf
+        self._inflating = asyncio.Semaphore(_INFLATED_AT_ONCE)
+
+    async def read(self, context: Any, limit_s: float = math.inf) -> Buffer | None:
+        """Return the next message of a call, None where the client sends no more; `release` must be called for it.
+
+        Raises
+        ------
+        RefusedError
+            When it does not come within ``limit_s``, or finds no memory.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        began = time.monotonic()
+        receiving = self._receiving[task] = _Receiving(began, began + limit_s)
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            if receiving.refusal is not None and not task.uncancel():
+                raise receiving.refusal from None
+            raise
+        finally:
+            del self._receiving[task]
+        if not isinstance(message, bytes):
+            return None
+        self._charge(len(message))
+        return await self._inflate(message) if _is_compressed(message) else message
+
+    def release(self, size: int) -> None:
+        """Count a message no longer that had ``size`` bytes, or a part of one."""
+        self._charged -= size
+        self._arena.discharge(size)
+
+    def weigh(self) -> None:
+        """Count what messages that are not whole yet have in memory; end some where that is too much."""
+        arena = self._arena
+        arena.count_elsewhere(0)
+        if len(self._receiving) * self._max_message_bytes <= arena.capacity - arena.used:
+            if not self._receiving and not self._charged:
+                self._empty_bytes = min(self._empty_bytes, private_bytes())
+            return
+        arena.count_elsewhere(max(0, private_bytes() - self._empty_bytes - self._charged))
+        if arena.used > arena.capacity and not self._trim():
+            self._end_slowest()
+
+    def watch(self, now: float) -> None:
+        """End the calls whose message has not come in time; called now and then, which costs less than a timer each.
+
+        Parameters
+        ----------
+        now : float
+            Monotonic seconds.
+        """
+        for task, receiving in list(self._receiving.items()):
+            if now > receiving.until:
+                text = f"the message has not arrived within {receiving.until - receiving.began:.0f} s"
+                self._end(task, receiving, RefusedError(HTTPStatus.REQUEST_TIMEOUT, text))
+
+    def forget_what_is_free(self) -> None:
+        """Take the memory that the process has now for its own; called when it has nothing to do."""
+        if not self._receiving and not self._charged:
+            self._empty_bytes = private_bytes()
+
+    def _charge(self, size: int) -> None:
+        if not self._arena.charge(size):
+            raise out_of_memory()
+        self._charged += size
+
+    def _trim(self) -> bool:
+        """Have free memory returned, which the system still counts, unless that was done just now."""
+        if self._trimming is not None and not self._trimming.done():
+            return True
+        if time.monotonic() - self._trimmed_at < _TRIM_S:
+            return False
+        self._trimmed_at = time.monotonic()
+        self._trimming = asyncio.ensure_future(asyncio.to_thread(return_free_memory))
+        return True
+
+    def _end_slowest(self) -> None:
+        slowest = sorted(self._receiving.items(), key=lambda item: item[1].began)
+        for task, receiving in slowest[: (len(slowest) + 1) // 2]:
+            self._end(task, receiving, out_of_memory())
+
+    def _end(self, task: asyncio.Task[Any], receiving: _Receiving, refusal: RefusedError) -> None:
+        if receiving.refusal is None:
+            receiving.refusal = refusal
+            task.cancel()
+
+    async def _inflate(self, message: bytes) -> Buffer:
+        """Return what a message was compressed from; charged is what is returned, as for any message."""
+        most = min(self._max_message_bytes, _MOST_RATIO * len(message))
+        inflated: bytearray | RefusedError = bytearray()
+        try:
+            async with self._inflating:
+                self._charge(most)
+                try:
+                    inflated = await asyncio.to_thread(_inflate, message, self._max_message_bytes)
+                finally:
+                    self.release(most - (0 if isinstance(inflated, RefusedError) else len(inflated)))
+        finally:
+            self.release(len(message))
+        if isinstance(inflated, RefusedError):
+            raise inflated
+        return bytes(inflated) if len(inflated) <= INLINE_BYTES else inflated
+
+
+def _is_compressed(message: bytes) -> bool:
+    """Return whether a message begins as gzip or zlib do; no message of the services here has a field like that."""
+    if message[:2] == b"\x1f\x8b":
+        return True
+    return message[:1] == b"\x78" and len(message) > 1 and int.from_bytes(message[:2], "big") % 31 == 0
+
+
+def _inflate(message: bytes, most: int) -> bytearray | RefusedError:
+    """Return what a message was compressed from, or why not: raising would keep what there is of it.
+
+    It is done piece by piece: one large piece is copied once more, and nobody else runs Python meanwhile.
+    """
+    inflater = zlib.decompressobj(_ANY_HEADER)
+    inflated = bytearray()
+    try:
+        for begin in range(0, len(message), _PIECE_BYTES):
+            piece = message[begin : begin + _PIECE_BYTES]
+            while piece and not inflater.eof:
+                inflated += inflater.decompress(piece, _PIECE_BYTES)
+                if len(inflated) > most:
+                    text = f"the message is larger than {most} bytes"
+                    return RefusedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)
+                piece = inflater.unconsumed_tail
+            if inflater.eof and (inflater.unused_data or begin + _PIECE_BYTES < len(message)):
+                break
+        else:
+            inflated += inflater.flush()
+            if inflater.eof and len(inflated) <= most:
+                return inflated
+    except zlib.error as error:
+        return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the message cannot be inflated: {error}")
+    return RefusedError(HTTPStatus.INTERNAL_SERVER_ERROR, "the message is not compressed as one piece")
