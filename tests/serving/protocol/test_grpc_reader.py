@@ -75,6 +75,7 @@ def test_a_compressed_message_is_what_it_was(part: bytes, times: int, compress: 
         (gzip.compress(b"abc") + bytes(1 << 18), "not compressed as one piece"),
         (b"\x1f\x8b" + bytes(50), "cannot be inflated"),
     ],
+    ids=["too large", "two pieces", "cut off", "more behind", "no data"],
 )
 def test_what_cannot_be_inflated_within_the_limit_is_refused_and_leaves_nothing(message: bytes, said: str) -> None:
     async def test(arena: Arena, reader: MessageReader) -> None:
