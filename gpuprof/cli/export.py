@@ -1,4 +1,4 @@
-"""``gpuprof export``: a deployment map for mig-parted, Triton or Kubernetes."""
+"""``gpuprof export``: a deployment map for mig-parted, Triton, Kubernetes or KServe."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from gpuprof.errors import InputError
 
 def export(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
-    to: Annotated[str, typer.Option(help="json, mig-parted, triton or k8s.")] = "mig-parted",
+    to: Annotated[str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s or kserve.")] = "mig-parted",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Directory to write to; without it a single file is printed.")
     ] = None,
-    image: Annotated[str | None, typer.Option(help="Container image of the Kubernetes manifest.")] = None,
+    image: Annotated[str | None, typer.Option(help="Container image with gpuprof, for k8s and kserve.")] = None,
+    copy: Annotated[
+        bool,
+        typer.Option(
+            "--copy", help="Copy models instead of making hard links, through which onnx.load reads no external data."
+        ),
+    ] = False,
 ) -> None:
     """Write a map in the words of another tool."""
     from gpuprof.pipeline.export import export as export_map
 
     result = export_map(map_file, to, image=image, note=say_note)
     if output is not None:
-        result.write(output)
-        say_note(f"{len(result.files)} files written to {output}")
-    elif len(result.files) == 1:
+        result.write(output, copy)
+        say_note(f"{len(result.files) + len(result.models)} files written to {output}")
+    elif len(result.files) == 1 and not result.models:
         sys.stdout.write(next(iter(result.files.values())))
     else:
-        raise InputError(f"{to} makes {len(result.files)} files", "name a directory with -o")
+        raise InputError(f"{to} makes {len(result.files) + len(result.models)} files", "name a directory with -o")

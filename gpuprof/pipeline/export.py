@@ -1,8 +1,10 @@
-"""``export``: a deployment map for mig-parted, Triton or Kubernetes."""
+"""``export``: a deployment map for mig-parted, Triton, Kubernetes or KServe."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +18,25 @@ from gpuprof.placement.feasibility import check_layout
 
 @dataclass(frozen=True, kw_only=True)
 class MapExportResult(Result):
-    """The files of another tool, by their path below the folder that they are written to."""
+    """The files of another tool, by their path below the folder that they are written to.
+
+    Attributes
+    ----------
+    files : mapping of str to str
+        Texts.
+    models : mapping of str to Path
+        Where the files of models are, which `write` links or copies.
+    """
 
     files: Mapping[str, str]
+    models: Mapping[str, Path]
 
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each file: its path and what stands in it."""
         return [{"path": path, "content": content} for path, content in self.files.items()]
 
-    def write(self, folder: PathArgument) -> None:
-        """Write the files below ``folder``.
+    def write(self, folder: PathArgument, copy: bool = False) -> None:
+        """Write the files below ``folder``; link those of models, or copy them where ``copy`` is set.
 
         Raises
         ------
@@ -37,8 +48,22 @@ class MapExportResult(Result):
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(content, encoding="utf-8")
+            for name, source in self.models.items():
+                path = Path(folder) / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                _link_or_copy(source.resolve(), path, copy)
         except OSError as error:
             raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
+
+
+def _link_or_copy(source: Path, path: Path, copy: bool) -> None:
+    """Make a hard link, or a copy where that is wanted or the folder is on another file system."""
+    if not copy:
+        with suppress(OSError):
+            path.hardlink_to(source)
+            return
+    shutil.copyfile(source, path)
 
 
 def export(
@@ -54,9 +79,9 @@ def export(
     ----------
     deployment : path or DeploymentMap
     to : str
-        ``"json"``, ``"mig-parted"``, ``"triton"`` or ``"k8s"``.
+        ``"json"``, ``"mig-parted"``, ``"triton"``, ``"k8s"`` or ``"kserve"``.
     image : str, optional
-        Container image of the Kubernetes manifest.
+        Container image with gpuprof, for the manifests of Kubernetes and KServe.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -81,4 +106,7 @@ def export(
     if broken:
         label = map_label(deployment)
         raise InputError(f"{label} cannot be set up: {broken[0]}", f"gpuprof check {label} says everything")
-    return MapExportResult(notes=notes.all(), files=export_map(found, to, image))
+    bundle = export_map(found, to, image, map_folder(deployment))
+    for remark in bundle.notes:
+        notes.add(remark)
+    return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)

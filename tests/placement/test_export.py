@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
@@ -16,10 +17,7 @@ from gpuprof.placement.contract import demand, plain_device, problem, sliced_dev
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.export import export
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
-from gpuprof.placement.problem import ModelFile
 from gpuprof.placement.published.ffd import FirstFitDecreasing
-
-yaml = pytest.importorskip("yaml")
 
 A = PlacedReplica("Net/A", 4, 2, Share(100.0, "3g.40gb"), 10.0, memory_bytes=3 * 2**20 + 1)
 B = PlacedReplica("b", 2, 1, Share(30.0), 5.0)
@@ -37,7 +35,7 @@ MAP = to_map(
 
 
 def test_mig_parted_gets_a_configuration_for_each_node() -> None:
-    assert export(MAP, "mig-parted") == {
+    assert export(MAP, "mig-parted").files == {
         "mig-parted.yaml": """version: v1
 mig-configs:
   node0:
@@ -54,14 +52,14 @@ mig-configs:
 
 
 def test_triton_gets_a_repository_and_an_environment_for_each_replica() -> None:
-    files = export(MAP, "triton")
+    files = export(MAP, "triton").files
     assert sorted(name for name in files if name.endswith(".pbtxt")) == [
-        "node0-gpu0-net-a-2/net-a/config.pbtxt",
-        "node0-gpu0-net-a/net-a/config.pbtxt",
+        "node0-gpu0-net-a-2/Net_A/config.pbtxt",
+        "node0-gpu0-net-a/Net_A/config.pbtxt",
         "node1-gpu0-b-2/b/config.pbtxt",
         "node1-gpu0-b/b/config.pbtxt",
     ]
-    config = files["node0-gpu0-net-a/net-a/config.pbtxt"]
+    config = files["node0-gpu0-net-a/Net_A/config.pbtxt"]
     assert "max_batch_size: 4" in config
     assert "count: 2 kind: KIND_GPU" in config
     assert files["node1-gpu0-b/server.env"] == (
@@ -71,34 +69,17 @@ def test_triton_gets_a_repository_and_an_environment_for_each_replica() -> None:
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=4M" in files["node0-gpu0-net-a/server.env"]
 
 
-def test_kubernetes_gets_mig_resources_and_mps_shares() -> None:
-    manifest = json.loads(export(MAP, "k8s", "registry/image:1")["gpuprof.yaml"])
-    containers = [item["spec"]["template"]["spec"]["containers"][0] for item in manifest["items"]]
-    assert [container["resources"]["limits"] for container in containers] == [
-        {"nvidia.com/mig-3g.40gb": 1},
-        {"nvidia.com/mig-3g.40gb": 1},
-        {"nvidia.com/gpu": 1},
-        {"nvidia.com/gpu": 1},
-    ]
-    assert {"name": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "value": "30"} in containers[2]["env"]
-    assert len({item["metadata"]["name"] for item in manifest["items"]}) == 4
-
-
 def test_json_is_the_map() -> None:
-    assert export(MAP, "json") == {"map.json": MAP.to_json()}
-
-
-def test_a_models_file_is_named() -> None:
-    given = problem([demand("b", 5.0)])
-    filed = type(given)(
-        given.demands, given.fleet, given.estimator, given.queueing, files={"b": ModelFile("/m/b.onnx")}
-    )
-    placed = to_map(filed, Placement("by hand", (PlacedGpu("plain", (PlacedPartition((B,)),)),)))
-    assert export(placed, "triton")["node0-gpu0-b/b/1/model.path"] == "/m/b.onnx\n"
+    assert export(MAP, "json").files == {"map.json": MAP.to_json()}
 
 
 @pytest.mark.parametrize(
-    ("target", "message"), [("yaml", "unknown export 'yaml'"), ("k8s", "a Kubernetes manifest needs a container image")]
+    ("target", "message"),
+    [
+        ("yaml", "unknown export 'yaml'"),
+        ("k8s", "a manifest needs a container image"),
+        ("kserve", "a manifest needs a container image"),
+    ],
 )
 def test_what_cannot_be_written_is_said(target: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
@@ -132,7 +113,7 @@ def awkward() -> DeploymentMap:
 
 def test_the_yaml_is_what_mig_parted_reads() -> None:
     # NVIDIA/mig-parted, api/spec/v1: version, mig-configs → list of devices, mig-enabled, mig-devices (profile: count)
-    spec = yaml.safe_load(export(awkward(), "mig-parted")["mig-parted.yaml"])
+    spec = yaml.safe_load(export(awkward(), "mig-parted").files["mig-parted.yaml"])
     assert spec["version"] == "v1"
     assert list(spec["mig-configs"]) == ["rack-1", "rack-1-2"]  # the processor is none of its business
     for config in spec["mig-configs"].values():
@@ -151,53 +132,21 @@ def test_a_map_without_gpus_is_nothing_for_mig_parted() -> None:
 
 
 def test_tritons_own_parser_reads_the_configurations() -> None:
-    files = export(awkward(), "triton")
+    files = export(awkward(), "triton").files
     configs = {name: text for name, text in files.items() if name.endswith("config.pbtxt")}
     assert len(configs) == 6
     for name, text in configs.items():
         parsed = text_format.Parse(text, model_config_pb2.ModelConfig())
         assert parsed.name == Path(name).parent.name  # Triton refuses a model whose directory is called otherwise
-        assert parsed.platform == "onnxruntime_onnx"
+        assert parsed.backend == "onnxruntime"
         assert parsed.max_batch_size in parsed.dynamic_batching.preferred_batch_size
         assert parsed.instance_group[0].count >= 1
         kind = model_config_pb2.ModelInstanceGroup.Kind.Name(parsed.instance_group[0].kind)
         assert kind == ("KIND_CPU" if "node2" in name else "KIND_GPU")
 
 
-def test_the_manifest_keeps_the_rules_of_kubernetes() -> None:
-    manifest = yaml.safe_load(export(awkward(), "k8s", "registry/image:1")["gpuprof.yaml"])
-    names = [item["metadata"]["name"] for item in manifest["items"]]
-    assert len(set(names)) == len(names) == 6
-    for item in manifest["items"]:
-        assert (item["apiVersion"], item["kind"]) == ("apps/v1", "Deployment")
-        assert re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", item["metadata"]["name"])
-        pod = item["spec"]["template"]
-        chosen = item["spec"]["selector"]["matchLabels"].items()
-        assert chosen <= pod["metadata"]["labels"].items()
-        assert all(
-            re.fullmatch(r"[a-zA-Z0-9]([-\w.]{0,61}[a-zA-Z0-9])?", v) for v in pod["metadata"]["labels"].values()
-        )
-        (container,) = pod["spec"]["containers"]
-        assert all(type(one["value"]) is str for one in container["env"])
-        limits = container["resources"].get("limits", {})
-        assert all(re.fullmatch(r"nvidia\.com/[a-z0-9]([-a-z0-9.]*[a-z0-9])?", name) for name in limits)
-        volumes = {volume["name"] for volume in pod["spec"].get("volumes", [])}
-        assert volumes == {mount["name"] for mount in container.get("volumeMounts", [])}
-    resources = [list(i["spec"]["template"]["spec"]["containers"][0]["resources"]) for i in manifest["items"]]
-    assert resources == [["limits"]] * 5 + [[]]
-
-
-def test_clients_in_a_pod_reach_the_mps_daemon_of_their_device() -> None:
-    manifest = yaml.safe_load(export(awkward(), "k8s", "registry/image:1")["gpuprof.yaml"])
-    pod = manifest["items"][0]["spec"]["template"]["spec"]
-    pipes = next(one["value"] for one in pod["containers"][0]["env"] if one["name"] == "CUDA_MPS_PIPE_DIRECTORY")
-    assert pod["hostIPC"] is True
-    assert pod["volumes"][0]["hostPath"]["path"] == pod["containers"][0]["volumeMounts"][0]["mountPath"] == pipes
-    assert pod["containers"][0]["resources"]["limits"] == {"nvidia.com/mig-1g.10gb.me": 1}
-    assert "hostIPC" not in manifest["items"][-1]["spec"]["template"]["spec"]
-
-
-def test_merged_maps_are_refused_where_one_file_cannot_serve_several_models() -> None:
+def merged_map() -> DeploymentMap:
+    """Return a map with a replica that serves two models as one graph."""
     given = problem([demand("a"), demand("b")])
     content = json.loads(to_map(given, FirstFitDecreasing().place(given)).to_json())
     partition = content["nodes"][0]["gpus"][0]["partitions"][0]
@@ -205,8 +154,11 @@ def test_merged_maps_are_refused_where_one_file_cannot_serve_several_models() ->
     rates = [{"model": name, "rate_rps": first["rate_rps"] / 2, "goodput_rps": 1.0} for name in ("a", "b")]
     partition["replicas"] = [first | {"model": "ab", "merged": rates}]
     content["merges"] = {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}}
-    merged = parse_map(content, "map")
-    for target in ("triton", "k8s"):
-        with pytest.raises(InputError, match="cannot serve the merge ab"):
-            export(merged, target, "image")
-    assert "merges" in export(merged, "json")["map.json"]
+    return parse_map(content, "map")
+
+
+def test_merged_maps_are_refused_where_one_file_cannot_serve_several_models() -> None:
+    merged = merged_map()
+    with pytest.raises(InputError, match="cannot serve the merge ab"):
+        export(merged, "triton", "image")
+    assert "merges" in export(merged, "json").files["map.json"]

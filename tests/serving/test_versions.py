@@ -10,9 +10,9 @@ import pytest
 import tritonclient.http as triton
 
 from gpuprof.cli.main import main
+from gpuprof.domain.public_name import PublicName
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
-from gpuprof.serving.router.public_name import PublicName
 from tests.serving.running import map_of, replica, running
 from tests.serving.test_models import lookup
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import GpuprofError
 from gpuprof.rules.routing import routing_rule
 from gpuprof.serving.engines.local_engine import Engine
@@ -16,7 +17,6 @@ from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.plan.serving_plan import PlannedReplica
 from gpuprof.serving.plan.shadow_plan import Standby
 from gpuprof.serving.router.merged_replica import MergedReplica
-from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from gpuprof.domain.public_name import model_address
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.router.public_name import model_address
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, join_strings
 from gpuprof.serving.transport.metadata import TensorSpec
 from gpuprof.serving.transport.security import client_context, is_loopback

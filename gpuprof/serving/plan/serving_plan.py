@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CUDA
@@ -18,7 +19,6 @@ from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan.merged_plan import planned_members
 from gpuprof.serving.plan.shadow_plan import Spare, Standby
 from gpuprof.serving.router.merged_replica import PlannedMember
-from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
 from gpuprof.serving.worker.runtime import NULL_PREFIX, null_bytes

@@ -7,10 +7,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.grpc_refusal import abort_with
 from gpuprof.serving.protocol.open_inference import message_class
-from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.inference import RefusedError
 

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
+from gpuprof.domain.public_name import version_order
 from gpuprof.serving.protocol import descriptions
 from gpuprof.serving.protocol.http_connection import SCRATCH_BYTES, ConnectionSet
 from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Route
@@ -19,7 +20,6 @@ from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
-from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.router import Router, deadline_ms
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Slot

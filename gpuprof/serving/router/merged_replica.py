@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
-from gpuprof.serving.router.public_name import PublicName
+from gpuprof.domain.public_name import PublicName
 from gpuprof.serving.router.request_queue import Flow
 from gpuprof.serving.router.served_replica import ReplicaOwner, ReplicaPlan, ServedReplica
 from gpuprof.serving.router.worker_handle import WorkerHandle

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from http import HTTPStatus
 
+from gpuprof.domain.public_name import version_order
 from gpuprof.serving.router.infer_request import InferRequest
-from gpuprof.serving.router.public_name import version_order
 from gpuprof.serving.router.served_model import ServedModel
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import RefusedError, bad_request

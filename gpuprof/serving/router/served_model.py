@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
+from gpuprof.domain.public_name import PublicName
 from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
-from gpuprof.serving.router.public_name import PublicName
 from gpuprof.serving.router.reserve import Reserve
 from gpuprof.serving.router.served_replica import ServedReplica, flow_of
 from gpuprof.serving.router.worker_link import BatchAnswer

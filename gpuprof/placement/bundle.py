@@ -1,0 +1,105 @@
+"""What an export consists of: texts, and files of models that are linked or copied into it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
+from gpuprof.domain.public_name import PublicName
+from gpuprof.graph.file import read_onnx
+
+#: Where the longest of the names that are made here must still fit: a label, less a number.
+_LONGEST_NAME = 50
+
+
+@dataclass(slots=True)
+class Bundle:
+    """An export.
+
+    Attributes
+    ----------
+    files : dict of str to str
+        Texts, by their path below the folder of the export.
+    models : dict of str to Path
+        Files of models by the same kind of path, to be linked or copied.
+    notes : list of str
+        What whoever deploys it should know.
+    """
+
+    files: dict[str, str] = field(default_factory=dict)
+    models: dict[str, Path] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+class UniqueNames:
+    """Gives every name once; what was given before gets a number."""
+
+    def __init__(self) -> None:
+        self._given: set[str] = set()
+        self._times: Counter[str] = Counter()
+
+    def add(self, name: str) -> str:
+        """Return ``name``, or ``name-2``, ``name-3`` … whichever was not given yet."""
+        free = name
+        while free in self._given:
+            self._times[name] += 1
+            free = f"{name}-{self._times[name] + 1}"
+        self._given.add(free)
+        return free
+
+
+def replica_names(deployment: DeploymentMap) -> Iterator[tuple[str, Node, Gpu, Partition, Replica]]:
+    """Yield the replicas with a name for each that Kubernetes and file systems accept."""
+    names = UniqueNames()
+    for node, gpu, partition, replica in deployment.places():
+        name = names.add(slug(f"{node.name}-gpu{gpu.index}-{replica.model}")[:_LONGEST_NAME].rstrip("-"))
+        yield name, node, gpu, partition, replica
+
+
+def public_name(deployment: DeploymentMap, model: str) -> PublicName:
+    """Return under which name and version clients know a model of the map, or one of its merges."""
+    known = deployment.models.get(model)
+    return PublicName.of(model, None if known is None else known.path)
+
+
+def model_file(deployment: DeploymentMap, model: str, base: Path) -> Path | None:
+    """Return the file of a model or merge, beside the map or as its path says; None where the map or disk has none."""
+    known = deployment.models.get(model) or deployment.merges.get(model)
+    if known is None or known.path is None:
+        return None
+    return next((path.absolute() for path in (base / known.path, Path(known.path)) if path.is_file()), None)
+
+
+def model_files(path: Path) -> dict[str, Path]:
+    """Return the external data files of a model, by their name relative to the model, which must stay.
+
+    Raises
+    ------
+    InputError
+        When the file is no ONNX model, or one of its data files is missing.
+    """
+    return {name: path.parent / name for name in read_onnx(path).external}
+
+
+def is_cpu(gpu: Gpu) -> bool:
+    """Return whether the device is a machine's processor, whose names begin so."""
+    return gpu.device.startswith("cpu")
+
+
+def slug(text: str) -> str:
+    """Return ``text`` in lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
+def label(text: str) -> str:
+    """Return ``text`` as the value of a label, which Kubernetes limits to 63 characters."""
+    return slug(text)[:63].rstrip("-")
+
+
+def folder_name(name: str) -> str:
+    """Return a model's name as that of its folder: the same, but for letters that a folder cannot have."""
+    return re.sub(r"[^\w.+-]", "_", name).lstrip(".") or "_"

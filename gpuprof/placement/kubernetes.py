@@ -1,0 +1,349 @@
+"""A deployment map as manifests of Kubernetes and KServe: a pod for each node, which runs ``gpuprof serve`` there.
+
+A pod asks the device plugin for whole GPUs and MIG instances (strategy ``mixed``), and shares them by MPS daemons of
+its own. The plugin's own MPS sharing is not used: it gives all pods the same part of a GPU, and none of a MIG device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuprof.domain.deployment import DeploymentMap, Node
+from gpuprof.errors import InputError
+from gpuprof.placement.bundle import (
+    Bundle,
+    UniqueNames,
+    folder_name,
+    is_cpu,
+    label,
+    model_file,
+    model_files,
+    public_name,
+    slug,
+)
+
+Manifest = dict[str, Any]
+HTTP_PORT, GRPC_PORT = 8000, 8001
+SECRET, VOLUME_CLAIM, CONFIG_MAP = "gpuprof-server", "gpuprof-models", "gpuprof-map"
+#: Kubernetes keeps no larger object.
+_LARGEST_MAP_BYTES = 1_000_000
+#: Tensors on their way are in shared memory: 1 GiB unless ``serve --buffer-mb`` says otherwise, and some to spare.
+_SHARED_MEMORY = "2Gi"
+_MODELS, _SECRETS, _CONFIGURATION = "/models", "/etc/gpuprof/secret", "/etc/gpuprof/map"
+_USER = 10001
+_DRAIN_S = 30
+
+
+def kubernetes(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
+    """Return the manifests of a Deployment for each node and a Service for each model, and the models' files.
+
+    Raises
+    ------
+    InputError
+        When there is no image, or the map is larger than Kubernetes keeps.
+    """
+    bundle, podded = _start_bundle(deployment, image, base)
+    names = UniqueNames()
+    manifests = [_config_map(podded), _volume_claim(bundle)]
+    for node in podded.nodes:
+        name = names.add(f"gpuprof-{slug(node.name)[:40]}")
+        manifests.append(
+            {
+                "apiVersion": "apps/v1",
+                "kind": "Deployment",
+                "metadata": {"name": name, "labels": {"app": "gpuprof"}},
+                "spec": {
+                    "replicas": 1,
+                    "strategy": {"type": "Recreate"},  # two pods cannot hold the node's GPUs at once
+                    "selector": {"matchLabels": {"app": "gpuprof", "gpuprof/node": label(node.name)}},
+                    "template": {
+                        "metadata": {"labels": _pod_labels(podded, node), "annotations": _annotations(podded)},
+                        "spec": _pod(node, image or ""),
+                    },
+                },
+            }
+        )
+    manifests += [_service(model) for model in _service_names(podded).values()]
+    bundle.files["gpuprof.yaml"] = yaml.safe_dump_all(manifests, sort_keys=False)
+    bundle.files["README.md"] = _readme(podded, "gpuprof.yaml")
+    bundle.notes += _uneven_services(podded)
+    return bundle
+
+
+def kserve(deployment: DeploymentMap, image: str | None, base: Path) -> Bundle:
+    """Return the manifests of an InferenceService of KServe for each node, and the models' files.
+
+    Raises
+    ------
+    InputError
+        As `kubernetes`.
+    """
+    bundle, podded = _start_bundle(deployment, image, base)
+    names = UniqueNames()
+    manifests = [_config_map(podded), _volume_claim(bundle)]
+    for node in podded.nodes:
+        manifests.append(
+            {
+                "apiVersion": "serving.kserve.io/v1beta1",
+                "kind": "InferenceService",
+                "metadata": {
+                    "name": names.add(f"gpuprof-{slug(node.name)[:40]}"),
+                    "labels": {"app": "gpuprof"},
+                    # Knative would scale the one server of a node, and allow a single port.
+                    "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment", **_annotations(podded)},
+                },
+                "spec": {
+                    "predictor": {
+                        "minReplicas": 1,
+                        "maxReplicas": 1,
+                        "deploymentStrategy": {"type": "Recreate"},
+                        "labels": _pod_labels(podded, node),
+                        **_pod(node, image or "", container="kserve-container"),
+                    }
+                },
+            }
+        )
+    bundle.files["kserve.yaml"] = yaml.safe_dump_all(manifests, sort_keys=False)
+    bundle.files["README.md"] = _readme(podded, "kserve.yaml")
+    return bundle
+
+
+def _start_bundle(deployment: DeploymentMap, image: str | None, base: Path) -> tuple[Bundle, DeploymentMap]:
+    """Return a bundle with the models' files, and the map as pods see it: paths in the volume, GPUs by number."""
+    if not image:
+        raise InputError(
+            "a manifest needs a container image with gpuprof", "build the Containerfile, name it with --image"
+        )
+    bundle = Bundle()
+    models = {
+        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base)})
+        for name, one in deployment.models.items()
+    }
+    merges = {
+        name: one.model_copy(update={"path": _add_model(bundle, deployment, name, base)})
+        for name, one in deployment.merges.items()
+    }
+    nodes = tuple(_as_seen_in_pod(node) for node in deployment.nodes if any(_serves(node)))
+    podded = deployment.model_copy(update={"models": models, "merges": merges, "nodes": nodes})
+    size = len(podded.to_json())
+    if size > _LARGEST_MAP_BYTES:
+        raise InputError(
+            f"the map has {size:,} bytes, and Kubernetes keeps {_LARGEST_MAP_BYTES:,} in a ConfigMap",
+            "place fewer nodes in a map",
+        )
+    return bundle, podded
+
+
+def _serves(node: Node) -> list[str]:
+    return sorted(
+        {name for gpu in node.gpus for part in gpu.partitions for one in part.replicas for name in one.rates()}
+    )
+
+
+def _add_model(bundle: Bundle, deployment: DeploymentMap, model: str, base: Path) -> str | None:
+    """Add a model's file to the bundle and return its path in the pods."""
+    known = deployment.models.get(model) or deployment.merges[model]
+    if known.path is None or known.path.startswith("null:"):
+        return known.path
+    public = public_name(deployment, model)
+    folder = f"{folder_name(public.name)}/{public.version}"
+    file = model_file(deployment, model, base)
+    name = Path(known.path).name
+    if file is None:
+        bundle.notes.append(f"the file of {model} is not here: put {name} into models/{folder}/")
+    else:
+        bundle.models[f"models/{folder}/{name}"] = file
+        bundle.models |= {f"models/{folder}/{data}": path for data, path in model_files(file).items()}
+    return f"{_MODELS}/{folder}/{name}"
+
+
+def _as_seen_in_pod(node: Node) -> Node:
+    """Return the node with its GPUs numbered from 0: a pod sees only those that it was given."""
+    used = [gpu for gpu in node.gpus if any(partition.replicas for partition in gpu.partitions)]
+    numbers: Counter[bool] = Counter()
+    gpus = []
+    for gpu in sorted(used, key=lambda one: one.index):
+        gpus.append(gpu.model_copy(update={"index": numbers[is_cpu(gpu)]}))
+        numbers[is_cpu(gpu)] += 1
+    return node.model_copy(update={"gpus": tuple(gpus)})
+
+
+def _annotations(deployment: DeploymentMap) -> dict[str, str]:
+    """Return what makes pods start anew when the map changes."""
+    return {"gpuprof/map-sha256": hashlib.sha256(deployment.to_json().encode()).hexdigest()}
+
+
+def _pod_labels(deployment: DeploymentMap, node: Node) -> dict[str, str]:
+    services = _service_names(deployment)
+    serves = {f"gpuprof.serves/{services[model]}": "true" for model in _serves(node)}
+    return {"app": "gpuprof", "gpuprof/node": label(node.name), **serves}
+
+
+def _service_names(deployment: DeploymentMap) -> dict[str, str]:
+    """Return the name of the Service of each model that the map serves."""
+    names = UniqueNames()
+    served = {model for node in deployment.nodes for model in _serves(node)}
+    return {model: names.add(f"m-{slug(model)[:40]}".rstrip("-")) for model in sorted(served)}
+
+
+def _pod(node: Node, image: str, container: str = "serve") -> Manifest:
+    """Return the specification of the pod that serves a node of the map."""
+    arguments = ["serve", f"{_CONFIGURATION}/map.json", "--node", node.name, "--host", "0.0.0.0"]
+    arguments += ["--port", str(HTTP_PORT), "--grpc-port", str(GRPC_PORT), "--drain-s", str(_DRAIN_S)]
+    arguments += [
+        "--token-file",
+        f"{_SECRETS}/token",
+        "--tls-cert",
+        f"{_SECRETS}/tls.crt",
+        "--tls-key",
+        f"{_SECRETS}/tls.key",
+    ]
+    mounts = {"map": _CONFIGURATION, "secret": _SECRETS, "models": _MODELS}
+    return {
+        "nodeSelector": {"gpuprof.node": label(node.name)},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+        "terminationGracePeriodSeconds": 2 * _DRAIN_S,
+        "automountServiceAccountToken": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [
+            {
+                "name": container,
+                "image": image,
+                "command": ["gpuprof"],
+                "args": arguments,
+                "ports": [{"name": "http", "containerPort": HTTP_PORT}, {"name": "grpc", "containerPort": GRPC_PORT}],
+                "resources": {"limits": _resources(node)},
+                **_probes(),
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "capabilities": {"drop": ["ALL"]},
+                    "readOnlyRootFilesystem": True,
+                },
+                "volumeMounts": [
+                    *({"name": name, "mountPath": path, "readOnly": True} for name, path in mounts.items()),
+                    {"name": "shm", "mountPath": "/dev/shm"},
+                    {"name": "tmp", "mountPath": "/tmp"},
+                ],
+            }
+        ],
+        "volumes": [
+            {"name": "map", "configMap": {"name": CONFIG_MAP}},
+            {"name": "secret", "secret": {"secretName": SECRET, "defaultMode": 0o440}},
+            {"name": "models", "persistentVolumeClaim": {"claimName": VOLUME_CLAIM, "readOnly": True}},
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": _SHARED_MEMORY}},
+            {"name": "tmp", "emptyDir": {}},
+        ],
+    }
+
+
+def _probes() -> Manifest:
+    """Return the probes; both addresses answer without the token."""
+
+    def probe(path: str, **timing: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": "http", "scheme": "HTTPS"}, **timing}
+
+    return {
+        "startupProbe": probe("/v2/health/ready", periodSeconds=5, failureThreshold=120),
+        "readinessProbe": probe("/v2/health/ready", periodSeconds=5, failureThreshold=2),
+        "livenessProbe": probe("/v2/health/live", periodSeconds=10, failureThreshold=6),
+    }
+
+
+def _resources(node: Node) -> dict[str, int]:
+    """Return the devices of the node as the device plugin offers them; a plus is none of a resource's letters."""
+    wanted: Counter[str] = Counter()
+    for gpu in node.gpus:
+        if cores := re.fullmatch(r"cpu-.*?(\d+)c", gpu.device):
+            wanted["cpu"] += int(cores[1])
+        elif not is_cpu(gpu) and not gpu.device.startswith("sim:"):
+            instances = [part.mig.profile for part in gpu.partitions if part.mig is not None and part.replicas]
+            wanted.update(f"nvidia.com/mig-{profile.replace('+', '.')}" for profile in instances)
+            wanted.update([] if instances else ["nvidia.com/gpu"])
+    return dict(sorted(wanted.items()))
+
+
+def _service(name: str) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": {"app": "gpuprof"}},
+        "spec": {
+            "selector": {"app": "gpuprof", f"gpuprof.serves/{name}": "true"},
+            "ports": [
+                {"name": "http", "port": HTTP_PORT, "targetPort": "http"},
+                {"name": "grpc", "port": GRPC_PORT, "targetPort": "grpc"},
+            ],
+        },
+    }
+
+
+def _config_map(deployment: DeploymentMap) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": CONFIG_MAP, "labels": {"app": "gpuprof"}},
+        "data": {"map.json": deployment.to_json()},
+    }
+
+
+def _volume_claim(bundle: Bundle) -> Manifest:
+    """Return the claim of a volume for the models, with room for as much again."""
+    gibibytes = max(1, -(-2 * sum(path.stat().st_size for path in bundle.models.values()) // 2**30))
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": VOLUME_CLAIM, "labels": {"app": "gpuprof"}},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": f"{gibibytes}Gi"}}},
+    }
+
+
+def _uneven_services(deployment: DeploymentMap) -> list[str]:
+    """Return a remark on each model that nodes serve at unequal rates: a Service sends all of them the same."""
+    rates: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for node, _, _, replica in deployment.places():
+        for model, rate_rps in replica.rates().items():
+            rates[model][node.name] += rate_rps
+    return [
+        f"the Service of {model} sends each node the same, and the map plans "
+        + ", ".join(f"{rate:.3g}/s on {node}" for node, rate in by_node.items())
+        + ": split it by weights in your gateway, or place it on equal nodes"
+        for model, by_node in rates.items()
+        if len(by_node) > 1 and max(by_node.values()) > 1.1 * min(by_node.values())
+    ]
+
+
+def _readme(deployment: DeploymentMap, manifest: str) -> str:
+    nodes = "\n".join(f"    kubectl label node YOUR-NODE gpuprof.node={label(node.name)}" for node in deployment.nodes)
+    services = "\n".join(f"| {model} | {name} |" for model, name in _service_names(deployment).items())
+    return f"""# To deploy this map
+
+1. Build the `Containerfile` of gpuprof's repository and push the image that `{manifest}` names.
+2. Say which machine each node of the map is:
+
+{nodes}
+
+   Where the map has MIG instances, cut the GPUs first (`gpuprof export --to mig-parted`), and run NVIDIA's device
+   plugin with the MIG strategy `mixed`, without time-slicing and MPS sharing of its own.
+3. Make the token and the certificate that the servers show:
+
+    kubectl create secret generic {SECRET} --from-file=token --from-file=tls.crt --from-file=tls.key
+
+4. `kubectl apply -f {manifest}`, then copy `models/` into the volume `{VOLUME_CLAIM}`. Pods start again and again
+   until they find their files. A volume class without ReadWriteMany serves a single node: change the access mode.
+   On a CPU only shares that are whole cores can be kept in such a pod.
+
+| model | Service |
+|---|---|
+{services}
+"""

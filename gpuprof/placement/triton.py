@@ -1,0 +1,103 @@
+"""A deployment map as model repositories of NVIDIA's Triton Inference Server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Replica
+from gpuprof.errors import InputError
+from gpuprof.graph.batch_axes import batch_axes
+from gpuprof.graph.file import read_onnx
+from gpuprof.placement.bundle import Bundle, folder_name, is_cpu, model_file, model_files, public_name, replica_names
+from gpuprof.placement.mps_environment import replica_environment
+
+
+def triton(deployment: DeploymentMap, base: Path) -> Bundle:
+    """Return a model repository for each replica, and the environment of the server that serves it.
+
+    Triton gives all models of a server the same share, so a server stands for a replica; its processes are instances
+    of the model there.
+
+    Raises
+    ------
+    InputError
+        When the map has merges, whose queue for several models Triton lacks.
+    """
+    if deployment.merges:
+        raise InputError(
+            f"triton cannot serve the merge {min(deployment.merges)}: it has no queue for several models",
+            "place without --merge, or export it to k8s or kserve, which run gpuprof serve",
+        )
+    bundle = Bundle()
+    for name, node, gpu, partition, replica in replica_names(deployment):
+        public = public_name(deployment, replica.model)
+        folder = folder_name(public.name)
+        if folder != public.name:
+            _add_note(
+                bundle, f"clients of Triton ask for {public.name} as {folder}: a repository has folders for names"
+            )
+        file = model_file(deployment, replica.model, base)
+        version = f"{name}/{folder}/{public.version}"
+        if file is None:
+            _add_note(bundle, f"the file of {replica.model} is not here: put it at {version}/model.onnx")
+        else:
+            bundle.models[f"{version}/model.onnx"] = file
+            bundle.models |= {f"{version}/{data}": path for data, path in model_files(file).items()}
+        batched = file is None or has_leading_batch(file)
+        if not batched and replica.batch > 1:
+            _add_note(
+                bundle,
+                f"Triton serves {replica.model} without batches, which the map has ({replica.batch}): "
+                "its inputs and outputs do not all begin with a free batch dimension",
+            )
+        bundle.files[f"{name}/{folder}/config.pbtxt"] = _config(folder, replica, gpu, batched)
+        environment = replica_environment(node, gpu, partition, replica)
+        bundle.files[f"{name}/server.env"] = "".join(f"{key}={value}\n" for key, value in environment.items())
+    return bundle
+
+
+def has_leading_batch(file: Path) -> bool:
+    """Return whether each input and output begins with a free dimension that is a batch, as Triton's batcher needs it.
+
+    Raises
+    ------
+    InputError
+        When the file is no ONNX model.
+    """
+    graph = read_onnx(file).model.graph
+    weights = {one.name for one in graph.initializer}
+    inputs = {one.name: _dims(one) for one in graph.input if one.name not in weights}
+    outputs = [_dims(one) for one in graph.output]
+    axes = batch_axes(inputs)
+    return (
+        set(axes) == set(inputs) and set(axes.values()) == {0} and all(o and not isinstance(o[0], int) for o in outputs)
+    )
+
+
+def _dims(value: object) -> tuple[int | str | None, ...]:
+    shape = value.type.tensor_type.shape  # type: ignore[attr-defined]
+    return tuple(one.dim_value if one.HasField("dim_value") else one.dim_param or None for one in shape.dim)
+
+
+def _config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
+    """Return the model's configuration: batches are formed where there is more than one request to a batch."""
+    batching = (
+        "dynamic_batching {\n"
+        f"  preferred_batch_size: [ {replica.batch} ]\n"
+        f"  max_queue_delay_microseconds: {round(replica.max_wait_ms * 1000)}\n"
+        "}\n"
+    )
+    return (
+        f'name: "{name}"\n'
+        'backend: "onnxruntime"\n'
+        f"max_batch_size: {replica.batch if batched else 0}\n"
+        f"{batching if batched and replica.batch > 1 else ''}"
+        "instance_group [\n"
+        f"  {{ count: {replica.processes} kind: {'KIND_CPU' if is_cpu(gpu) else 'KIND_GPU'} }}\n"
+        "]\n"
+    )
+
+
+def _add_note(bundle: Bundle, note: str) -> None:
+    if note not in bundle.notes:
+        bundle.notes.append(note)

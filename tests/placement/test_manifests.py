@@ -1,0 +1,168 @@
+"""What is written for Kubernetes and KServe, by the published schemas of Kubernetes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.errors import InputError
+from gpuprof.placement.export import export
+from tests.placement.test_export import MAP, awkward, merged_map
+
+IMAGE = "registry/gpuprof:1"
+
+
+def _manifests(deployment: DeploymentMap, target: str = "k8s") -> list[dict[str, Any]]:
+    name = {"k8s": "gpuprof.yaml", "kserve": "kserve.yaml"}[target]
+    return list(yaml.safe_load_all(export(deployment, target, IMAGE).files[name]))
+
+
+def _of_kind(manifests: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [one for one in manifests if one["kind"] == kind]
+
+
+@pytest.mark.parametrize("deployment", [MAP, awkward(), merged_map()], ids=["plain", "awkward", "merged"])
+def test_every_object_keeps_the_schema_of_kubernetes(deployment: DeploymentMap) -> None:
+    manifests = _manifests(deployment)
+    assert {one["kind"] for one in manifests} == {"ConfigMap", "PersistentVolumeClaim", "Deployment", "Service"}
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, "1.30", strict=True)
+    names = [(one["kind"], one["metadata"]["name"]) for one in manifests]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name) for _, name in names)
+
+
+def test_the_schema_would_refuse_a_field_that_kubernetes_lacks() -> None:
+    (first, *_) = _of_kind(_manifests(MAP), "Deployment")
+    first["spec"]["template"]["spec"]["containers"][0]["imagee"] = "typo"
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(first, "1.30", strict=True)
+
+
+def test_a_pod_a_node_asks_for_the_devices_that_the_map_has_there() -> None:
+    pods = [one["spec"]["template"]["spec"] for one in _of_kind(_manifests(MAP), "Deployment")]
+    assert [pod["containers"][0]["resources"]["limits"] for pod in pods] == [
+        {"nvidia.com/mig-3g.40gb": 2},
+        {"nvidia.com/gpu": 1},  # two replicas share it by an MPS daemon of the pod's own
+    ]
+    assert [pod["nodeSelector"] for pod in pods] == [{"gpuprof.node": "node0"}, {"gpuprof.node": "node1"}]
+    assert all("hostIPC" not in pod and "hostPID" not in pod for pod in pods)
+    odd = [one["spec"]["template"]["spec"]["containers"][0] for one in _of_kind(_manifests(awkward()), "Deployment")]
+    assert [one["resources"]["limits"] for one in odd] == [
+        {"nvidia.com/mig-1g.10gb.me": 1},
+        {"nvidia.com/gpu": 1},
+        {"cpu": 2},
+    ]
+
+
+def test_pods_serve_a_node_of_a_map_that_is_read_back_and_mount_what_their_arguments_name() -> None:
+    manifests = _manifests(MAP)
+    (config,) = _of_kind(manifests, "ConfigMap")
+    served = parse_map(json.loads(config["data"]["map.json"]), "map")
+    for deployment in _of_kind(manifests, "Deployment"):
+        pod = deployment["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
+        arguments = container["args"]
+        assert container["command"] == ["gpuprof"] and arguments[0] == "serve"
+        assert arguments[arguments.index("--node") + 1] in {node.name for node in served.nodes}
+        mounted = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
+        files = [word for word in arguments if word.startswith("/")]
+        assert files and all(str(Path(one).parent) in mounted.values() for one in files)
+        assert all(container[probe]["httpGet"]["port"] == "http" for probe in ("startupProbe", "livenessProbe"))
+
+
+def test_the_arguments_are_options_that_serve_has(capsys: pytest.CaptureFixture[str]) -> None:
+    from gpuprof.cli.main import main
+
+    arguments = _of_kind(_manifests(MAP), "Deployment")[0]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert main([*arguments, "--help"]) == 0
+    helped = capsys.readouterr().out
+    assert all(word in helped for word in arguments if word.startswith("--"))
+
+
+def test_a_service_leads_to_the_nodes_that_have_the_model_and_no_others() -> None:
+    manifests = _manifests(MAP)
+    labels = {
+        one["metadata"]["name"]: one["spec"]["template"]["metadata"]["labels"]
+        for one in _of_kind(manifests, "Deployment")
+    }
+    led = {
+        one["metadata"]["name"]: [n for n, has in labels.items() if one["spec"]["selector"].items() <= has.items()]
+        for one in _of_kind(manifests, "Service")
+    }
+    assert led == {"m-net-a": ["gpuprof-node0"], "m-b": ["gpuprof-node1"]}
+
+
+def test_gpus_are_numbered_as_the_pod_sees_them() -> None:
+    content = json.loads(MAP.to_json())
+    content["nodes"][1]["gpus"][0]["index"] = 3
+    (config,) = _of_kind(_manifests(parse_map(content, "map")), "ConfigMap")
+    assert json.loads(config["data"]["map.json"])["nodes"][1]["gpus"][0]["index"] == 0
+
+
+def test_models_and_their_data_lie_where_the_map_of_the_pods_looks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "b.onnx").write_bytes(_model_with_external_data(tmp_path))
+    content = json.loads(MAP.to_json())
+    content["models"]["b"]["path"] = "b.onnx"
+    bundle = export(parse_map(content, "map"), "k8s", IMAGE, tmp_path)
+    assert bundle.models == {"models/b/1/b.onnx": tmp_path / "b.onnx", "models/b/1/b.data": tmp_path / "b.data"}
+    (config,) = _of_kind(list(yaml.safe_load_all(bundle.files["gpuprof.yaml"])), "ConfigMap")
+    assert json.loads(config["data"]["map.json"])["models"]["b"]["path"] == "/models/b/1/b.onnx"
+
+
+def test_a_model_at_unequal_rates_on_two_nodes_is_remarked_on() -> None:
+    content = json.loads(MAP.to_json())
+    extra = json.loads(json.dumps(content["nodes"][1])) | {"name": "node2"}
+    extra["gpus"][0]["partitions"][0]["replicas"][0]["rate_rps"] *= 3
+    content["nodes"].append(extra)
+    notes = export(parse_map(content, "map"), "k8s", IMAGE).notes
+    assert any("the Service of b sends each node the same" in note for note in notes)
+    assert not any("Service" in note for note in export(MAP, "k8s", IMAGE).notes)
+
+
+@pytest.mark.parametrize("deployment", [MAP, merged_map()], ids=["plain", "merged"])
+def test_kserve_gets_the_same_pods_as_the_predictors_of_services(deployment: DeploymentMap) -> None:
+    services = _of_kind(_manifests(deployment, "kserve"), "InferenceService")
+    plain = _of_kind(_manifests(deployment), "Deployment")
+    assert len(services) == len(plain) > 0
+    own = {"minReplicas", "maxReplicas", "deploymentStrategy", "labels"}
+    for service, one in zip(services, plain, strict=True):
+        assert service["apiVersion"] == "serving.kserve.io/v1beta1"
+        predictor = service["spec"]["predictor"]
+        pod = {key: value for key, value in predictor.items() if key not in own}
+        template = {"metadata": one["spec"]["template"]["metadata"], "spec": pod}
+        as_deployment = one | {"spec": one["spec"] | {"template": template}}
+        kubernetes_validate.validate(as_deployment, "1.30", strict=True)  # KServe inlines the fields of a pod
+        assert pod["containers"][0]["args"] == one["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_a_map_larger_than_kubernetes_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuprof.placement.kubernetes._LARGEST_MAP_BYTES", 100)
+    with pytest.raises(InputError, match="Kubernetes keeps 100 in a ConfigMap"):
+        export(MAP, "k8s", IMAGE)
+
+
+def _model_with_external_data(folder: Path) -> bytes:
+    import numpy as np
+    import onnx
+    from onnx import helper, numpy_helper
+
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info("x", 1, ["batch", 4])],
+        [helper.make_tensor_value_info("y", 1, ["batch", 4])],
+        [weight],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(folder / "b.onnx"), save_as_external_data=True, location="b.data", size_threshold=0)
+    return (folder / "b.onnx").read_bytes()

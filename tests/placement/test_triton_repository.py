@@ -1,0 +1,93 @@
+"""The model repositories for Triton: files, names, versions, and when batches are formed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from google.protobuf import text_format
+from onnx import helper
+from tritonclient.grpc import model_config_pb2
+
+from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.pipeline.export import MapExportResult
+from gpuprof.placement.bundle import Bundle
+from gpuprof.placement.export import export
+from tests.placement.test_export import MAP
+from tests.placement.test_manifests import _model_with_external_data
+
+
+def _with_file(name: str, path: str, batch: int = 2) -> DeploymentMap:
+    """Return a map with one replica, of a model that has a file."""
+    content = json.loads(MAP.to_json())
+    content["models"] = {name: content["models"]["b"] | {"path": path}}
+    content["nodes"] = content["nodes"][1:]
+    (partition,) = content["nodes"][0]["gpus"][0]["partitions"]
+    partition["replicas"] = [partition["replicas"][0] | {"model": name, "batch": batch, "batch_latency_ms": None}]
+    return parse_map(content, "map")
+
+
+def _config(bundle: Bundle) -> model_config_pb2.ModelConfig:
+    (text,) = (content for name, content in bundle.files.items() if name.endswith(".pbtxt"))
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
+
+
+def _save_identity(path: Path, *dims: int | str) -> None:
+    values = [helper.make_tensor_value_info(name, 1, list(dims)) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), str(path))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_the_model_and_its_external_data_are_in_the_repository_and_can_be_loaded(tmp_path: Path, copy: bool) -> None:
+    (tmp_path / "b.onnx").write_bytes(_model_with_external_data(tmp_path))
+    bundle = export(_with_file("My.Net", "b.onnx"), "triton", base=tmp_path)
+    folder = tmp_path / "out"
+    for _ in range(2):  # the second export replaces the first
+        MapExportResult(files=bundle.files, models=bundle.models).write(folder, copy)
+    repository = next(folder.iterdir()) / "My.Net"
+    assert sorted(path.name for path in (repository / "1").iterdir()) == ["b.data", "model.onnx"]
+    assert (repository / "1/model.onnx").samefile(tmp_path / "b.onnx") is not copy
+    session = ort.InferenceSession(str(repository / "1/model.onnx"))  # the runtime of Triton's backend
+    (answer,) = session.run(None, {"x": np.ones((2, 4), np.float32)})
+    assert answer.tolist() == [[4.0] * 4] * 2
+    assert _config(bundle).name == "My.Net" and not bundle.notes
+
+
+def test_a_version_is_the_folder_that_triton_serves_it_from(tmp_path: Path) -> None:
+    _save_identity(tmp_path / "net.onnx", "batch", 3)
+    bundle = export(_with_file("net@3", "net.onnx"), "triton", base=tmp_path)
+    assert [Path(name).parts[1:] for name in bundle.models] == [("net", "3", "model.onnx")]
+
+
+@pytest.mark.parametrize(
+    ("dims", "batch", "largest", "is_dynamic"),
+    [
+        (("batch", 3), 4, 4, True),
+        (("batch", 3), 1, 1, False),  # a batch of one forms by itself
+        ((1, 3), 1, 0, False),
+        ((1, 3), 4, 0, False),
+        (("sequence", 3), 4, 0, False),
+    ],
+)
+def test_batches_are_formed_where_the_model_has_a_batch_and_the_map_more_than_one(
+    tmp_path: Path, dims: tuple[int | str, ...], batch: int, largest: int, is_dynamic: bool
+) -> None:
+    _save_identity(tmp_path / "net.onnx", *dims)
+    bundle = export(_with_file("net", "net.onnx", batch), "triton", base=tmp_path)
+    config = _config(bundle)
+    assert config.max_batch_size == largest
+    assert config.HasField("dynamic_batching") is is_dynamic
+    assert any("without batches, which the map has" in note for note in bundle.notes) is (batch > 1 and not largest)
+
+
+def test_a_name_that_no_folder_can_have_is_changed_and_said(tmp_path: Path) -> None:
+    bundle = export(_with_file("models/net", "net.onnx"), "triton", base=tmp_path)
+    assert _config(bundle).name == "models_net"
+    assert any("ask for models/net as models_net" in note for note in bundle.notes)
+    assert any("the file of models/net is not here" in note for note in bundle.notes)

@@ -1,0 +1,61 @@
+"""The Containerfile: what it copies is there and enough, and a builder, where there is one, builds it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpuprof.placement.kubernetes import GRPC_PORT, HTTP_PORT
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "Containerfile").read_text(encoding="utf-8")
+#: Instructions of a Containerfile, as `buildah` and `docker` know them.
+_INSTRUCTIONS = {"FROM", "ARG", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "ENTRYPOINT"}
+
+
+def _instructions() -> list[tuple[str, str]]:
+    lines = re.sub(r"\\\n", " ", re.sub(r"(?m)^#.*\n", "", TEXT)).splitlines()
+    return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines if line.strip()]
+
+
+def test_every_line_is_an_instruction_and_each_stage_begins_from_a_named_release() -> None:
+    assert {name for name, _ in _instructions()} <= _INSTRUCTIONS
+    bases = [rest.split()[0] for name, rest in _instructions() if name == "FROM"]
+    assert bases and all("/" in base and not base.endswith(":latest") and ":" in base for base in bases)
+
+
+def test_what_is_copied_exists_and_is_not_ignored() -> None:
+    ignored = (ROOT / ".containerignore").read_text(encoding="utf-8").splitlines()
+    copied = [
+        word for name, rest in _instructions() if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]
+    ]
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "gpuprof"} <= set(copied)
+    assert all((ROOT / one).exists() and f"!{one}" in ignored for one in copied)
+
+
+def test_it_runs_gpuprof_without_root_and_tells_the_ports_of_the_manifests() -> None:
+    instructions = dict(_instructions())
+    assert instructions["ENTRYPOINT"] == '["gpuprof"]'
+    assert instructions["USER"].split(":")[0].isdigit() and not instructions["USER"].startswith("0")
+    assert instructions["EXPOSE"].split() == [str(HTTP_PORT), str(GRPC_PORT)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.skipif("GPUPROF_IMAGE_TESTS" not in os.environ, reason="GPUPROF_IMAGE_TESTS is not set: fetches 1 GB")
+def test_a_builder_builds_it_and_the_image_answers() -> None:
+    builder = next((name for name in ("podman", "buildah", "docker") if shutil.which(name)), None)
+    if builder is None:
+        pytest.skip("no podman, buildah or docker")
+    tag = "localhost/gpuprof-test"
+    build = [builder, "build", "-t", tag, "--build-arg", "EXTRAS=cpu,serve", "-f", "Containerfile", "."]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True, timeout=1400, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    if builder != "buildah":
+        said = subprocess.run([builder, "run", "--rm", tag, "--version"], capture_output=True, text=True, check=True)
+        assert said.stdout.startswith("gpuprof ")
