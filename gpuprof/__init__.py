@@ -32,6 +32,8 @@ if TYPE_CHECKING:  # what tools see of the lazy names
     from gpuprof.pipeline.check import check as check
     from gpuprof.pipeline.compare import CompareResult as CompareResult
     from gpuprof.pipeline.compare import compare as compare
+    from gpuprof.pipeline.compare_gpus import CompareGpusResult as CompareGpusResult
+    from gpuprof.pipeline.compare_gpus import compare_gpus as compare_gpus
     from gpuprof.pipeline.db import import_measurements as import_measurements
     from gpuprof.pipeline.db import query_database as query_database
     from gpuprof.pipeline.doctor import doctor as doctor
@@ -90,6 +92,7 @@ _PUBLIC = {
     "ApplyResult": "gpuprof.pipeline.apply",
     "CalibrateResult": "gpuprof.pipeline.calibrate",
     "CheckResult": "gpuprof.pipeline.check",
+    "CompareGpusResult": "gpuprof.pipeline.compare_gpus",
     "CompareResult": "gpuprof.pipeline.compare",
     "Demand": "gpuprof.domain.demand",
     "DeploymentMap": "gpuprof.domain.deployment",
@@ -137,6 +140,7 @@ _PUBLIC = {
     "calibrate": "gpuprof.pipeline.calibrate",
     "check": "gpuprof.pipeline.check",
     "compare": "gpuprof.pipeline.compare",
+    "compare_gpus": "gpuprof.pipeline.compare_gpus",
     "doctor": "gpuprof.pipeline.doctor",
     "estimate": "gpuprof.pipeline.estimate",
     "evaluate": "gpuprof.pipeline.evaluate",

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
 
 _COLUMNS = (
@@ -24,6 +25,9 @@ def check(
     ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     estimator: Annotated[str | None, typer.Option(help="Another one than the map was planned with.")] = None,
+    precision: PrecisionOption = None,
+    runtime: RuntimeOption = None,
+    device_file: DeviceFileOption = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -31,7 +35,16 @@ def check(
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
-    result = check_map(map_file, against=against, db=db, estimator=estimator, note=say_note)
+    result = check_map(
+        map_file,
+        against=against,
+        db=db,
+        estimator=estimator,
+        precision=precision,
+        runtime=runtime,
+        device_file=device_file,
+        note=say_note,
+    )
     rows = result.rows()
     if chosen is Format.JSON:
         print_json({"map": str(map_file), "sound": result.is_sound, "violations": rows})

@@ -1,8 +1,9 @@
-"""``gpuprof compare``: what each policy makes of the same demands."""
+"""``gpuprof compare``: what each policy makes of the same demands, or what they take on each kind of GPU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,7 @@ from gpuprof.cli.output import (
     say_note,
 )
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
+from gpuprof.errors import InputError
 
 _COLUMNS = (
     Column("policy", "policy", right=False),
@@ -37,17 +39,57 @@ _COLUMNS = (
 )
 
 
+_GPU_COLUMNS = (
+    Column("device", "device", right=False),
+    Column("gpus", "GPUs"),
+    Column("cost_per_hour", "$/h", number(4)),
+    Column("gpus_at_upper_end", "GPUs, sure"),
+    Column("cost_per_hour_at_upper_end", "$/h, sure", number(4)),
+    Column("utilization_pct", "busy %", number(2)),
+    Column("missing_rps", "missing/s", number(4)),
+    Column("lower_bound_gpus", "bound"),
+    Column("interval_factor", "times within ×", number(3)),
+    Column("seconds", "seconds", number(2)),
+    Column("remark", "remark", right=False),
+)
+
+
+class Compared(StrEnum):
+    """What the rows of the comparison are."""
+
+    POLICY = "policy"
+    GPU = "gpu"
+
+
 @dataclass(frozen=True)
 class PolicyListOptions:
-    """Which policies are compared, and how they search."""
+    """What is compared, and how policies search."""
 
-    policies: Annotated[str, typer.Option(help="Names separated by commas, or all.")] = "all"
-    time_limit: Annotated[float | None, typer.Option(help="Seconds for each policy that searches.")] = None
+    by: Annotated[Compared, typer.Option(help="policy: all on one fleet; gpu: each kind of GPU alone.")] = (
+        Compared.POLICY
+    )
+    policies: Annotated[str, typer.Option(help="Names separated by commas, or all; by gpu one.")] = "all"
+    time_limit: Annotated[float | None, typer.Option(help="Seconds for each map; by gpu 5.")] = None
     seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0
 
     def names(self) -> list[str] | None:
         """Return the names of the policies, None for all."""
         return None if self.policies == "all" else [name.strip() for name in self.policies.split(",") if name.strip()]
+
+    def only_name(self) -> str:
+        """Return the policy that plans for each kind of GPU.
+
+        Raises
+        ------
+        InputError
+            When several are named.
+        """
+        from gpuprof.placement.policies import DEFAULT
+
+        names = self.names() or [DEFAULT]
+        if len(names) > 1:
+            raise InputError(f"--by gpu plans by one policy but got {', '.join(names)}", f"--policies {DEFAULT}")
+        return names[0]
 
 
 @dataclass(frozen=True)
@@ -66,11 +108,16 @@ def compare(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Place the same demands by several policies, with one estimator and one check, and show what each needs."""
+    """Place the same demands by several policies, or on each kind of GPU, and show what each needs."""
     from gpuprof.pipeline.compare import check_picture
     from gpuprof.pipeline.compare import compare as compare_policies
 
     chosen = chosen_format(as_json, as_csv)
+    if policies.by is Compared.GPU:
+        if picture is not None:
+            raise InputError("--picture draws maps of policies and not of kinds of GPUs", "leave it out")
+        _compare_gpus(demands, policies, rules, chosen)
+        return
     if picture is not None:
         check_picture(picture)
     with progress() as bar:
@@ -89,3 +136,23 @@ def compare(
         result.draw(picture)
         if chosen is Format.TABLE:
             say_note(f"drawn to {picture}")
+
+
+def _compare_gpus(
+    demands: DemandOptions, policies: PolicyListOptions, rules: ComparisonRuleOptions, chosen: Format
+) -> None:
+    from gpuprof.pipeline.compare_gpus import compare_gpus
+
+    with progress() as bar:
+        task = bar.add_task("kinds of GPUs", total=None)
+        result = compare_gpus(
+            demands.slo_file,
+            fleet=demands.devices(),
+            db=demands.db,
+            policy=policies.only_name(),
+            options=rules.planning_options(policies.time_limit, policies.seed),
+            progress=lambda step: bar.update(task, total=step.total, completed=step.done),
+            note=say_note,
+        )
+    sure = rules.confidence is not None
+    print_rows(result.rows(), [one for one in _GPU_COLUMNS if sure or "upper_end" not in one.key], chosen)

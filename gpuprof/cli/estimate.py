@@ -50,6 +50,7 @@ def estimate(
         models or (),
         batches=running.batches(),
         device=running.device,
+        device_file=running.device_file,
         share=running.share,
         processes=running.processes,
         beside=running.beside or (),

@@ -12,6 +12,14 @@ from gpuprof.errors import InputError
 
 _LARGEST_BATCH = 1_000_000
 
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="Where nothing was measured: float32, tf32, float16, bfloat16, fp8 or int8.")
+]
+RuntimeOption = Annotated[str | None, typer.Option(help="Where nothing was measured: fused (default) or eager.")]
+DeviceFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know.")
+]
+
 
 @dataclass(frozen=True)
 class ScenarioOptions:
@@ -19,6 +27,7 @@ class ScenarioOptions:
 
     batch: Annotated[str, typer.Option(help="Batch sizes, 1,8,32.")] = "1"
     device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database, or cpu.")] = None
+    device_file: DeviceFileOption = None
     share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100"
     processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1
     beside: Annotated[
@@ -52,9 +61,7 @@ class SourceOptions:
     estimator: Annotated[str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")] = (
         "database"
     )
-    precision: Annotated[
-        str | None, typer.Option(help="Where nothing was measured: float32, tf32, float16, bfloat16, fp8 or int8.")
-    ] = None
-    runtime: Annotated[str | None, typer.Option(help="Where nothing was measured: fused (default) or eager.")] = None
+    precision: PrecisionOption = None
+    runtime: RuntimeOption = None
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None

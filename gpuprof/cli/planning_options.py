@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ class DemandOptions:
     """Which demands are placed, and onto which devices."""
 
     slo_file: Annotated[Path, typer.Option(help="CSV with model,rate_rps,slo_ms.")] = Path("slo.csv")
-    gpus: Annotated[str | None, typer.Option(help="Devices: a100-80:8,v100; without a count as many as needed.")] = None
+    gpus: Annotated[
+        str | None, typer.Option(help="Devices: a100-80:8,v100; without a count as many as needed; any.")
+    ] = None
     fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
 
@@ -61,6 +64,11 @@ class PlanningRuleOptions:
         float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
     ] = None
 
+    precision: PrecisionOption = None
+    runtime: RuntimeOption = None
+    device_file: DeviceFileOption = None
+    strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
+
     def planning_options(self, time_limit_s: float | None, seed: int, created: str | None = None) -> PlanningOptions:
         """Return them, with how policies are to search and when the map is made, as the pipeline takes them."""
         from gpuprof.pipeline.planning_options import PlanningOptions
@@ -76,4 +84,8 @@ class PlanningRuleOptions:
             time_limit_s=time_limit_s,
             seed=seed,
             created=created,
+            precision=self.precision,
+            runtime=self.runtime,
+            device_file=self.device_file,
+            strict=self.strict,
         )

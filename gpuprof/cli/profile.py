@@ -214,7 +214,13 @@ def _ingest(
     from gpuprof.pipeline.ingest import ingest_reports
 
     result = ingest_reports(
-        reports, models, batches=workloads.batches(), share=workloads.share, device=means.device, db=db
+        reports,
+        models,
+        batches=workloads.batches(),
+        share=workloads.share,
+        device=means.device,
+        device_file=means.device_file,
+        db=db,
     )
     _say_notes(result.notes)
     print_rows(result.rows(), _REPORT_COLUMNS, chosen)

@@ -70,6 +70,10 @@ class MeasurementOptions:
             "--from-report the GPU recorded on, where the report does not say."
         ),
     ] = None
+    device_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --from-report: TOML file with GPUs that gpuprof does not know."),
+    ] = None
     time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0
     profiler_limit: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -74,7 +74,7 @@ def datasets() -> Traversable:
 @cache
 def devices() -> Mapping[str, Device]:
     """Return every device of ``datasets/devices.toml`` by name."""
-    return MappingProxyType({name: _device(name, table) for name, table in _tables().items()})
+    return MappingProxyType({name: make_device(name, table) for name, table in _tables().items()})
 
 
 def device(name: str) -> Device:
@@ -134,7 +134,13 @@ def _parse_profile(row: dict[str, str]) -> PublishedProfile:
     )
 
 
-def _device(name: str, table: dict[str, Any]) -> Device:
+def names_of_drivers() -> Mapping[str, Sequence[str]]:
+    """Return the names under which drivers report each device of the catalogue."""
+    return MappingProxyType({name: tuple(table["driver_names"]) for name, table in _tables().items()})
+
+
+def make_device(name: str, table: Mapping[str, Any]) -> Device:
+    """Return the device that a table like those of ``devices.toml`` describes."""
     # The file has the units of datasheets; here is the border where they become the package's.
     return Device(
         name=name,
@@ -147,16 +153,16 @@ def _device(name: str, table: dict[str, Any]) -> Device:
         l2_bytes=int(table["l2_mib"] * _MIB),
         compute_capability=table["compute_capability"],
         sm=SmLimits(**table["sm"]),
-        max_power_w=float(table["max_power_w"]),
+        max_power_w=None if (power := table.get("max_power_w")) is None else float(power),
         price_per_hour=table.get("price_per_hour"),
         mig_slices=table.get("mig_slices", 0),
         mig_profiles=tuple(_mig_profile(profile) for profile in table.get("mig_profiles", ())),
         dram_type=table.get("dram_type"),
         process_nm=table.get("process_nm"),
-        sources=MappingProxyType({"name": table["full_name"], **table["sources"]}),
+        sources=MappingProxyType({"name": table.get("full_name", name), **table.get("sources", {})}),
     )
 
 
-def _mig_profile(table: dict[str, Any]) -> MigProfile:
+def _mig_profile(table: Mapping[str, Any]) -> MigProfile:
     rest = {key: value for key, value in table.items() if key not in {"memory_mib", "start_slots"}}
     return MigProfile(**rest, memory_bytes=table["memory_mib"] * _MIB, start_slots=tuple(table["start_slots"]))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.device import Device
 from gpuprof.errors import InputError
 
-_ITEM = re.compile(r"(?P<name>[^:\s]+)(?::(?P<count>[^:]*))?")
+#: Stands for every kind of device that has a price.
+ANY = "any"
+_ITEM = re.compile(r"(?P<name>[^:]*[^:\s])\s*(?::(?P<count>[^:]*))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +48,34 @@ class Fleet:
         return any(entry.count is None for entry in self.entries)
 
 
-def parse_fleet(text: str, find_device: Callable[[str], Device]) -> Fleet:
+def parse_fleet(text: str, find_device: Callable[[str], Device], priced: Sequence[Device] = ()) -> Fleet:
     """Read ``"a100-80:8,v100"``: names with counts; without a count, as many as needed.
+
+    ``"any"`` is every device of ``priced`` that is not named beside it, as many as needed.
 
     Parameters
     ----------
     text : str
     find_device : callable
         Name → `Device`; raises `InputError` for a name that it does not know.
+    priced : sequence of Device, optional
     """
     entries: list[FleetEntry] = []
+    every = False
     for item in filter(None, (part.strip() for part in text.split(","))):
         match = _ITEM.fullmatch(item)
         if match is None:
             raise InputError(f"cannot read {item!r} in --gpus", "write name or name:count, as in a100-80:8")
+        if match["name"].lower() == ANY:
+            if match["count"] is not None:
+                raise InputError(f"{item!r}: any takes no count", "write any, or name the devices that are counted")
+            every = True
+            continue
         count = None if match["count"] is None else _count(match["count"], item)
         entries.append(FleetEntry(find_device(match["name"]), count))
+    if every:
+        named = {entry.device.name for entry in entries}
+        entries += [FleetEntry(one) for one in priced if one.name not in named]
     return _build_fleet(entries, text)
 
 

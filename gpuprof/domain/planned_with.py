@@ -44,7 +44,8 @@ class PlannedWith(_Record):
     """The settings, costs and sources of a plan.
 
     ``estimator`` is the name that made its times; ``arrivals`` the shape of the requests, or a trace; None: Poisson.
-    ``precision`` and ``runtime`` are of the measurements that it is planned from, where only some were taken.
+    ``precision`` and ``runtime`` are those that models were estimated in of which nothing was measured on a GPU, None
+    what their types give in ONNX Runtime.
     ``found_by`` names the heuristic whose map the policy took, ``stopped_by`` what ended the search before it was over.
     The other settings are those of `gpuprof.placement.problem.Options`.
     """

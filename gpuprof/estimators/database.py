@@ -111,6 +111,11 @@ class DatabaseEstimator:
         """Return the names of the devices that ``model`` was measured on, sorted."""
         return tuple(sorted(self._find_model(model).points))
 
+    def unknown_ops(self, model: str) -> tuple[str, ...]:
+        """Return the op types of ``model`` of which nothing is known; none where its file is not there."""
+        work = self._work(self._find_model(model))
+        return () if work is None else work.smallest.unknown_ops
+
     def tried_runs(self, model: str) -> TriedRuns:
         """Return what was measured of ``model`` and what failed, on any device."""
         return self._find_model(model).tried_runs(model)

@@ -18,7 +18,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
-from gpuprof.pipeline.recorded_problem import collect_map_evidence
+from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement import feasibility
 from gpuprof.placement.feasibility import Violation
@@ -60,6 +60,9 @@ def check(
     against: DemandsArgument | None = None,
     db: PathArgument | None = None,
     estimator: str | None = None,
+    precision: str | None = None,
+    runtime: str | None = None,
+    device_file: PathArgument | None = None,
     note: NoteCallback = ignore_note,
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
@@ -70,9 +73,12 @@ def check(
     against : path or sequence of Demand, optional
         Demands to check instead of those that the map says were made.
     db : path, optional
-        Kernel database; without one the times that stand in the map are believed.
-    estimator : str, optional
-        Name of another estimator than the map was planned with.
+        Kernel database; without one the times that stand in the map are believed, unless they were predicted from
+        files alone, which are still there.
+    estimator, precision, runtime : str, optional
+        Others than the map was planned with.
+    device_file : path, optional
+        TOML file with GPUs that the catalogue lacks.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -98,7 +104,8 @@ def check(
     notes = NoteList(note)
     demands = None if against is None else resolve_demands(against)
     found = resolve_map(deployment)
-    evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, estimator)
+    other = OtherTimes(estimator, precision, runtime, device_file)
+    evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, other)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     violations = feasibility.check(found, evidence)

@@ -22,15 +22,25 @@ if TYPE_CHECKING:
 _DEFAULT_DATABASE = "gpuprof-db"
 
 
-def resolve_device(name: str | None, db: KernelDb | None) -> Device:
+def resolve_device(
+    name: str | None,
+    db: KernelDb | None,
+    own: Mapping[str, Device] | None = None,
+    note: NoteCallback = ignore_note,
+) -> Device:
     """Return the device called ``name``, with the rates that ``db`` has measured of it.
 
     Parameters
     ----------
     name : str or None
-        A name of the catalogue, of the database, of a GPU of this machine, or ``"cpu"`` for its CPU; None: the device
-        that most of the database's measurements were made on, this machine's CPU if there are none.
+        A name of the catalogue, as people or drivers write it, of ``own``, of the database, of a GPU of this machine,
+        or ``"cpu"`` for its CPU; None: the device that most of the database's measurements were made on, this
+        machine's CPU if there are none.
     db : KernelDb or None
+    own : mapping of str to Device, optional
+        Devices of the user's, which the catalogue lacks.
+    note : callable, optional
+        Told which board was taken where the name may mean several.
 
     Raises
     ------
@@ -46,8 +56,9 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
     here = local_cpu()
     if wanted in ("cpu", here.name):
         return with_ceilings(here, db)
-    if wanted in devices():
-        return with_ceilings(devices()[wanted], db)
+    known = {**devices(), **(own or {})}
+    if wanted in known:
+        return with_ceilings(known[wanted], db)
     recorded = recorded_device(wanted, db) if db is not None else None
     if recorded is None:  # a GPU of this machine that the catalogue lacks
         recorded = next((with_ceilings(gpu, db) for gpu in local_gpus() if gpu.name == wanted), None)
@@ -56,9 +67,41 @@ def resolve_device(name: str | None, db: KernelDb | None) -> Device:
             f"{wanted!r} was profiled, but its peak rates are not known, neither to the catalogue nor to the database",
             "measure them on its machine: python -m bench.gpu.ceilings --db DATABASE",
         )
-    if recorded is None:
-        raise unknown_name("device", wanted, sorted({"cpu", *devices(), *profiled}))
-    return recorded
+    if recorded is not None:
+        return recorded
+    if meant := _board_meant(name or wanted, note):
+        return with_ceilings(meant, db)
+    error = unknown_name("device", wanted, sorted({"cpu", *known, *profiled}))
+    raise InputError(error.message, f"{error.fix}; a GPU that gpuprof does not know: --device-file FILE")
+
+
+def _board_meant(name: str, note: NoteCallback) -> Device | None:
+    """Return the board of the catalogue that a name means; of several the catalogue's first, which is noted."""
+    from gpuprof.domain.catalogue import device_of_driver, devices
+    from gpuprof.domain.device_names import matching_names
+
+    found = device_of_driver(name)
+    if found is not None:
+        return found
+    names = matching_names(name)
+    if len(names) > 1:
+        note(f"{name} is taken for {names[0]}; it may also mean {', '.join(names[1:])}")
+    return devices()[names[0]] if names else None
+
+
+def read_own_devices(path: PathArgument | None) -> Mapping[str, Device]:
+    """Return the devices that ``--device-file`` describes, none where it is not given.
+
+    Raises
+    ------
+    InputError
+        When the file is wrong.
+    """
+    if path is None:
+        return {}
+    from gpuprof.domain.device_file import read_device_file
+
+    return read_device_file(Path(path))
 
 
 def database_path(given: PathArgument | None) -> Path:

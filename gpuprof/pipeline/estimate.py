@@ -18,6 +18,7 @@ from gpuprof.pipeline.devices import (
     describe_variants,
     make_named_estimator,
     open_database,
+    read_own_devices,
     resolve_device,
 )
 from gpuprof.pipeline.result import Result
@@ -69,6 +70,7 @@ def estimate(
     *,
     batches: Sequence[int] = (1,),
     device: str | None = None,
+    device_file: PathArgument | None = None,
     share: Share | str = "100",
     processes: int = 1,
     beside: Sequence[str | Workload] = (),
@@ -86,7 +88,10 @@ def estimate(
         Names in the database or ONNX files; by default all of the database.
     batches : sequence of int
     device : str, optional
-        Device of the catalogue or the database, or ``"cpu"``; by default the one with most measurements.
+        Device of the catalogue, the database or ``device_file``, or ``"cpu"``; by default the one with most
+        measurements.
+    device_file : path, optional
+        TOML file with GPUs that the catalogue lacks, as ``devices.toml`` describes them.
     share : Share or str
         Part of the device that each model has: ``"50"`` percent, ``"1core"``, ``"3g.40gb"``.
     processes : int
@@ -132,7 +137,7 @@ def estimate(
     notes: list[str] = []
     sizes = _check_batches(batches)
     database = open_database(db, needed=not models)
-    target = resolve_device(device, database)
+    target = resolve_device(device, database, read_own_devices(device_file), notes.append)
     part = _resolve_share(share, target)
     source = (
         estimator

@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpuprof.domain.catalogue import device as find_device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
-from gpuprof.pipeline.devices import database_path
+from gpuprof.pipeline.devices import database_path, read_own_devices, resolve_device
 from gpuprof.pipeline.result import Result
 from gpuprof.profiling.gpu.replay import (
     ReplayCollector,
@@ -43,6 +42,7 @@ def ingest_reports(
     batches: Sequence[int] = (1,),
     share: str | None = None,
     device: str | None = None,
+    device_file: PathArgument | None = None,
     db: PathArgument | None = None,
 ) -> IngestResult:
     """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
@@ -58,7 +58,9 @@ def ingest_reports(
     share : str, optional
         The one that was recorded; by default the whole device.
     device : str, optional
-        A name of the catalogue; by default the GPU that the reports name or describe.
+        A name of the catalogue or of ``device_file``; by default the GPU that the reports name or describe.
+    device_file : path, optional
+        TOML file with GPUs that the catalogue lacks.
     db : path, optional
 
     Raises
@@ -74,9 +76,10 @@ def ingest_reports(
         )
     notes: list[str] = []
     rows: list[ModelRow] = []
+    named = resolve_device(device, None, read_own_devices(device_file), notes.append) if device else None
     part = Share()
     for recording in read_reports(files):
-        target = find_device(device) if device else device_of_recording(recording)
+        target = named or device_of_recording(recording)
         part = planning.parse_shares(share, target)[0] if share else Share()
         job = replayed_job(models[0] if models else None, batches[0], part, files)
         collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.pipeline.arguments import PathArgument
+
 if TYPE_CHECKING:
+    from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.placement.problem import Options
 
 
@@ -37,6 +40,13 @@ class PlanningOptions:
         Of policies that draw random numbers.
     created : str or None
         Time that the map says it was made at; None: that of ``SOURCE_DATE_EPOCH``, else none.
+    precision, runtime : str or None
+        In which arithmetic and by which runtime models run of which nothing was measured on a GPU; see
+        `gpuprof.estimate`.
+    strict : bool
+        Refuse models with ops that nothing is known of, where they were not measured.
+    device_file : path or None
+        TOML file with GPUs that the catalogue lacks.
     """
 
     estimator: str = "database"
@@ -49,6 +59,22 @@ class PlanningOptions:
     time_limit_s: float | None = None
     seed: int = 0
     created: str | None = None
+    precision: str | None = None
+    runtime: str | None = None
+    strict: bool = False
+    device_file: PathArgument | None = None
+
+    def execution(self) -> Execution:
+        """Return how models run of which nothing was measured.
+
+        Raises
+        ------
+        InputError
+            When the precision or the runtime is not known.
+        """
+        from gpuprof.estimators.cross_gpu.execution import parse_execution
+
+        return parse_execution(self.precision, self.runtime)
 
     def problem_options(self) -> Options:
         """Return them as policies take them; without a given overhead it is 0 there.

@@ -54,6 +54,7 @@ def build_problem(
     """
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
+    from gpuprof.pipeline.candidate_devices import find_fleet, require_precision
     from gpuprof.pipeline.devices import (
         describe_superseded,
         describe_variants,
@@ -70,8 +71,9 @@ def build_problem(
     sources = {demand.model: demand.source_model or demand.model for demand in named}
     database = open_database(db, needed=not given.keys() >= set(sources.values()))
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
-    devices = _find_fleet(fleet, database)
-    known = make_database_estimator(database, graphs, note)
+    devices = find_fleet(fleet, database, planning, note)
+    execution = planning.execution()
+    known = make_database_estimator(database, graphs, note, execution)
     estimator = known if planning.estimator == DEFAULT else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
     models = list(dict.fromkeys(sources.values()))
@@ -81,6 +83,9 @@ def build_problem(
     for demand in named:
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
+    if planning.estimator == DEFAULT:
+        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in models))
+        _judge_unknown_ops(known, models, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(known, models), *describe_variants(known, models, targets)):
         note(remark)
@@ -131,6 +136,21 @@ def _note_mixing_models(
             continue
         if (output := verdicts.judge(Path(file.path), file.sha256)) is not None:
             note(f"{describe_mixing(model, output)}; it is placed with batches of 1")
+
+
+def _judge_unknown_ops(
+    estimator: DatabaseEstimator, models: Sequence[str], fleet: Fleet, strict: bool, note: NoteCallback
+) -> None:
+    """Note, or where it is strict refuse, models that were not measured and have ops that nothing is known of."""
+    for model in models:
+        measured = estimator.devices_of(model)
+        guessed = [entry.device.name for entry in fleet.entries if entry.device.name not in measured]
+        if not guessed or not (unknown := estimator.unknown_ops(model)):
+            continue
+        told = f"{model}: nothing is known of {', '.join(unknown)}"
+        if strict:
+            raise InputError(f"{told} on {guessed[0]}", "profile it there, or leave out --strict")
+        note(f"{told}; counted by their traffic alone")
 
 
 def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:
@@ -209,19 +229,6 @@ def _is_path(model: str) -> bool:
     return model.endswith(".onnx") or os.sep in model
 
 
-def _find_fleet(given: FleetArgument | None, database: KernelDb | None) -> Fleet:
-    from gpuprof.domain.fleet import Fleet, FleetEntry, parse_fleet, read_fleet
-    from gpuprof.pipeline.devices import resolve_device
-
-    if isinstance(given, Fleet):
-        return given
-    if given is None:
-        return Fleet((FleetEntry(resolve_device(None, database)),))
-    if isinstance(given, os.PathLike) or given.endswith(".toml"):
-        return read_fleet(Path(given), lambda name: resolve_device(name, database))
-    return parse_fleet(given, lambda name: resolve_device(name, database))
-
-
 @dataclass(frozen=True, slots=True)
 class _RecordedFile:
     run_id: str
@@ -265,6 +272,8 @@ def _record_settings(
         max_batch=options.max_batch,
         max_processes=options.max_processes,
         host=RecordedHostWork(**asdict(options.host)),
+        precision=planning.precision,
+        runtime=planning.runtime,
         slo_sha256=slo_sha256,
         database_sha256=database_sha256,
     )

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.domain.device import Device
     from gpuprof.domain.estimate import Estimator
+    from gpuprof.domain.planned_with import PlannedWith
+    from gpuprof.estimators.cross_gpu.execution import Execution
     from gpuprof.placement.feasibility import Evidence
     from gpuprof.placement.policies import Policy
     from gpuprof.placement.problem import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTimes:
+    """Whose times a map is checked against where they are others than it was planned with.
+
+    Attributes
+    ----------
+    estimator, precision, runtime : str or None
+        None: as the map says.
+    device_file : path or None
+        File with the GPUs that the catalogue lacks.
+    """
+
+    estimator: str | None = None
+    precision: str | None = None
+    runtime: str | None = None
+    device_file: PathArgument | None = None
 
 
 def restore_problem(
@@ -50,7 +72,7 @@ def restore_problem(
     settings = deployment.planned_with
     kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
-    known = make_database_estimator(database, note=note)
+    known = make_database_estimator(database, note=note, execution=_recorded_execution(settings, OtherTimes()))
     name = estimator or settings.estimator
     sources = source_models(deployment)
     return Problem(
@@ -73,6 +95,27 @@ def restore_problem(
     )
 
 
+def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
+    from gpuprof.estimators.cross_gpu.execution import parse_execution
+
+    return parse_execution(other.precision or settings.precision, other.runtime or settings.runtime)
+
+
+def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
+    """Return whether the map's times were predicted from files alone, which are all there and the same."""
+    from gpuprof.estimators.builtin import DEFAULT
+    from gpuprof.graph.load import load_graph
+
+    settings = deployment.planned_with
+    if settings.estimator != DEFAULT or settings.database_sha256 is not None or deployment.merges:
+        return False
+    for name, source in source_models(deployment).items():
+        path, sha256 = graphs.get(source), deployment.models[name].sha256
+        if path is None or not path.is_file() or (sha256 and load_graph(path).sha256 != sha256):
+            return False
+    return True
+
+
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
     """Return by the models' names in a map what each is called in the kernel database."""
     return {name: model.source_model or name for name, model in deployment.models.items()}
@@ -92,13 +135,14 @@ def collect_map_evidence(
     against: Sequence[Demand] | None,
     base: Path = Path(),
     note: NoteCallback = ignore_note,
-    estimator: str | None = None,
+    other: OtherTimes | None = None,
 ) -> Evidence:
-    """Return what a map from a file in ``base`` is checked against; without a database, its own times.
+    """Return what a map from a file in ``base`` is checked against; without a database and the files, its own times.
 
-    ``against`` are demands to be checked instead of those that the map says were made; ``estimator`` names another
-    than the one that it was planned with.
+    ``against`` are demands to be checked instead of those that the map says were made; ``other`` whose times it is
+    checked against, by default those that it was planned with.
     """
+    other = other or OtherTimes()
     from gpuprof.domain.failure import NOTHING_TRIED
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.estimators.services import name_services, name_tried_services
@@ -106,6 +150,7 @@ def collect_map_evidence(
         make_database_estimator,
         make_named_estimator,
         open_database,
+        read_own_devices,
         resolve_device,
     )
     from gpuprof.pipeline.problem import collect_tried_runs, name_demand
@@ -119,18 +164,18 @@ def collect_map_evidence(
     found: dict[str, Device] = {}
     for name in sorted(names):
         try:
-            found[name] = resolve_device(name, database)
+            found[name] = resolve_device(name, database, read_own_devices(other.device_file))
         except InputError:
             continue  # the check names it
     sources = source_models(deployment)
     graphs = {sources[name]: Path(model.path) for name, model in deployment.models.items() if model.path}
     asked: Estimator | None = None
     tried = NOTHING_TRIED
-    name = estimator or settings.estimator
-    if database is not None:
+    name = other.estimator or settings.estimator
+    if database is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
         known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
-        measured = make_database_estimator(database, known, note)
+        measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
         tried = name_tried_services(collect_tried_runs(measured, dict.fromkeys(sources.values())), sources)
         asked = name_services(asked, sources)

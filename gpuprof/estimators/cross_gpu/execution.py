@@ -43,6 +43,15 @@ class Execution:
             return resolve_precision(device, found)
         return PRECISIONS[self.precision]
 
+    def is_possible(self, device: Device) -> bool:
+        """Return whether a GPU has the arithmetic; a CPU's estimates know no precision."""
+        return self.precision is None or device.kind != "gpu" or PRECISIONS[self.precision] in device.flops_per_s
+
+    @staticmethod
+    def possible_precisions(device: Device) -> list[str]:
+        """Return the precisions that a GPU can be asked for."""
+        return [said for said, name in PRECISIONS.items() if name in device.flops_per_s]
+
 
 def type_of_weights(graph: ModelGraph) -> str:
     """Return the type of most of the weights' bytes; quantised models multiply in int8."""

@@ -194,13 +194,13 @@ class _Walk:
                 continue
             for tensor in op.inputs:
                 before = self._maker.get(tensor.name)
-                if before is not None and self._may_join(before, place):
+                if before is not None and self._anchor(before) != place and self._may_join(before, place):
                     self._absorbed[place] = before
                     break
             else:
                 reader = self._only_reader(place)
                 if reader is not None and self._ops[reader].op_type in _SOFTMAXES | _NORMS:
-                    self._absorbed[place] = reader
+                    self._absorbed[place] = reader  # which nothing absorbs: no two ops can be tied to each other
 
     def _may_join(self, before: int, place: int) -> bool:
         made = self._ops[before].outputs[0]

@@ -111,3 +111,21 @@ def test_a_convolution_is_the_product_that_it_is() -> None:
     ops = list_kernels(_graph(conv), "float32", LaunchMode.EAGER).ops
     assert (ops.m[0], ops.n[0], ops.k[0]) == (2 * 16 * 16, 16, 27)
     assert np.isclose(ops.flops[0], conv.flops or 0)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_a_gelu_written_as_div_erf_add_mul_mul_is_one_kernel_in_either_runtime(runtime: LaunchMode) -> None:
+    shape, one = (8, 16, 64), _t("one")
+    names = ("d", "e", "a", "m", "y")
+    d, e, a, m, y = (_t(name, *shape) for name in names)
+    h = _t("hb", *shape)
+    gelu = (
+        _op("Div", [h, one], d, [one]),
+        _op("Erf", [d], e),
+        _op("Add", [e, one], a, [one]),
+        _op("Mul", [h, a], m),
+        _op("Mul", [m, one], y, [one]),
+    )
+    kernels = list_kernels(_graph(*LINEAR, *gelu), "float32", runtime)
+    assert kernels.op_types == ("MatMul", "Mul")

@@ -1,0 +1,121 @@
+"""Reads GPUs that the catalogue lacks from a file of the user's, written as ``datasets/devices.toml`` is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gpuprof.domain.catalogue import devices, make_device
+from gpuprof.domain.device import Device, SmLimits
+from gpuprof.errors import InputError
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
+_Positive = Annotated[float, Field(gt=0, lt=1e12, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+_RATES = frozenset({"float64", "float32", "tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
+
+
+class _Table(BaseModel):
+    """Keys of one GPU; units as in the catalogue."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _SmTable(_Table):
+    threads: _Count
+    warps: _Count
+    blocks: _Count
+    registers: _Count
+    shared_memory_bytes: _Count
+    max_registers_per_thread: _Count = 255
+    max_registers_per_block: _Count = 65536
+    max_shared_memory_per_block_bytes: _Count = 49152
+
+
+class _MigTable(_Table):
+    name: Annotated[str, Field(pattern=r"^\d+g\.\d+gb$")]
+    sms: _Count
+    memory_mib: _Positive
+    memory_slices: _Count
+    compute_slices: _Count
+    start_slots: tuple[Annotated[int, Field(ge=0, lt=8)], ...]
+    max_count: _Count
+
+
+class _DeviceTable(_Table):
+    compute_units: _Count
+    clock_mhz: _Positive
+    dram_mib: _Positive
+    dram_gb_per_s: _Positive
+    l2_mib: _Positive
+    tflops: dict[str, _Positive]
+    full_name: str | None = None
+    driver_names: tuple[str, ...] = ()
+    compute_capability: Annotated[str, Field(pattern=r"^\d+\.\d+$")]
+    process_nm: _Positive | None = None
+    max_power_w: _Positive | None = None
+    price_per_hour: _Positive | None = None
+    dram_type: str | None = None
+    sm: _SmTable | None = None
+    mig_slices: Annotated[int, Field(ge=0, le=8)] = 0
+    mig_profiles: tuple[_MigTable, ...] = ()
+    sources: dict[str, str] = {}
+
+
+def read_device_file(path: Path) -> Mapping[str, Device]:
+    """Return the GPUs that a file describes by name, a TOML table each.
+
+    Limits of an SM that the file leaves out are those of a GPU of the catalogue with the same compute capability.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, a key is missing, unknown or out of range, or a name is the catalogue's.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    if not content:
+        raise InputError(f"{path} describes no device", "write a table [NAME] for each, as gpuprof's devices.toml")
+    return {name: _read_table(path, name, table) for name, table in content.items()}
+
+
+def _read_table(path: Path, name: str, table: object) -> Device:
+    where = f"{path}: [{name}]"
+    if not _NAME.fullmatch(name) or name in devices() or name in ("any", "cpu", "gpu"):
+        taken = "is a name of gpuprof's own" if _NAME.fullmatch(name) else "must be of a-z, 0-9, '.', '_' and '-'"
+        raise InputError(f"{where}: the name {taken}", "call the device otherwise")
+    try:
+        read = _DeviceTable.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "the table"
+        raise InputError(
+            f"{where}: {key}: {first['msg']}", "keys and units are those of gpuprof's devices.toml"
+        ) from None
+    unknown = sorted(set(read.tflops) - _RATES)
+    if unknown or "float32" not in read.tflops:
+        wrong = f"unknown type {unknown[0]!r}" if unknown else "float32 is missing"
+        raise InputError(f"{where}: tflops: {wrong}", f"give float32 and, where it has them, of {sorted(_RATES)}")
+    filled: dict[str, Any] = read.model_dump(exclude_none=True, exclude={"sm"})
+    filled["sm"] = _limits(read)
+    return make_device(name, {"full_name": name, **filled, "sources": {"device": str(path), **read.sources}})
+
+
+def _limits(read: _DeviceTable) -> dict[str, int]:
+    """Return the limits of an SM: as the file says, else of the catalogue's GPU whose capability is the nearest."""
+    if read.sm is not None:
+        return read.sm.model_dump()
+    wanted = float(read.compute_capability)
+    known = [one for one in devices().values() if one.sm is not None]
+    nearest = min(known, key=lambda one: abs(float(one.compute_capability or 0) - wanted))
+    assert nearest.sm is not None
+    return {key: getattr(nearest.sm, key) for key in SmLimits.__dataclass_fields__}

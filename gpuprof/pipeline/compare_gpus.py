@@ -1,0 +1,190 @@
+"""``compare --by gpu``: what the same demands take on each kind of GPU, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.errors import InputError
+from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
+from gpuprof.pipeline.planning_options import PlanningOptions
+from gpuprof.pipeline.problem import build_problem
+from gpuprof.pipeline.result import (
+    NoteCallback,
+    NoteList,
+    Progress,
+    ProgressCallback,
+    Result,
+    ignore_note,
+    ignore_progress,
+)
+from gpuprof.placement import comparison
+from gpuprof.placement.comparison import Outcome
+from gpuprof.placement.policies import DEFAULT, make_policy
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.sources import describe_sources
+
+#: Seconds for the search of one kind's map, unless the options give another limit: kinds are many.
+_TIME_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuOutcome:
+    """What the demands take on one kind of device.
+
+    Attributes
+    ----------
+    device : str
+    by_means : Outcome
+        Planned on the estimates' values.
+    by_upper_ends : Outcome or None
+        Planned on the upper ends of their intervals, where a confidence was asked for.
+    interval_factor : float or None
+        Of the replicas' times the largest ratio of the upper end to the value; None where nothing is known of errors.
+    sources : str
+        What part of the map rests on measurements.
+    """
+
+    device: str
+    by_means: Outcome
+    by_upper_ends: Outcome | None
+    interval_factor: float | None
+    sources: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareGpusResult(Result):
+    """What the same demands take on each kind of device, the cheapest that meets them all first."""
+
+    outcomes: tuple[GpuOutcome, ...]
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        """Return a record for each kind: number, cost, utilisation, bound, and how sure they are."""
+        return [_row(one) for one in self.outcomes]
+
+
+def compare_gpus(
+    demands: DemandsArgument = Path("slo.csv"),
+    *,
+    fleet: FleetArgument | None = None,
+    db: PathArgument | None = None,
+    policy: str = DEFAULT,
+    options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
+    progress: ProgressCallback = ignore_progress,
+    note: NoteCallback = ignore_note,
+) -> CompareGpusResult:
+    """Place the same demands on each kind of device alone.
+
+    Parameters
+    ----------
+    demands, fleet, db, note
+        As in `gpuprof.place`; ``"any"`` is every device that has a price.
+    policy : str
+        Its name.
+    options : PlanningOptions
+        With ``confidence`` each kind is planned twice, on the estimates' values and on the upper ends of their
+        intervals. ``time_limit_s`` is of one plan, by default 5 seconds.
+    progress : callable, optional
+        Told each kind that is done.
+
+    Raises
+    ------
+    InputError
+        For a file, device, model or policy that is wrong or unknown.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> import gpuprof
+    >>> file = gpuprof.build_model("mlp", Path(tempfile.mkdtemp()) / "mlp.onnx")
+    >>> demand = gpuprof.Demand(str(file), rate_rps=200.0, slo=gpuprof.Slo(20.0))
+    >>> found = gpuprof.compare_gpus([demand], fleet="t4,a100-40")
+    >>> found.to_frame()[["device", "gpus", "cost_per_hour"]].to_dict("list")
+    {'device': ['t4', 'a100-40'], 'gpus': [1, 1], 'cost_per_hour': [0.526, 2.7447]}
+    """
+    notes = NoteList(note)
+    make_policy(policy)  # an unknown one is an error of the input
+    limited = replace(options, time_limit_s=options.time_limit_s or _TIME_LIMIT_S)
+    problem = build_problem(demands, fleet, optional_path(db), limited, notes.add)
+    found: list[GpuOutcome] = []
+    for done, entry in enumerate(problem.fleet.entries, start=1):
+        found.append(_compare_kind(problem, entry, policy))
+        progress(Progress(entry.device.name, done, len(problem.fleet.entries)))
+    return CompareGpusResult(notes=notes.all(), outcomes=tuple(sorted(found, key=_order)))
+
+
+def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcome:
+    alone = replace(problem, fleet=Fleet((entry,)))
+    means = replace(alone, options=replace(alone.options, confidence=None))
+    (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
+    careful = None
+    if problem.options.confidence is not None:
+        (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
+    deployment = by_means.deployment
+    return GpuOutcome(
+        entry.device.name,
+        by_means,
+        careful,
+        None if deployment is None else _interval_factor(problem, entry, deployment),
+        "" if deployment is None else describe_sources(deployment),
+    )
+
+
+def _interval_factor(problem: Problem, entry: FleetEntry, deployment: DeploymentMap) -> float | None:
+    """Return of the replicas' times the largest ratio of the upper end to the value, None where one has none."""
+    factors = []
+    for _, _, partition, replica in deployment.places():
+        share = share_of(partition, replica)
+        try:
+            figure = problem.estimator.estimate(
+                replica.model, entry.device, replica.batch, share, (), replica.processes
+            ).latency_ms
+        except InputError:
+            return None
+        if figure.high is None:
+            if figure.source != "measured":
+                return None
+            factors.append(1.0)
+        else:
+            factors.append(figure.high / figure.value)
+    return max(factors, default=None)
+
+
+def _order(one: GpuOutcome) -> tuple[bool, float, str]:
+    figures = one.by_means.objective
+    return not _is_met(one.by_means), figures.cost_per_hour if figures else float("inf"), one.device
+
+
+def _is_met(outcome: Outcome) -> bool:
+    return outcome.objective is not None and not outcome.violations and outcome.missing_rps == 0.0
+
+
+def _row(one: GpuOutcome) -> dict[str, object]:
+    means, figures = one.by_means, one.by_means.objective
+    careful = one.by_upper_ends.objective if one.by_upper_ends is not None else None
+    deployment = means.deployment
+    remark = means.reason
+    if deployment is not None and deployment.unplaced:
+        remark = f"{deployment.unplaced[0].model}: {deployment.unplaced[0].reason}"
+    if one.by_upper_ends is not None and not _is_met(one.by_upper_ends) and not remark:
+        remark = "not every demand is met at the upper ends of the intervals"
+    if means.violations:
+        remark = f"NOT SOUND, first broken rule: {means.violations[0]}"
+    return {
+        "device": one.device,
+        "gpus": None if figures is None else figures.gpus,
+        "cost_per_hour": None if figures is None else figures.cost_per_hour,
+        "gpus_at_upper_end": None if careful is None else careful.gpus,
+        "cost_per_hour_at_upper_end": None if careful is None else careful.cost_per_hour,
+        "utilization_pct": None if figures is None else 100.0 * figures.compute_utilization,
+        "missing_rps": None if figures is None else means.missing_rps,
+        "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
+        "interval_factor": one.interval_factor,
+        "sources": one.sources,
+        "seconds": means.seconds + (one.by_upper_ends.seconds if one.by_upper_ends is not None else 0.0),
+        "remark": remark,
+    }

@@ -1,0 +1,105 @@
+"""Planning for GPUs of which nothing was measured: every board with a price, one's own, in a precision asked for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from onnx import helper
+
+import gpuprof
+from gpuprof.cli.main import main
+from gpuprof.domain.catalogue import devices
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.errors import InputError
+from gpuprof.pipeline.planning_options import PlanningOptions
+from tests.domain.test_device_file import BOARD
+from tests.small_models import write_model
+
+FAST = PlanningOptions(max_batch=2, time_limit_s=1.0)
+PRICED = [name for name, one in devices().items() if one.price_per_hour is not None]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    gpuprof.build_model("mlp", tmp_path / "mlp.onnx")
+    (tmp_path / "slo.csv").write_text("model,rate_rps,slo_ms\nmlp.onnx,100,20\n")
+    (tmp_path / "own.toml").write_text(BOARD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    return tmp_path
+
+
+def demands(here: Path) -> list[Demand]:
+    return [Demand(str(here / "mlp.onnx"), 100.0, Slo(20.0))]
+
+
+def test_any_is_every_board_with_a_price_and_the_cheapest_wins(here: Path) -> None:
+    plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=FAST)
+    assert [entry.device.name for entry in plan.problem.fleet.entries] == PRICED
+    cheapest = min(PRICED, key=lambda name: devices()[name].price_per_hour or 0.0)
+    best = gpuprof.place(demands(here), fleet="any", options=FAST).deployment
+    assert [gpu.device for node in best.nodes for gpu in node.gpus] == [cheapest]
+    assert best.predicted.lower_bound_cost_per_hour is not None
+
+
+def test_any_leaves_out_boards_without_the_precision_and_says_so(here: Path) -> None:
+    options = replace(FAST, precision="fp8", runtime="eager")
+    plan = gpuprof.place(demands(here), fleet="any", policy="ffd", options=options)
+    kinds = {entry.device.name for entry in plan.problem.fleet.entries}
+    assert kinds == {name for name in PRICED if "float8" in devices()[name].flops_per_s}
+    assert any(note.startswith("left out, without fp8 arithmetic: k80, t4, v100") for note in plan.notes)
+    assert (plan.deployment.planned_with.precision, plan.deployment.planned_with.runtime) == ("fp8", "eager")
+    assert {row["source"] for row in plan.rows()} == {"cross-gpu: float8, eager"}
+    with pytest.raises(InputError, match=r"t4 has no fp8 arithmetic .*float32, float16, int8"):
+        gpuprof.place(demands(here), fleet="l4,t4", policy="ffd", options=options)
+
+
+def test_check_recomputes_times_from_the_files_in_the_precision_of_the_map_or_another(here: Path) -> None:
+    options = replace(FAST, precision="float16")
+    plan = gpuprof.place(demands(here), fleet="l4", policy="ffd", options=options).deployment
+    sound = gpuprof.check(plan)
+    assert sound.is_sound and not sound.notes
+    other = gpuprof.check(plan, precision="float32", runtime="eager")
+    assert {violation.rule for violation in other.violations} == {"figures"}
+    (here / "mlp.onnx").unlink()
+    assert gpuprof.check(plan).notes == ("there is no kernel database: the times written in the map are believed",)
+
+
+def test_a_board_of_ones_own_is_estimated_placed_on_and_checked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="--device-file FILE"):
+        gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti")
+    found = gpuprof.estimate([here / "mlp.onnx"], device="rtx-2080-ti", device_file="own.toml", precision="float16")
+    assert found.estimates[0].latency_ms.source == "cross-gpu: float16, fused"
+    own = ["--device-file", "own.toml"]
+    assert main(["place", "--gpus", "rtx-2080-ti:1", "--policy", "ffd", *own]) == 0
+    assert main(["check", *own]) == 0
+    assert "sound" in capsys.readouterr().out
+    assert main(["check"]) != 0
+
+
+def test_a_board_without_a_price_beside_others_is_noted(here: Path) -> None:
+    options = replace(FAST, device_file=here / "own.toml")
+    plan = gpuprof.place(demands(here), fleet="rtx-2080-ti,t4", policy="ffd", options=options)
+    assert any(note.startswith("without a price, counted as 1 $/h: rtx-2080-ti") for note in plan.notes)
+
+
+def test_ops_that_nothing_is_known_of_are_noted_and_refused_under_strict(here: Path) -> None:
+    node = helper.make_node("Det", ["x"], ["y"])
+    path = write_model(here / "odd.onnx", [node], {"x": ["N", 8, 8]}, {"y": ["N"]})
+    asked = [Demand(str(path), 10.0, Slo(50.0))]
+    with pytest.raises(InputError, match=r"odd: nothing is known of .* on t4"):
+        gpuprof.place(asked, fleet="t4", policy="ffd", options=replace(FAST, strict=True))
+
+
+def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = replace(FAST, confidence=0.9)
+    table = gpuprof.compare_gpus(demands(here), fleet="a100-40,t4,l4", policy="ffd", options=options).to_frame()
+    assert table["cost_per_hour"].is_monotonic_increasing and set(table["device"]) == {"a100-40", "t4", "l4"}
+    assert (table["interval_factor"] > 1.0).all() and table["utilization_pct"].between(0.1, 100.0).all()
+    assert (table["gpus_at_upper_end"] >= table["gpus"]).all() and (table["gpus"] >= 1).all()
+    assert main(["compare", "--by", "gpu", "--gpus", "t4,l4", "--policies", "ffd", "--json"]) == 0
+    assert [row["device"] for row in json.loads(capsys.readouterr().out)] == ["t4", "l4"]
+    assert main(["compare", "--by", "gpu", "--policies", "ffd,optimal"]) == 3
