@@ -1,13 +1,16 @@
-"""Finds an estimator by name: built in, installed under ``gpuprof.estimators``, or ``package.module:Class``."""
+"""Finds an estimator by name, built in, installed or ``package.module:Class``; it refuses what is known to fail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpuprof.domain.estimate import Estimator
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.failure_aware import FailureAwareEstimator
+from gpuprof.estimators.measured.failures import require_no_failure
+from gpuprof.estimators.measured.measured import read_measured
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.plugins import load_plugin
 
@@ -45,3 +48,40 @@ def make_estimator(name: str, db: KernelDb | None, graphs: Mapping[str, Path] | 
     except TypeError as error:
         raise InputError(f"the estimator {name!r} cannot be made from a kernel database: {error}") from None
     return made if db is None or name == DEFAULT else FailureAwareEstimator(made, db)
+
+
+class FailureAwareEstimator:
+    """Implements `gpuprof.domain.estimate.Estimator` by another one, without what failed.
+
+    Parameters
+    ----------
+    estimator : Estimator
+    db : KernelDb
+    """
+
+    def __init__(self, estimator: Estimator, db: KernelDb) -> None:
+        self._estimator = estimator
+        self._models = read_measured(db)
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return what the estimator says.
+
+        Raises
+        ------
+        InputError
+            As the estimator does, and where a failure rules the workload out.
+        """
+        known, workload = self._models.get(model), Workload(model, batch, share, processes)
+        if known is not None and not known.has_run(device.name, workload):
+            require_no_failure(device, workload, known.failures.get(device.name, ()))
+        return self._estimator.estimate(model, device, batch, share, beside, processes)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return what the estimator says."""
+        return self._estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return what the estimator says."""
+        return self._estimator.shares(model, device)

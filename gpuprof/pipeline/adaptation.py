@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from gpuprof.domain.fleet import Fleet
     from gpuprof.placement.problem import ModelFile
     from gpuprof.serving.change.adapt import Load
+
 
 #: Fractions of a load that are tried, one after another, until a map is found that bears them.
 _FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6)
@@ -50,7 +55,6 @@ class MapReplanner:
         GpuprofError
             When the database does not know a model or a device.
         """
-        from gpuprof.estimators.roofline.corrected import CorrectedEstimator
         from gpuprof.pipeline.planning import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
@@ -152,3 +156,37 @@ def _exceeds_plan(deployment: DeploymentMap, rates: Mapping[str, float], load: L
         rates[name] > model.rate_rps and load.rates_rps[name] > model.rate_rps
         for name, model in deployment.models.items()
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CorrectedEstimator:
+    """Another estimator whose latencies of some models are multiplied by a factor.
+
+    Attributes
+    ----------
+    estimator : Estimator
+    factors : mapping of str to float
+        By model: measured over estimated time of a batch.
+    """
+
+    estimator: Estimator
+    factors: Mapping[str, float]
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the other's estimate, latency and its interval times the model's factor."""
+        said = self.estimator.estimate(model, device, batch, share, beside, processes)
+        factor = self.factors.get(model)
+        if factor is None:
+            return said
+        latency = replace(said.latency_ms.scale_by(factor), source=f"{said.latency_ms.source}, corrected by serving")
+        return replace(said, latency_ms=latency, overlapped_ms=factor * said.overlapped_ms)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return what the other does."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return what the other does."""
+        return self.estimator.shares(model, device)

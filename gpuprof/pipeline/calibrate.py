@@ -240,10 +240,10 @@ def _measure(
 
 def _plan_cells(models: Sequence[NamedModel], on_gpu: bool, copies: Path) -> tuple[Cell, ...]:
     from gpuprof.profiling.sweep import planning
-    from gpuprof.profiling.sweep.colocation_cells import BATCHES, colocation_cells
     from gpuprof.profiling.sweep.igniter_cells import CONFIGURATIONS, igniter_cells
+    from gpuprof.profiling.sweep.planning import COLOCATED_BATCHES, colocation_cells
 
-    batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else BATCHES
+    batches = sorted({batch for batch, _ in CONFIGURATIONS}) if on_gpu else COLOCATED_BATCHES
     named = [planning.free_batch_model(model, batches, copies) for model in models]
     return tuple(cell for model in named for cell in igniter_cells(model)) if on_gpu else colocation_cells(named)
 

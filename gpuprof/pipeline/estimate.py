@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.errors import InputError
@@ -25,6 +26,7 @@ from gpuprof.pipeline.result import Result
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
+
 
 _LARGEST_BATCH = 1_000_000
 _NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>.+))?)?")
@@ -132,7 +134,6 @@ def estimate(
     True
     """
     from gpuprof.estimators.cross_gpu.execution import parse_execution
-    from gpuprof.estimators.fit import check_memory
 
     notes: list[str] = []
     sizes = _check_batches(batches)
@@ -153,7 +154,7 @@ def estimate(
     for name in names:
         for size in sizes:
             found.append(source.estimate(name, target, size, part, others, processes))
-            check_memory(found[-1], target)
+            _check_memory(found[-1], target)
         if unknown := found[-1].unknown_ops:
             notes.append(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
     return EstimateResult(notes=tuple(notes), estimates=tuple(found), beside=others)
@@ -231,3 +232,23 @@ def _figure_columns(name: str, unit: str, figure: Figure | None) -> dict[str, ob
         f"{name}_high_{unit}": None if figure is None else figure.high,
         f"{name}_source": None if figure is None else figure.source,
     }
+
+
+def _check_memory(estimate: Estimate, device: Device) -> None:
+    """Do nothing if the processes of ``estimate`` fit into the memory that their share can reach.
+
+    Raises
+    ------
+    InputError
+        With what they need and what there is.
+    """
+    workload, memory = estimate.workload, estimate.memory_bytes
+    limit = device.memory_bytes(workload.share)
+    if memory is None or memory.value * workload.processes <= limit:
+        return
+    needed = memory.value * workload.processes
+    raise InputError(
+        f"{workload.model} at batch {workload.batch} needs {needed / 2**30:.1f} GiB ({memory.source}), "
+        f"but {device.name} at {workload.share} has {limit / 2**30:.1f} GiB",
+        "choose a smaller batch or another device",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.errors import InfeasibleError
@@ -22,10 +23,13 @@ from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
-from gpuprof.pipeline.share_suggestion import suggest_share
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
+
+if TYPE_CHECKING:
+    from gpuprof.domain.deployment import DeploymentMap
+    from gpuprof.placement.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +147,7 @@ def place(
         deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
     for unplaced in deployment.unplaced:
         notes.add(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
-    for remark in (early_stop(deployment), suggest_share(problem, deployment)):
+    for remark in (early_stop(deployment), _suggest_share(problem, deployment)):
         if remark:
             notes.add(remark)
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
@@ -184,3 +188,30 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
         }
         rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
     return rows
+
+
+#: A replica that is busy for less of its time might do with half its share.
+_IDLE = 0.4
+
+
+def _suggest_share(problem: Problem, deployment: DeploymentMap) -> str | None:
+    """Return which smaller share is worth profiling, None where that could save nothing.
+
+    That is so when something is not served or takes more than one device, and a replica is mostly idle under the
+    least share of a CPU that its model was profiled under.
+    """
+    devices = {entry.device.name: entry.device for entry in problem.fleet.entries if entry.device.kind == "cpu"}
+    if not deployment.unplaced and sum(len(node.gpus) for node in deployment.nodes) < 2:
+        return None
+    for _, gpu, _, replica in deployment.places():
+        device, busy = devices.get(gpu.device), replica.predicted.utilization
+        if device is None or busy is None or busy >= _IDLE or replica.model not in problem.files:
+            continue
+        least = problem.estimator.shares(replica.model, device)[0].sm_pct
+        if replica.sm_share_pct == least:
+            path = problem.files[replica.model].path
+            return (
+                f"{replica.model} has {least:g}%, the least that it was profiled under, and is busy {100 * busy:.0f}% "
+                f"of the time: gpuprof profile {path} --share {least / 2:g} may let more fit"
+            )
+    return None

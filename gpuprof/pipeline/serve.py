@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
-from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError
+from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.apply import ApplyResult, apply
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.result import NoteCallback, ignore_note
@@ -23,6 +23,10 @@ from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.serving.change.adapt import AdaptSettings
 from gpuprof.serving.plan.planner import MapSource
 from gpuprof.serving.server import Ready
+
+if TYPE_CHECKING:
+    from gpuprof.serving.server import EngineMaker
+
 
 #: Beyond the time for the last answers, a server gets so long to end its workers.
 _END_S = 20.0
@@ -91,7 +95,6 @@ def run_map_server(
         When the map cannot be served so, the port is taken, or a worker cannot start.
     """
     from gpuprof.rules.routing import routing_rule
-    from gpuprof.serving.engines.choice import RAY, chosen_engine
     from gpuprof.serving.plan.planner import Planner
     from gpuprof.serving.plan.shadow_plan import SHADOW_PCT
     from gpuprof.serving.server import ServerSettings, run_server
@@ -102,14 +105,14 @@ def run_map_server(
     path = Path(map_file)
     routing_rule(settings.routing)
     configure(settings.log)
-    make_engine = chosen_engine(settings.engine, settings.ray_address, settings.insecure)
+    make_engine = _choose_engine(settings.engine, settings.ray_address, settings.insecure)
     source = MapSource.read_map(path)
     planner = Planner(
         f"serve-{os.getpid()}",
         settings.node,
         settings.simulate,
         SHADOW_PCT if settings.shadow else 0.0,
-        cluster=settings.engine == RAY,
+        cluster=settings.engine == _RAY,
         apply_mig=settings.apply_mig,
         allow_changed=settings.allow_changed,
     )
@@ -273,3 +276,33 @@ def _end(process: subprocess.Popen[bytes], limit_s: float) -> None:
             process.wait(timeout=limit_s)
         except subprocess.TimeoutExpired:
             process.kill()
+
+
+_LOCAL, _RAY = "local", "ray"
+
+
+def _choose_engine(name: str, ray_address: str | None, insecure: bool) -> EngineMaker | None:
+    """Return what makes the engine of this name; None: the server's own.
+
+    Parameters
+    ----------
+    name : str
+    ray_address : str or None
+        Of the Ray cluster; None: the one of this machine.
+    insecure : bool
+        Whether workers on other machines may be spoken to without TLS.
+
+    Raises
+    ------
+    InputError
+        When there is no engine of this name.
+    UnavailableError
+        When Ray is not installed.
+    """
+    if name == _LOCAL:
+        return None
+    if name != _RAY:
+        raise unknown_name("engine", name, [_LOCAL, _RAY])
+    from gpuprof.serving.engines.ray_engine import ray_engine
+
+    return ray_engine(ray_address, insecure)

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.errors import InputError
-from gpuprof.reporting.chart import Chart
+from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
 from gpuprof.reporting.figures import (
     cdf_figure,
     devices_over_time_figure,
@@ -23,7 +23,6 @@ from gpuprof.reporting.figures import (
     stages_over_time_figure,
     utilization_figure,
 )
-from gpuprof.reporting.load_figures import batch_figure, load_stage_figure
 from gpuprof.reporting.map_figures import map_figure
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
@@ -172,7 +171,7 @@ def _simulation(content: Mapping[str, Any], where: str) -> Section:
 
 def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
-    charts = [*load_figures(rows), load_stage_figure(rows), batch_figure(rows)]
+    charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
     return Section("Load test", f"{where}: what clients measured.", tuple(c for c in charts if c is not None), table)
 
 
@@ -205,3 +204,38 @@ def _number(value: object) -> str:
     if value is None:
         return "–"
     return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+#: Stages of a served request, in the order in which it passes them.
+_STAGES = ("router", "queue", "gather", "infer", "scatter")
+_LABELS = {"router": "network and router", "infer": "model"}
+
+
+def _load_stage_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Return where the time of a mean request went, by model; None where the server kept no statistics."""
+    known = [row for row in rows if (row.get("stages") or {}).get("infer_ms") is not None]
+    if not known:
+        return None
+    names = tuple(row["model"] for row in known)
+    parts = {
+        _LABELS.get(stage, stage): [max(0.0, row["stages"].get(f"{stage}_ms") or 0.0) for row in known]
+        for stage in _STAGES
+    }
+    boxes = stack_bars(names, parts, "ms", tuple(range(len(_STAGES))))
+    return Chart("Mean latency by stage", Axis("model", names=names), Axis("latency in ms", low=0.0), boxes=boxes)
+
+
+def _batch_figure(rows: Sequence[Mapping[str, Any]]) -> Chart | None:
+    """Return what part of the batches had which size, by model; None where the server kept no statistics."""
+    known = {row["model"]: _sizes(row) for row in rows if (row.get("stages") or {}).get("batches")}
+    sizes = sorted({size for own in known.values() for size in own})
+    if not sizes:
+        return None
+    parts = {model: [100.0 * own.get(size, 0) / sum(own.values()) for size in sizes] for model, own in known.items()}
+    names = tuple(str(size) for size in sizes)
+    boxes = group_bars(names, parts, "%")
+    return Chart("Batches by size", Axis("batch size", names=names), Axis("batches in %", low=0.0), boxes=boxes)
+
+
+def _sizes(row: Mapping[str, Any]) -> dict[int, int]:
+    return {int(size): int(count) for size, count in row["stages"]["batches"].items()}

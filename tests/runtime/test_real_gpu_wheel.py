@@ -83,7 +83,7 @@ def test_serving_on_a_gpu_is_refused_by_the_worker(tmp_path: Path) -> None:
     model = write_mlp(tmp_path / "m.onnx")
     program = f"""
 from gpuprof.errors import UnavailableError
-from gpuprof.serving.worker.model_loading import open_runtime
+from gpuprof.serving.worker.worker import open_runtime
 try:
     open_runtime("m", "1", {str(model)!r}, batch=1, threads=1, provider={ORT_CUDA!r})
 except UnavailableError as error:

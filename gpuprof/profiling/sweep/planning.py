@@ -1,10 +1,11 @@
-"""Reads what a user asks to have measured and lays it out as cells."""
+"""Reads what a user asks to have measured, and lays it and what interference models are fitted to out as cells."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from pathlib import Path
 
 from gpuprof.domain.device import Device
@@ -205,3 +206,36 @@ def _beside(job: Job, neighbours: Sequence[Neighbour]) -> Iterator[Job]:
     for each in neighbours:
         share = each.share or Share(left / open_shares)
         yield each.model.job(each.batch or job.graph.batch, share)
+
+
+#: Batches of both sides of a pair.
+COLOCATED_BATCHES = (1, 8)
+#: How many run at once beyond pairs, in groups of neighbours of the given order.
+_CROWDS = (3, 4)
+
+
+def colocation_cells(models: Sequence[NamedModel], batches: Sequence[int] = COLOCATED_BATCHES) -> tuple[Cell, ...]:
+    """Return each workload alone, every pair of models at each batch, and crowds of three and four at the first.
+
+    Raises
+    ------
+    InputError
+        When a model cannot be bound to one of the batch sizes.
+    """
+    together = [
+        tuple(_colocated_job(model, batch, 2) for model in pair)
+        for batch in batches
+        for pair in combinations_with_replacement(models, 2)
+    ]
+    for crowd in _CROWDS:
+        ring = [*models, *models, *models, *models]
+        together += [
+            tuple(_colocated_job(model, batches[0], crowd) for model in ring[start : start + crowd])
+            for start in range(len(models))
+        ]
+    alone = {(job.graph.name, job.graph.batch, job.share): job for jobs in together for job in jobs}
+    return (*map(Cell, alone.values()), *(Cell(jobs[0], jobs[1:]) for jobs in together))
+
+
+def _colocated_job(model: NamedModel, batch: int, parts: int) -> Job:
+    return model.job(batch, Share(100.0 / parts))

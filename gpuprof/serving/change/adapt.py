@@ -20,8 +20,9 @@ from gpuprof.domain.deployment import DeploymentMap, write_map
 from gpuprof.errors import GpuprofError
 from gpuprof.serving.change.apart import run_apart
 from gpuprof.serving.change.bounds import Bounds, Leaving, Observed, leaving, read_planned
-from gpuprof.serving.change.load_meter import LoadMeter
+from gpuprof.serving.change.window import Counted
 from gpuprof.serving.router.router import Router
+from gpuprof.serving.router.served_model import AnyReplica, ServedModel
 from gpuprof.serving.watch.logs import LOGGER
 
 _MOST_WAITED_PERIODS = 64
@@ -224,3 +225,52 @@ class Adapter:
 
 def _alike(new: float, old: float) -> bool:
     return abs(new - old) <= _LIKE * old
+
+
+class LoadMeter:
+    """Gives, each time it is asked, what happened since it was asked last.
+
+    Parameters
+    ----------
+    router : Router
+    """
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._at = time.monotonic()
+        self._counted: dict[str, Counted] = {}
+        self._batches: dict[str, dict[int, tuple[int, int]]] = {}
+
+    def take(self) -> dict[str, Observed]:
+        """Return what each model did; models that were not there the last time are left out."""
+        now = time.monotonic()
+        seconds, self._at = max(1e-6, now - self._at), now
+        models = self._router.all()
+        before, self._counted = self._counted, {model.name: Counted.of(model.counts()) for model in models}
+        slowdowns = {model.name: self._slowdown(model) for model in models}
+        replicas = [replica for model in models for replica in model.replicas]
+        self._batches = {replica.plan.name: _batches(replica) for replica in replicas}
+        return {
+            name: Observed(before[name].until(counted, seconds), slowdowns[name])
+            for name, counted in self._counted.items()
+            if name in before
+        }
+
+    def _slowdown(self, model: ServedModel) -> float | None:
+        """Return the time of the batches of a model since the last time over what was predicted for them."""
+        took_ns = predicted_ns = 0.0
+        for replica in model.replicas:
+            predicted_ms = replica.plan.latency_ms
+            earlier = self._batches.get(replica.plan.name, {})
+            for rows, (count, nanoseconds) in _batches(replica).items():
+                count_before, nanoseconds_before = earlier.get(rows, (0, 0))
+                if predicted_ms is not None and rows <= len(predicted_ms):
+                    took_ns += nanoseconds - nanoseconds_before
+                    predicted_ns += 1e6 * (count - count_before) * predicted_ms[rows - 1]
+        return took_ns / predicted_ns if predicted_ns > 0.0 else None
+
+
+def _batches(replica: AnyReplica) -> dict[int, tuple[int, int]]:
+    """Return, by rows, how many batches there were and the nanoseconds that they took in the worker."""
+    batches = replica.batches.items()
+    return {rows: (one.count, one.gather + one.infer + one.scatter) for rows, one in batches}

@@ -9,6 +9,7 @@ from pathlib import Path
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.domain.public_name import PublicName
 from gpuprof.errors import InputError, UnavailableError, unknown_name
+from gpuprof.graph.merged_model import read_merged
 from gpuprof.rules.cpu_slices import CpuSlice, plan_slices
 from gpuprof.runtime.providers import ORT_CUDA
 from gpuprof.runtime.session import gpu_provider
@@ -16,7 +17,6 @@ from gpuprof.serving.machine.gpu_places import find_gpu
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
-from gpuprof.serving.plan.merged_plan import planned_members
 from gpuprof.serving.plan.shadow_plan import Spare, Standby
 from gpuprof.serving.router.merged_replica import PlannedMember
 from gpuprof.serving.router.served_replica import ReplicaPlan
@@ -145,7 +145,7 @@ class _Planning:
             plan = _plan(replica, name, place, mig)
             extra_pct = self._shadow_pct
             standby = spare.standby(plan, order, replica.processes, extra_pct) if extra_pct else None
-            members = planned_members(self._deployment, replica, self._base)
+            members = _plan_members(self._deployment, replica, self._base)
             yield PlannedReplica(replica.model, plan, (order,) * replica.processes, standby, members)
 
     def _next_name(self, model: str) -> str:
@@ -339,3 +339,31 @@ def _latency_ms(replica: Replica) -> tuple[float, ...]:
 
 def _pad_times(latency_ms: Sequence[float], batch: int) -> tuple[float, ...]:
     return (*latency_ms[:batch], *[latency_ms[-1]] * (batch - len(latency_ms)))
+
+
+def _plan_members(deployment: DeploymentMap, replica: Replica, base: Path) -> tuple[PlannedMember, ...]:
+    """Return the models of a merged replica with their tensors; nothing for any other replica.
+
+    Raises
+    ------
+    InputError
+        When the map does not list them, the merged file is not there, is none, or lacks one of them.
+    """
+    if not replica.merged:
+        return ()
+    merge = deployment.merges[replica.model]
+    file = next((found for found in (base / merge.path, Path(merge.path)) if found.is_file()), None)
+    described = None if file is None else read_merged(file)
+    if described is None:
+        what = "no such file" if file is None else "it is not a merged model"
+        raise InputError(f"model {replica.model!r}: cannot read {merge.path}: {what}", "place with --merge again")
+    members = []
+    for model in replica.rates():
+        if model not in deployment.models:
+            raise InputError(f"the map places {model!r}, which is not among its models")
+        member = described.member(merge.members[model])
+        inputs, outputs = (
+            tuple((value.name, value.merged) for value in values) for values in (member.inputs, member.outputs)
+        )
+        members.append(PlannedMember(model, inputs, outputs, deployment.models[model].path))
+    return tuple(members)

@@ -22,7 +22,7 @@ from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine
 from gpuprof.machine.scheduling import compute_steadily
 from gpuprof.rules.cpu_slices import CpuSlice
-from gpuprof.runtime.providers import GPU_PROVIDERS
+from gpuprof.runtime.providers import GPU_PROVIDERS, ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
 from gpuprof.serving.transport.rendezvous import RendezvousKey, join_rendezvous
 from gpuprof.serving.transport.wire import BlockingStream, Kind
@@ -30,8 +30,15 @@ from gpuprof.serving.watch.living_process import start_time
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime
 from gpuprof.serving.worker.model_file import check_model_file
-from gpuprof.serving.worker.model_loading import open_runtime
-from gpuprof.serving.worker.runtime import NULL_PREFIX, ModelError, Runtime, example_inputs
+from gpuprof.serving.worker.runtime import (
+    NULL_PREFIX,
+    ModelError,
+    NullRuntime,
+    OnnxRuntime,
+    Runtime,
+    example_inputs,
+    null_bytes,
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -118,3 +125,18 @@ def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
+
+
+def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int, provider: str) -> Runtime:
+    """Load what stands at ``path``: an ONNX file, or ``null:SIZE``.
+
+    Raises
+    ------
+    InputError
+        When it cannot be loaded, or cannot take batches of ``batch``.
+    """
+    if path.startswith(NULL_PREFIX):
+        return NullRuntime(name, version, null_bytes(path), batch)
+    if provider == ORT_CUDA:
+        return BoundRuntime(name, version, Path(path), batch, threads, provider)
+    return OnnxRuntime(name, version, Path(path), batch, threads, provider)
