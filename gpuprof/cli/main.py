@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import typer
 
+from gpuprof.cli.output import say_note
 from gpuprof.cli.termination import termination_as_interrupt
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
@@ -72,6 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuprofError as error:
         if debug:
             raise
+        for note in getattr(error, "__notes__", ()):  # what was known of the result that there now is none of
+            say_note(note)
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has gone: nothing more is to be written

@@ -14,7 +14,7 @@ from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_device, resolve_local_device
 from gpuprof.pipeline.profile import run_campaign
 from gpuprof.pipeline.profile_result import ProfileSettings
-from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
+from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, Result, ignore_progress
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -147,31 +147,31 @@ def calibrate(
     path = database_path(db)
     if igniter_profile is not None:
         return _fit_file(Path(igniter_profile), device, output, path)
-    notes: list[str] = []
-    if models:
-        target = _measure(models, device, settings or ProfileSettings(time_limit_s=5.0), path, notes, progress)
-    else:
-        target = resolve_device(device, KernelDb(path))
-    database = KernelDb(path)
-    if target.kind != "gpu":
-        return CalibrateResult(notes=tuple(notes), device=target.name, ranking=_rank(database, target))
-    colocated = database.read("colocations", ["device"], {"device": target.name}).num_rows
-    fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
-    ranking = _rank(database, target) if colocated else ()
-    return CalibrateResult(notes=tuple(notes), device=target.name, igniter=fitted, ranking=ranking)
+    with NoteList() as notes:
+        if models:
+            target = _measure(models, device, settings or ProfileSettings(time_limit_s=5.0), path, notes, progress)
+        else:
+            target = resolve_device(device, KernelDb(path))
+        database = KernelDb(path)
+        if target.kind != "gpu":
+            return CalibrateResult(notes=notes.all(), device=target.name, ranking=_rank(database, target))
+        colocated = database.read("colocations", ["device"], {"device": target.name}).num_rows
+        fitted = _fit_measured_igniter(database, target, output, notes, required=not colocated)
+        ranking = _rank(database, target) if colocated else ()
+        return CalibrateResult(notes=notes.all(), device=target.name, igniter=fitted, ranking=ranking)
 
 
 def _fit_file(path: Path, device: str | None, output: PathArgument | None, db: Path) -> CalibrateResult:
     from gpuprof.estimators.igniter.profile import read_igniter_profile
 
-    notes: list[str] = []
+    notes = NoteList()
     name = device or path.stem
     fitted = _fit_igniter(KernelDb.create(db), name, read_igniter_profile(path), output, notes)
-    return CalibrateResult(notes=tuple(notes), device=name, igniter=fitted)
+    return CalibrateResult(notes=notes.all(), device=name, igniter=fitted)
 
 
 def _fit_measured_igniter(
-    database: KernelDb, device: Device, output: PathArgument | None, notes: list[str], required: bool
+    database: KernelDb, device: Device, output: PathArgument | None, notes: NoteList, required: bool
 ) -> IgniterCoefficients | None:
     """Fit iGniter's coefficients to what the database has; None and a note where that is too little.
 
@@ -187,7 +187,7 @@ def _fit_measured_igniter(
     except InputError as error:
         if required or output is not None:
             raise
-        notes.append(f"iGniter's coefficients were not fitted: {error}")
+        notes.add(f"iGniter's coefficients were not fitted: {error}")
         return None
 
 
@@ -196,7 +196,7 @@ def _fit_igniter(
     name: str,
     profile: tuple[HardwareProfile, dict[str, WorkloadProfile]],
     output: PathArgument | None,
-    notes: list[str],
+    notes: NoteList,
 ) -> IgniterCoefficients:
     """Fit iGniter's coefficients to what was measured on the device ``name``, and keep them."""
     from gpuprof.estimators.igniter.fit import fit_all
@@ -205,7 +205,7 @@ def _fit_igniter(
     hardware, workloads = fit_all(*profile)
     for path in (coefficients_path(database.path, name), *([Path(output)] if output else [])):
         write_coefficients(path, name, hardware, workloads)
-        notes.append(f"wrote {path}")
+        notes.add(f"wrote {path}")
     return IgniterCoefficients(name, hardware, workloads)
 
 
@@ -214,7 +214,7 @@ def _measure(
     name: str | None,
     settings: ProfileSettings,
     path: Path,
-    notes: list[str],
+    notes: NoteList,
     progress: ProgressCallback,
 ) -> Device:
     """Measure what the device's interference models need and the database lacks; return the device."""
@@ -222,7 +222,7 @@ def _measure(
     from gpuprof.profiling.sweep import planning
     from gpuprof.profiling.sweep.campaign import Campaign
 
-    here = resolve_local_device(name, settings.collector, notes.append)
+    here = resolve_local_device(name, settings.collector, notes.add)
     collector, why = choose(settings.collector, here.kind)
     cells = _plan_cells(planning.parse_models([str(model) for model in models]), here.kind == "gpu", path / COPIES)
     progress(Progress(f"{here.name}, collector {why}"))
@@ -232,7 +232,7 @@ def _measure(
     outcomes = run_campaign(campaign, cells, progress, [Share()])
     failed = [outcome.row.error for outcome in outcomes if outcome.row.error]
     old = sum(not outcome.measured_now for outcome in outcomes)
-    notes.append(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
+    notes.add(f"{len(outcomes) - old} measured, {old} were there before, {len(failed)} failed")
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(outcomes)} could not be measured: {failed[0]}")
     return resolve_device(here.name, KernelDb(path))

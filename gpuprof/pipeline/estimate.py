@@ -22,7 +22,7 @@ from gpuprof.pipeline.devices import (
     read_own_devices,
     resolve_device,
 )
-from gpuprof.pipeline.result import Result
+from gpuprof.pipeline.result import NoteList, Result
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
@@ -135,29 +135,31 @@ def estimate(
     """
     from gpuprof.estimators.cross_gpu.execution import parse_execution
 
-    notes: list[str] = []
-    sizes = _check_batches(batches)
-    database = open_database(db, needed=not models)
-    target = resolve_device(device, database, read_own_devices(device_file), notes.append)
-    part = _resolve_share(share, target)
-    source = (
-        estimator
-        if not isinstance(estimator, str)
-        else make_named_estimator(estimator, database, note=notes.append, execution=parse_execution(precision, runtime))
-    )
-    names = [str(model) for model in models] or list(getattr(source, "models", []))
-    if not names:
-        raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
-    notes += (*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
-    others = _resolve_neighbours(beside, target, part)
-    found = []
-    for name in names:
-        for size in sizes:
-            found.append(source.estimate(name, target, size, part, others, processes))
-            _check_memory(found[-1], target)
-        if unknown := found[-1].unknown_ops:
-            notes.append(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
-    return EstimateResult(notes=tuple(notes), estimates=tuple(found), beside=others)
+    with NoteList() as notes:
+        sizes = _check_batches(batches)
+        database = open_database(db, needed=not models)
+        target = resolve_device(device, database, read_own_devices(device_file), notes.add)
+        part = _resolve_share(share, target)
+        source = (
+            estimator
+            if not isinstance(estimator, str)
+            else make_named_estimator(
+                estimator, database, note=notes.add, execution=parse_execution(precision, runtime)
+            )
+        )
+        names = [str(model) for model in models] or list(getattr(source, "models", []))
+        if not names:
+            raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+        notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
+        others = _resolve_neighbours(beside, target, part)
+        found = []
+        for name in names:
+            for size in sizes:
+                found.append(source.estimate(name, target, size, part, others, processes))
+                _check_memory(found[-1], target)
+            if unknown := found[-1].unknown_ops:
+                notes.add(f"{name}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
+        return EstimateResult(notes=notes.all(), estimates=tuple(found), beside=others)
 
 
 def short_name(model: object) -> str:

@@ -116,8 +116,7 @@ def load(
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with staying_off(taken if enough else ()):
         if found is not None and taken and found.planned_with.host.host_cores:
-            for remark in check_machine(target, streams, found).notes():
-                notes.add(remark)
+            notes.add(*check_machine(target, streams, found).notes())
         outcome = run_load(target, streams, settings)
     warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
     return LoadResult(notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings)

@@ -145,11 +145,10 @@ def place(
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
     if output.merge and (output.best_effort or not deployment.unplaced):
         deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
-    for unplaced in deployment.unplaced:
-        notes.add(f"{unplaced.model}: {unplaced.rate_rps:g} requests/s cannot be served: {unplaced.reason}")
-    for remark in (early_stop(deployment), _suggest_share(problem, deployment)):
-        if remark:
-            notes.add(remark)
+    notes.add(
+        *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
+    )
+    notes.add(*filter(None, (early_stop(deployment), _suggest_share(problem, deployment))))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 
 
@@ -159,8 +158,7 @@ def _merge(
     from gpuprof.pipeline.map_merging import merge_replicas
 
     outcome = merge_replicas(problem, deployment, output.path, database)
-    for line in outcome.notes:
-        notes.add(line)
+    notes.add(*outcome.notes)
     return outcome.deployment
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_local_device
 from gpuprof.pipeline.profile_result import OpProfileResult, ProfileProgress, ProfileResult, ProfileSettings
-from gpuprof.pipeline.result import Progress, ProgressCallback, ignore_progress
+from gpuprof.pipeline.result import NoteList, Progress, ProgressCallback, ignore_progress
 from gpuprof.pipeline.serving_cost import measure_serving
 from gpuprof.profiling.collector import Collector, choose
 from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
@@ -83,14 +83,15 @@ def profile(
     ([1, 4], True)
     """
     settings = settings or ProfileSettings()
-    target = _choose_target(device, settings)
-    path = database_path(db)
-    sizes = _check_batches(batches)
-    parts = _resolve_shares(shares, target.device)
-    neighbours = [planning.parse_neighbour(text, target.device) for text in beside]
-    named = _free_models(models, sizes, path)
-    cells = planning.plan_cells(named, sizes, parts, _check_batches(settings.processes), neighbours)
-    return _measure(target, cells, path, settings, progress)
+    with NoteList() as notes:
+        target = _choose_target(device, settings, notes)
+        path = database_path(db)
+        sizes = _check_batches(batches)
+        parts = _resolve_shares(shares, target.device)
+        neighbours = [planning.parse_neighbour(text, target.device) for text in beside]
+        named = _free_models(models, sizes, path)
+        cells = planning.plan_cells(named, sizes, parts, _check_batches(settings.processes), neighbours)
+        return _measure(target, cells, path, settings, progress)
 
 
 def profile_for_igniter(
@@ -107,10 +108,11 @@ def profile_for_igniter(
     Parameters and errors are those of `profile`; ``batches`` are those that a model must be able to run at.
     """
     settings = settings or ProfileSettings()
-    target = _choose_target(device, settings)
-    path = database_path(db)
-    named = _free_models(models, _check_batches(batches), path)
-    return _measure(target, [cell for model in named for cell in igniter_cells(model)], path, settings, progress)
+    with NoteList() as notes:
+        target = _choose_target(device, settings, notes)
+        path = database_path(db)
+        named = _free_models(models, _check_batches(batches), path)
+        return _measure(target, [cell for model in named for cell in igniter_cells(model)], path, settings, progress)
 
 
 def profile_ops(
@@ -128,17 +130,18 @@ def profile_ops(
     Parameters and errors are those of `profile`; ops are measured one by one, in one process.
     """
     settings = settings or ProfileSettings()
-    target = _choose_target(device, settings)
-    path = database_path(db)
-    sizes = _check_batches(batches)
-    named = _free_models(models, sizes, path)
-    plans = [
-        PerOp(KernelDb.create(path), target.device, target.collector, part, settings.force)
-        for part in _resolve_shares(shares, target.device)
-    ]
-    progress(Progress(target.headline))
-    outcomes = {plan.share: _measure_ops(plan, named, sizes, progress) for plan in plans}
-    return OpProfileResult(notes=tuple(target.notes), outcomes=outcomes)
+    with NoteList() as notes:
+        target = _choose_target(device, settings, notes)
+        path = database_path(db)
+        sizes = _check_batches(batches)
+        named = _free_models(models, sizes, path)
+        plans = [
+            PerOp(KernelDb.create(path), target.device, target.collector, part, settings.force)
+            for part in _resolve_shares(shares, target.device)
+        ]
+        progress(Progress(target.headline))
+        outcomes = {plan.share: _measure_ops(plan, named, sizes, progress) for plan in plans}
+        return OpProfileResult(notes=notes.all(), outcomes=outcomes)
 
 
 def profile_cluster(
@@ -208,12 +211,11 @@ class _Target:
     device: Device
     collector: Collector
     headline: str
-    notes: list[str] = field(default_factory=list)
+    notes: NoteList
 
 
-def _choose_target(device: str | None, settings: ProfileSettings) -> _Target:
-    notes: list[str] = []
-    here = resolve_local_device(device, settings.collector, notes.append)
+def _choose_target(device: str | None, settings: ProfileSettings, notes: NoteList) -> _Target:
+    here = resolve_local_device(device, settings.collector, notes.add)
     collector, why = choose(settings.collector, here.kind)
     return _Target(here, collector, f"{here.name}, collector {why}", notes)
 
@@ -246,12 +248,12 @@ def _measure(
     outcomes = run_campaign(campaign, cells, progress)
     progress(Progress("what serving adds to a request", len(cells), len(cells)))
     notes = target.notes
-    measure_serving(campaign.database, campaign.device, notes.append)
+    measure_serving(campaign.database, campaign.device, notes.add)
     if old := sum(not outcome.measured_now for outcome in outcomes):
-        notes.append(f"{old} of {len(outcomes)} were measured before; --force measures them again")
-    notes += _describe_mixing(campaign, cells)
+        notes.add(f"{old} of {len(outcomes)} were measured before; --force measures them again")
+    notes.add(*_describe_mixing(campaign, cells))
     return ProfileResult(
-        notes=tuple(notes),
+        notes=notes.all(),
         device=target.device.name,
         measured=tuple(row for outcome in outcomes for row in _rows(outcome)),
         cells=len(outcomes),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +45,8 @@ def ignore_note(note: str) -> None:
 class NoteList:
     """The notes of a result in the making, each passed on as soon as it is known.
 
+    In a ``with`` statement, an error that ends the work takes the notes along (`BaseException.add_note`).
+
     Parameters
     ----------
     note : callable
@@ -55,10 +57,19 @@ class NoteList:
         self._note = note
         self._notes: list[str] = []
 
-    def add(self, note: str) -> None:
-        """Keep a note and pass it on."""
-        self._notes.append(note)
-        self._note(note)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            for note in self._notes:
+                error.add_note(note)
+
+    def add(self, *notes: str) -> None:
+        """Keep each note and pass it on."""
+        for note in notes:
+            self._notes.append(note)
+            self._note(note)
 
     def all(self) -> tuple[str, ...]:
         """Return the notes so far, in their order."""

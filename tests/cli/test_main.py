@@ -49,6 +49,17 @@ def test_each_kind_of_failure_has_its_exit_code_and_one_line(
     assert captured.err.startswith("gpuprof: ")
 
 
+def test_what_was_remarked_before_a_failure_is_printed_before_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = InputError("a share must be above 0 but got -1")
+    error.add_note("nothing here can measure a GPU")
+    assert _run_failing(monkeypatch, error) == 3
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "gpuprof: nothing here can measure a GPU"
+    assert "must be above 0" in last
+
+
 def test_debug_shows_where_it_happened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUPROF_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):

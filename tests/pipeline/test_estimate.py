@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 import gpuprof
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from tests.estimators.rows import two_layers
 from tests.profiling.models import write_mlp
 
 
@@ -44,3 +47,16 @@ def test_an_empty_database_is_said_to_be_one(tmp_path: Path) -> None:
     (tmp_path / "db").mkdir()
     with pytest.raises(InputError, match="holds no models"):
         gpuprof.estimate(db=tmp_path / "db")
+
+
+def test_what_was_remarked_before_an_error_comes_with_it(
+    tmp_path: Path, mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(estimate: Estimate, device: Device) -> None:
+        if estimate.workload.model == str(mlp):
+            raise InputError("it does not fit")
+
+    monkeypatch.setattr("gpuprof.pipeline.estimate._check_memory", refuse)
+    with pytest.raises(InputError, match="it does not fit") as raised:
+        gpuprof.estimate([two_layers(tmp_path / "odd.onnx", middle="Odd"), mlp], device="v100")
+    assert [note for note in raised.value.__notes__ if "nothing is known of Odd" in note]

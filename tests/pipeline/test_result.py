@@ -3,7 +3,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpuprof.pipeline.result import Result
+import pytest
+
+from gpuprof.pipeline.result import NoteList, Result
 
 
 @dataclass(frozen=True)
@@ -22,3 +24,19 @@ def test_a_notebook_shows_the_rows_and_escapes_the_notes() -> None:
     html = Two(notes=("a < b",))._repr_html_()
     assert "<td>1.5</td>" in html
     assert "<p>a &lt; b</p>" in html
+
+
+def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
+    told: list[str] = []
+    with pytest.raises(ValueError, match="no more") as raised, NoteList(told.append) as notes:
+        notes.add("one", "two")
+        assert told == ["one", "two"]
+        raise ValueError("no more")
+    assert raised.value.__notes__ == ["one", "two"]
+
+
+def test_notes_of_work_that_ends_well_are_all_in_the_list() -> None:
+    with NoteList() as notes:
+        notes.add("one")
+        notes.add()
+    assert notes.all() == ("one",)
