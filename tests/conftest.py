@@ -1,6 +1,4 @@
-"""What all tests share: how hypothesis, and tests of real processes, behave on machines that are busy."""
-
-from pathlib import Path
+"""What all tests share: how hypothesis behaves on machines that are busy, and which tests may be tried again."""
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -9,19 +7,20 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
-#: Parts whose tests start servers, workers and profilers, and wait for what these do in real time.
-_WITH_PROCESSES = ("serving", "profiling", "cli")
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Try a test of real processes once more when it fails: the machine may have stood still meanwhile.
+    """Refuse reruns that no reason is given for; properties that hypothesis draws are never tried again.
 
-    The summary counts each as a rerun, so that what needs them does not go unseen. Properties that hypothesis draws
-    are not tried again: a counterexample is one.
+    Raises
+    ------
+    pytest.UsageError
+        For a mark ``flaky`` without ``reason``.
     """
-    here = Path(__file__).parent
     for item in items:
-        part = item.path.relative_to(here).parts[0]
-        drawn = getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
-        if not drawn and (part in _WITH_PROCESSES or item.get_closest_marker("slow")):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        mark = item.get_closest_marker("flaky")
+        if mark is None:
+            continue
+        if not str(mark.kwargs.get("reason") or "").strip():
+            raise pytest.UsageError(f"{item.nodeid} is marked flaky without a reason: see tests/reruns.py")
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):  # a counterexample is one
+            item.add_marker(pytest.mark.flaky(reruns=0, reason="a counterexample is not tried again"), append=False)

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import gpuprof
+from tests.reruns import measures_in_real_time
 
 PAGE = Path(__file__).parent.parent / "docs" / "library.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+@measures_in_real_time
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_blocks_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from gpuprof.errors import DISTRIBUTION
+from tests.reruns import installs_packages
 
 ROOT = Path(__file__).parents[1]
-pytestmark = pytest.mark.slow
+pytestmark = [installs_packages, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,9 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.child.job import Job, Request
 from gpuprof.profiling.collector import Collected
 from tests.estimators.rows import CPU, database, measured, two_layers
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 TRAFFIC = {"a": 20.0, "b": 50.0, "c": 80.0}
 

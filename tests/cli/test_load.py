@@ -7,7 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.cli.main import main
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def test_measured_stands_beside_predicted(

@@ -17,8 +17,11 @@ from gpuprof.kernel_db.schema import ModelRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
 from gpuprof.machine.local_device import local_cpu
 from tests.merging.models import finetuned, residual, save, transformer
+from tests.reruns import serves_in_real_time
 from tests.serving.running import running
 from tests.serving.test_merged import Originals, check_both
+
+pytestmark = serves_in_real_time
 
 Times = Mapping[str, tuple[float, float]]
 ALIKE: Times = {"a": (4.0, 2.0), "b": (4.0, 2.0)}

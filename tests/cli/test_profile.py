@@ -10,7 +10,10 @@ from onnx import helper
 from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
 from tests.profiling.models import write_convs, write_mlp, write_strange
+from tests.reruns import measures_in_real_time
 from tests.small_models import write_model
+
+pytestmark = measures_in_real_time
 
 QUICK = ["--share", "100", "--time-limit", "0.4"]
 

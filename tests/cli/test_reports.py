@@ -9,6 +9,9 @@ from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 @pytest.fixture(autouse=True)

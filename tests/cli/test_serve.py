@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def write(directory: Path, document: dict[str, Any]) -> str:

@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpuprof.cli.termination import termination_as_interrupt
+from tests.reruns import waits_for_processes
+
+pytestmark = waits_for_processes
 
 # A verb that starts a daemon, says so, and waits; ending the daemon leaves a file.
 VERB = """

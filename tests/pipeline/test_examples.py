@@ -10,6 +10,7 @@ import pytest
 
 import gpuprof
 import gpuprof.pipeline
+from tests.reruns import measures_in_real_time
 
 #: They measure, or compile the simulator.
 _MEASURING = {"calibrate", "db", "evaluate", "explain", "load", "profile", "report", "simulate", "train"}
@@ -22,7 +23,11 @@ def _examples(name: str) -> list[doctest.DocTest]:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in _MEASURING)) for name in _MODULES]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow, measures_in_real_time] if name in _MEASURING else [])
+        for name in _MODULES
+    ],
 )
 def test_the_examples_of_a_verb_do_what_they_show(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPUPROF_DB", raising=False)

@@ -29,6 +29,7 @@ from gpuprof.reporting.map_figures import cost_figure, map_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
 from gpuprof.reporting.profile_figures import over_figures, roofline_figure, timeline_figure
+from tests.reruns import waits_for_processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 STAGES = ("router", "network", "batching", "queue", "service")
@@ -249,6 +250,7 @@ def test_pictures_are_written_in_the_format_of_their_name(tmp_path: Path) -> Non
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@waits_for_processes
 @pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -17,12 +17,14 @@ import pytest
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.runtime.providers import ORT_CUDA
 from tests.profiling.models import write_mlp
+from tests.reruns import waits_for_processes
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(os.environ.get("GPUPROF_ORT_GPU") or ROOT / ".venv" / "onnxruntime-gpu")
 PLAYED_NVML = ROOT / "bench" / "gpu" / "rehearsal" / "site" / "pynvml.py"
 
 pytestmark = [
+    waits_for_processes,
     pytest.mark.slow,
     pytest.mark.skipif(
         not (SITE / "onnxruntime" / "capi" / "libonnxruntime_providers_cuda.so").exists(),

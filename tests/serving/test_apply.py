@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from gpuprof.cli.main import main
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_reliability import Askers
+
+pytestmark = serves_in_real_time
 
 
 def apply(server: RunningServer, path: Path, document: dict[str, Any]) -> int:

@@ -17,7 +17,10 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, LocalMigInstance
 from gpuprof.serving.machine.machine_parts import MachineParts
 from gpuprof.serving.plan.planner import MapSource, Planner
 from tests.machine.test_mig_layout import Smi
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def mig_map(*instances: tuple[str, int]) -> dict[str, Any]:

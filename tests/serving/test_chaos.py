@@ -20,7 +20,10 @@ import tritonclient.grpc as triton
 import tritonclient.grpc.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 ITEMS = 2_000_000  # 8 MB: more than sockets hold, so that memory is held while tensors are on their way
 SECONDS = 12.0

@@ -6,7 +6,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer
+
+pytestmark = serves_in_real_time
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "gpuprof-serve.json"
 

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 from bench.slow_reader import SlowGrpcReader, SlowHttpReader, foreign_bytes
 from bench.strange_clients import MANNERS, ClientRequest, Endpoint, send_all
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 ROW_BYTES = 600_000
 REQUESTS = 40

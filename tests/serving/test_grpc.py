@@ -14,7 +14,10 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 @pytest.fixture(scope="module")

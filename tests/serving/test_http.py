@@ -13,7 +13,10 @@ import tritonclient.http as triton
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, read_answer
+
+pytestmark = serves_in_real_time
 
 TENSOR = {"name": "INPUT0", "datatype": "FP32", "shape": [1, 1], "data": [1.5]}
 BODY = json.dumps({"inputs": [TENSOR]}).encode()

@@ -5,6 +5,9 @@ import socket
 import pytest
 
 from gpuprof.serving.listening import stop_listening
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 
 def test_who_waits_at_the_door_is_let_in_and_who_comes_later_is_refused() -> None:

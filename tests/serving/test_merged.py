@@ -19,9 +19,12 @@ from gpuprof.merging.proposal import propose_merges
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
 from tests.merging.models import Array, finetuned, residual, save, transformer
+from tests.reruns import serves_in_real_time
 from tests.serving.change.test_shadow import decisions
 from tests.serving.running import RunningServer, map_of, replica, running
 from tests.serving.test_reliability import figure
+
+pytestmark = serves_in_real_time
 
 LENGTH = 6
 

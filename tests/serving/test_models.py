@@ -16,7 +16,10 @@ import tritonclient.http as triton
 from onnx import TensorProto, helper
 
 from gpuprof.serving.transport.datatypes import FROM_ONNX, NUMPY_NAMES
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 TYPES = {
     "BOOL": TensorProto.BOOL, "UINT8": TensorProto.UINT8, "UINT16": TensorProto.UINT16, "UINT32": TensorProto.UINT32,

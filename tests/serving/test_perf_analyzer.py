@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
 
 PROGRAM = shutil.which("perf_analyzer") or shutil.which("perf_analyzer", path=str(Path(sys.executable).parent))
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no perf_analyzer here: .ci/install-perf-analyzer.sh")
+pytestmark = [
+    serves_in_real_time,
+    pytest.mark.skipif(PROGRAM is None, reason="no perf_analyzer here: .ci/install-perf-analyzer.sh"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,12 +22,15 @@ from gpuprof.machine.local_device import local_cpu
 from gpuprof.serving.engines.ray_machine import placement
 from gpuprof.serving.load.load import RequestStream
 from gpuprof.serving.load.target import Target
+from tests.reruns import serves_in_real_time
 from tests.serving.change.test_adapt import Loaded
 from tests.serving.change.test_shadow import decisions
 from tests.serving.ray_cluster import RayCluster, ray_cluster
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_apply import apply
 from tests.serving.test_reliability import Askers, figure
+
+pytestmark = serves_in_real_time
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
 

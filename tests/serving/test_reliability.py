@@ -17,7 +17,10 @@ import pytest
 from gpuprof.errors import UnavailableError
 from gpuprof.machine.cgroup import quota_parent
 from gpuprof.machine.cpu_share import own_cores
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 class Askers:

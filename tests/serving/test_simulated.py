@@ -8,7 +8,10 @@ import pytest
 
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
 from gpuprof.serving.load.target import Target
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def test_a_map_of_200_replicas_starts_serves_and_drains(tmp_path: Path) -> None:

@@ -25,9 +25,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from bench.hostile import BUFFER_MB, suffer, unfinished_messages
 from bench.reliability import killed_under_load
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, read_answer, replica, running
 from tests.serving.test_reliability import Askers, figure
 from tests.small_models import write_model
+
+pytestmark = serves_in_real_time
 
 
 def deep_model(path: Path, width: int = 1024, layers: int = 24) -> Path:

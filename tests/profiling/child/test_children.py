@@ -10,6 +10,9 @@ import pytest
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.profiling.child.children import Child
 from tests.profiling.models import write_mlp
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 def _task(path: Path) -> dict[str, object]:

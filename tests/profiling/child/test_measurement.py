@@ -13,6 +13,9 @@ from gpuprof.profiling.child.measurement import ShareBinding, keep_running, meas
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import QUICK, a_job
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,9 @@ import pytest
 
 from gpuprof.profiling.child import pauses
 from gpuprof.profiling.child.pauses import after_pauses
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 USUAL_NS = 2_000_000
 

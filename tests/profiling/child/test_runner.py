@@ -16,6 +16,9 @@ from gpuprof.profiling.gpu import recorded_run
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 @pytest.fixture

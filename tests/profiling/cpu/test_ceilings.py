@@ -13,6 +13,9 @@ from gpuprof.profiling.cpu.ceilings import measure_ceilings
 from gpuprof.profiling.cpu.ort import OrtCollector
 from gpuprof.profiling.sweep.campaign import Campaign
 from tests.profiling.requests import CPU
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,9 @@ from gpuprof.profiling.sweep.campaign import Campaign, Cell
 from tests.profiling.gpu.test_collectors import tools
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import QUICK, a_job
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 __all__ = ["tools"]  # a fixture
 V100 = device("v100")

@@ -25,6 +25,9 @@ from tests.profiling.models import write_mlp
 from tests.profiling.ncu_files import kernel, raw_csv
 from tests.profiling.nsys_files import two_runs
 from tests.profiling.requests import a_job, a_request
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 # Both run the program that they are given, as the real ones do, and leave what was written beforehand.
 NSYS = """

@@ -7,6 +7,9 @@ import pytest
 
 from gpuprof.profiling.gpu.nvml import NvmlSampler, idle_figures, nvml_missing, visible_gpu
 from tests.profiling.fake_nvml import GIB, FakeNvml
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 def _wait(nvml: FakeNvml, samples: int) -> None:

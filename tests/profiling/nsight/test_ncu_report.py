@@ -20,6 +20,7 @@ from gpuprof.profiling.nsight.ncu_metrics import (
 )
 from gpuprof.profiling.nsight.ncu_report import parse_ncu_csv, read_ncu_csv, read_ncu_rep
 from tests.profiling.ncu_files import NOISE, OCCUPANCY, READ, kernel, long_csv, raw_csv
+from tests.reruns import waits_for_processes
 
 TWO = [kernel("void k0(float*)", "25.50", more={READ: "1.5"}), kernel("void k1<1, 2>(float*, int)", "75.00", grid=81)]
 
@@ -167,6 +168,7 @@ def test_its_own_file_is_read_through_its_package(tmp_path: Path, monkeypatch: p
     assert row["achieved_occupancy_pct"] == 33.0
 
 
+@waits_for_processes
 def test_its_own_file_is_read_through_ncu_where_the_package_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,9 @@ from gpuprof.profiling.nsight.nsys_tool import export_report, find_importer, fin
 from tests.profiling.fake_tools import write_program
 from tests.profiling.models import write_mlp
 from tests.profiling.nsys_files import two_runs
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 # Copies the report to where it is told, as export does; records by writing one.
 _FAKE = """

@@ -13,6 +13,7 @@ from gpuprof.profiling.nsight.shared_outputs import SharedOutputs
 from gpuprof.runtime.providers import ORT_CPU
 from tests.profiling.models import write_mlp
 from tests.profiling.requests import a_job
+from tests.reruns import waits_for_processes
 
 
 class _Played(RecordedProgram):
@@ -57,6 +58,7 @@ def test_of_a_model_that_never_answers_the_same_nothing_is_said(tmp_path: Path, 
     assert SharedOutputs().difference(job, program, _shared(program, y=np.ones(3))) is None
 
 
+@waits_for_processes
 def test_the_program_leaves_its_outputs_and_none_where_they_change_from_run_to_run(tmp_path: Path, job: Job) -> None:
     program = RecordedProgram(job, tmp_path, ORT_CPU)
     program.run({}, outputs=str(program.outputs("same")))

@@ -11,6 +11,9 @@ from gpuprof.errors import UnavailableError
 from gpuprof.profiling.nsight.ncu_report import known_failure
 from gpuprof.profiling.nsight.tool_process import ask_tool, run_tool, tool_version
 from tests.profiling.fake_tools import write_program
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 def test_what_it_prints_is_kept_in_order(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gpuprof.profiling.sweep.planning import NamedModel
 from gpuprof.runtime.providers import TORCH_CPU
 from tests.profiling.kineto_files import trace_of_nodes, write
 from tests.profiling.models import write_mlp
+from tests.reruns import measures_in_real_time
 
 GPU = device("a100-80")
 
@@ -60,6 +61,7 @@ def test_a_gpu_without_pytorch_cannot_time_ops(monkeypatch: pytest.MonkeyPatch) 
         op_backend.op_backend(GPU, Share())
 
 
+@measures_in_real_time
 def test_ops_run_one_after_another_under_the_profiler_of_pytorch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

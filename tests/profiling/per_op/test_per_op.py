@@ -20,6 +20,9 @@ from gpuprof.profiling.per_op.per_op import OpOutcome, PerOp
 from gpuprof.profiling.sweep.planning import NamedModel
 from tests.profiling.models import write_convs, write_mlp
 from tests.profiling.requests import CPU
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 ROOT = Path(__file__).parents[3]
 

@@ -15,6 +15,9 @@ from gpuprof.profiling.collector import Collected, say_variants
 from gpuprof.profiling.sweep.campaign import Campaign, Cell, CellResult
 from tests.profiling.models import write_mlp, write_strange
 from tests.profiling.requests import CPU, QUICK, a_job
+from tests.reruns import measures_in_real_time
+
+pytestmark = measures_in_real_time
 
 
 class FakeCollector:

@@ -13,7 +13,10 @@ from gpuprof.cli.main import main
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.profiling.sweep.ray_sweep import read_table, table_bytes
 from tests.profiling.models import write_mlp
+from tests.reruns import measures_in_real_time
 from tests.serving.ray_cluster import ray_cluster
+
+pytestmark = measures_in_real_time
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: .[ray]")
 

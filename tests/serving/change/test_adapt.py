@@ -27,9 +27,12 @@ from gpuprof.serving.load.report import ModelResult
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from tests.reruns import serves_in_real_time
 from tests.serving.change.test_bounds import observed
 from tests.serving.change.test_shadow import decisions
 from tests.serving.running import eventually, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def deployed(rate_rps: float) -> DeploymentMap:

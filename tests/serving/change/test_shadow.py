@@ -22,9 +22,12 @@ from gpuprof.serving.machine.mps import GpuShare
 from gpuprof.serving.plan.shadow_plan import Spare, Standby
 from gpuprof.serving.router.served_replica import ReplicaPlan
 from gpuprof.serving.router.simulated_link import SIMULATED_PROVIDER
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_apply import apply
 from tests.serving.test_reliability import Askers, figure
+
+pytestmark = serves_in_real_time
 
 
 def planned(share_pct: float, order: WorkerOrder, others: list[float], cores: int = 4) -> Standby | None:

@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable
 
 from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 REQUEST = b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"

@@ -18,7 +18,10 @@ from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, pr
 from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica
+
+pytestmark = serves_in_real_time
 
 
 @pytest.mark.parametrize(("kind", "scv"), [("poisson", 1.0), ("gamma", 4.0), ("constant", 0.0)])

@@ -7,6 +7,9 @@ import pytest
 from gpuprof.machine.local_device import local_cpu
 from gpuprof.serving.load import overhead
 from gpuprof.serving.load.overhead import RequestOverhead, measure_overhead
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 
 def test_the_overhead_grows_with_the_request_in_a_straight_line() -> None:

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import psutil
 
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_reliability import Askers, figure
+
+pytestmark = serves_in_real_time
 
 
 def machines(server: RunningServer) -> list[psutil.Process]:

@@ -20,7 +20,10 @@ from gpuprof.serving.machine.gpu_places import LocalGpu, find_gpu, local_places
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.mps import GpuShare, needs_mps
 from gpuprof.serving.plan import serving_plan
+from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica
+
+pytestmark = serves_in_real_time
 
 
 def test_the_environment_binds_device_percentage_and_memory() -> None:

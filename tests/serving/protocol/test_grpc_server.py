@@ -16,6 +16,9 @@ from gpuprof.serving.protocol.grpc_server import GrpcServer
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.security import Security
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 TOKEN = "a-token-of-the-tests-0123456789"
 STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"

@@ -14,6 +14,7 @@ from gpuprof.serving.protocol.http_connection import HttpConnection
 from gpuprof.serving.protocol.http_message import is_own_host, read_head
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from tests.reruns import serves_in_real_time
 
 LIVE = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -106,6 +107,7 @@ def test_a_connection_on_which_nothing_is_asked_is_not_overdue(api: HttpApi) -> 
     assert connection.is_idle and not connection.is_overdue(time.monotonic() + 1e6, 30.0)
 
 
+@serves_in_real_time
 def test_who_asks_again_and_again_and_reads_nothing_is_not_heard(api: HttpApi) -> None:
     async def main() -> None:
         connection, transport = connect(api)
@@ -133,6 +135,7 @@ def test_one_address_has_only_so_many_connections(api: HttpApi) -> None:
     assert not next_one.written and api.connections.turned_away == 1
 
 
+@serves_in_real_time
 def test_memory_is_taken_as_a_body_comes_and_not_as_it_is_announced() -> None:
     async def main() -> None:
         from gpuprof.rules.routing import routing_rule

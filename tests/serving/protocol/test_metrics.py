@@ -13,8 +13,11 @@ from gpuprof.serving.protocol.gpu_figures import GpuFigures, local_gpu_figures
 from gpuprof.serving.protocol.metrics import RouterCollector
 from gpuprof.serving.router.router import Router
 from gpuprof.serving.transport.arena import Arena
+from tests.reruns import serves_in_real_time
 from tests.serving.machine.test_mps import PlayedNvml
 from tests.serving.running import map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:

@@ -17,7 +17,10 @@ from hypothesis import strategies as st
 
 from gpuprof.serving.protocol.openapi import document
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 MANY = 10_000
 JUNK: list[Any] = [

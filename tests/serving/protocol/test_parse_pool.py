@@ -14,6 +14,9 @@ from gpuprof.serving.protocol.parse_pool import MAX_TEXT_BYTES, ParsePool, refus
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import OutputTensor, RefusedError
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 SPEC = ModelSpec(
     "m", "1", "test", (TensorSpec("x", "FP32", (-1, -1)),), (TensorSpec("y", "FP32", (-1, -1)),), max_batch=4

@@ -15,7 +15,10 @@ from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.transport.arena import Arena
 from gpuprof.serving.transport.inference import Inference, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
+from tests.reruns import serves_in_real_time
 from tests.serving.router.test_served_replica import FakeWorker, inference
+
+pytestmark = serves_in_real_time
 
 SLO_MS = 105.0
 Scene = Callable[[ServedModel, list[FakeWorker]], Awaitable[None]]

@@ -10,6 +10,9 @@ from gpuprof.serving.router.served_replica import ReplicaPlan, ServedReplica
 from gpuprof.serving.router.worker_link import BatchAnswer, SentBatch
 from gpuprof.serving.transport.inference import Inference, InputTensor, RefusedError
 from gpuprof.serving.watch.statistics import ModelStatistics
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 
 class FakeWorker:

@@ -29,7 +29,10 @@ from gpuprof.serving.transport.security import (
     server_security,
 )
 from gpuprof.serving.transport.wire import Frame, Kind
+from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
+
+pytestmark = serves_in_real_time
 
 TOKEN = "a-token-of-the-tests-0123456789"
 

@@ -8,6 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.serving.transport.wire import BlockingStream, FrameBuffer, Kind, encode
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 MESSAGES = st.lists(st.tuples(st.sampled_from(list(Kind)), st.lists(st.integers(0, 9)), st.binary(max_size=300)))
 

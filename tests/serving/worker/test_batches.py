@@ -18,8 +18,11 @@ from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
 from gpuprof.serving.worker.batches import Batches, serve, serve_overlapped
 from gpuprof.serving.worker.bound_runtime import BoundRuntime, Staged
 from gpuprof.serving.worker.runtime import ModelError, NullRuntime, OnnxRuntime, Runtime
+from tests.reruns import serves_in_real_time
 from tests.serving.test_models import TYPES, identity, lookup
 from tests.small_models import write_model
+
+pytestmark = serves_in_real_time
 
 CPU = "CPUExecutionProvider"
 

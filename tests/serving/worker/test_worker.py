@@ -14,6 +14,9 @@ from gpuprof.serving.transport.rendezvous import RendezvousKey
 from gpuprof.serving.transport.wire import BlockingStream, Kind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.worker import warm_sizes
+from tests.reruns import serves_in_real_time
+
+pytestmark = serves_in_real_time
 
 ORDER = {
     "model": "m", "version": "1", "path": "null:4", "batch": 2, "threads": 1, "provider": "CPUExecutionProvider",
