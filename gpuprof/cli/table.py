@@ -58,8 +58,8 @@ def _share_width(
 ) -> tuple[ColumnPlace, ...]:
     """Give each column its full width; where that is too much, narrow the widest that can be narrowed."""
     widths = {position: full[position] for position in group}
-    room = width - GAP * (len(group) - 1)
-    while sum(widths.values()) > room:
+    available = width - GAP * (len(group) - 1)
+    while sum(widths.values()) > available:
         wide = [position for position in group if widths[position] > least[position]]
         if not wide:
             break

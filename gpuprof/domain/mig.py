@@ -116,7 +116,11 @@ def roomiest_start(device: Device, profile: MigProfile, placed: Sequence[MigPlac
     break a free half.
     """
     starts = legal_starts(device, profile, placed)
-    return max(starts, key=lambda start: (_room(device, [*placed, MigPlacement(profile, start)]), start), default=None)
+    return max(
+        starts,
+        key=lambda start: (_count_starts_left(device, [*placed, MigPlacement(profile, start)]), start),
+        default=None,
+    )
 
 
 def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
@@ -241,7 +245,7 @@ def _mask(placements: Sequence[MigPlacement]) -> int:
     return mask
 
 
-def _room(device: Device, placed: Sequence[MigPlacement]) -> int:
+def _count_starts_left(device: Device, placed: Sequence[MigPlacement]) -> int:
     return sum(profile.sms * len(legal_starts(device, profile, placed)) for profile in device.mig_profiles)
 
 

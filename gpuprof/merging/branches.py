@@ -22,7 +22,7 @@ def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
 
     All of them run once, or all apart.
     """
-    made = {
+    producers = {
         (m, name): i
         for i, step in enumerate(plan.steps)
         for m in step.models
@@ -34,11 +34,11 @@ def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
     for i, step in enumerate(plan.steps):
         reached = 1 << i
         for key in _inputs(plan, i):
-            if key in made:
-                reached |= before[made[key]]
+            if key in producers:
+                reached |= before[producers[key]]
         before.append(reached)
         convolving |= (source_node(plan, step, step.models[0]).op_type in CONVOLUTIONS) << i
-        joined = _joined_steps(plan, i, made)
+        joined = _joined_steps(plan, i, producers)
         if len(joined) > 1:
             union = intersection = before[joined[0]]
             for other in joined[1:]:
@@ -46,7 +46,11 @@ def image_branches(plan: MergePlan) -> Iterator[tuple[int, set[int]]]:
             branches = {k for k in range(i) if (union & ~intersection) >> k & 1}
             if union & ~intersection & convolving:
                 inputs = [key for k in (*branches, i) for key in _inputs(plan, k)]
-                yield i, branches | {made[key] for key in inputs if key in made and intersection >> made[key] & 1}
+                yield (
+                    i,
+                    branches
+                    | {producers[key] for key in inputs if key in producers and intersection >> producers[key] & 1},
+                )
 
 
 def _inputs(plan: MergePlan, index: int) -> list[tuple[int, str]]:
@@ -54,11 +58,11 @@ def _inputs(plan: MergePlan, index: int) -> list[tuple[int, str]]:
     return [(m, name) for m in step.models for name in source_node(plan, step, m).input]
 
 
-def _joined_steps(plan: MergePlan, index: int, made: dict[tuple[int, str], int]) -> list[int]:
+def _joined_steps(plan: MergePlan, index: int, producers: dict[tuple[int, str], int]) -> list[int]:
     """Return the steps that make the images which a step joins; none where it joins none."""
     step = plan.steps[index]
     first = step.models[0]
     node, values = source_node(plan, step, first), plan.sources[first].values
     if node.op_type not in _JOINS or node.domain:
         return []
-    return [made[first, n] for n in node.input if (first, n) in made and len(values[n].dims) >= _IMAGE_RANK]
+    return [producers[first, n] for n in node.input if (first, n) in producers and len(values[n].dims) >= _IMAGE_RANK]

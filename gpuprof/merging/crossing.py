@@ -63,9 +63,9 @@ def split_gain(plan: MergePlan, crossing: Crossing, setting: GainContext) -> Mer
 
 def _record_reader(plan: MergePlan, found: dict[object, Crossing], index: int, step: Step, position: int) -> Crossing:
     names = tuple(source_node(plan, step, m).input[position] for m in step.models)
-    place = plan.laid.get((step.models[0], names[0]))
+    place = plan.produced_once.get((step.models[0], names[0]))
     direct = place is not None and plan.steps[place[0]].models == step.models
-    same = direct and {plan.laid.get((m, name)) for m, name in zip(step.models, names, strict=True)} == {place}
+    same = direct and {plan.produced_once.get((m, name)) for m, name in zip(step.models, names, strict=True)} == {place}
     if same and place is not None:
         return found.setdefault(place, Crossing(step.models, names, place[0]))
     return found.setdefault((step.models, names), Crossing(step.models, names, None))
@@ -75,7 +75,7 @@ def _record_separate_use(
     plan: MergePlan, found: dict[object, Crossing], model: int, name: str, step: Step | None
 ) -> None:
     """Note that a model needs its own part of a value that is made for all."""
-    place = plan.laid.get((model, name))
+    place = plan.produced_once.get((model, name))
     if place is None or plan.steps[place[0]].output_axes[place[1]] is None:
         return
     maker = plan.steps[place[0]]
@@ -105,8 +105,8 @@ def _between_images(plan: MergePlan, crossing: Crossing) -> bool:
     """Return whether convolutions make the value or take it."""
     source, name = plan.sources[crossing.models[0]], crossing.names[0]
     maker = source.maker(name)
-    made = maker is not None and (maker.op_type in CONVOLUTIONS or is_absorbed(source, maker))
-    return made or any(user.op_type in CONVOLUTIONS for user in source.users(name))
+    is_image = maker is not None and (maker.op_type in CONVOLUTIONS or is_absorbed(source, maker))
+    return is_image or any(user.op_type in CONVOLUTIONS for user in source.users(name))
 
 
 def _parts_riders(plan: MergePlan, crossing: Crossing) -> bool:

@@ -74,14 +74,14 @@ class _Grouper:
     def run(self) -> Grouping:
         for model in range(len(self._sources)):
             matched = self._match(model)
-            made: dict[str, tuple[int, int]] = {}
+            producers: dict[str, tuple[int, int]] = {}
             for position, node in enumerate(self._sources[model].nodes):
                 index = matched.get(position)
                 if index is None:
-                    index = self._place(model, position, node, made)
+                    index = self._place(model, position, node, producers)
                 self._result.groups[index].nodes[model] = position
                 self._result.of_node[model, position] = index
-                made |= {name: (index, i) for i, name in enumerate(node.output) if name}
+                producers |= {name: (index, i) for i, name in enumerate(node.output) if name}
         return self._result
 
     def _match(self, model: int) -> dict[int, int]:
@@ -136,12 +136,12 @@ class _Grouper:
         second = weight_matrix(self._sources[model], self._operators[model][position])
         return block_similarity(block.area, first.size, second.size)
 
-    def _place(self, model: int, position: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> int:
+    def _place(self, model: int, position: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> int:
         """Return the group that a node joins, a new one where none fits."""
         moment = self._moments[model][position]
         operator = self._operators[model].get(position)
         if operator is None and not list_captured(node):
-            signature = (_signature(node), moment, self._input_identity(model, node, made))
+            signature = (_signature(node), moment, self._input_identity(model, node, producers))
             known = self._by_signature.setdefault(signature, [])
             for index in known:
                 if model not in self._result.groups[index].nodes:
@@ -151,7 +151,7 @@ class _Grouper:
         self._result.groups.append(group)
         return len(self._result.groups) - 1
 
-    def _input_identity(self, model: int, node: NodeProto, made: dict[str, tuple[int, int]]) -> tuple[object, ...]:
+    def _input_identity(self, model: int, node: NodeProto, producers: dict[str, tuple[int, int]]) -> tuple[object, ...]:
         source = self._sources[model]
         given: list[object] = []
         for i, name in enumerate(node.input):
@@ -161,8 +161,8 @@ class _Grouper:
                 given.append((len(dims), tuple(None if dim.per_batch else dim for dim in dims[1:])))
             elif name in source.weights:
                 given.append(source.digest(name))
-            elif name in made:
-                given.append(made[name])
+            elif name in producers:
+                given.append(producers[name])
             else:
                 given.append(self._inputs[model].get(name, name and (model, name)))
         return tuple(given)

@@ -101,7 +101,7 @@ class _Builder:
             holder = self.plan.sources[m]
             found = self._weight(holder.weights[kept], f"{holder.name}/{kept}", holder.digest(kept))
         else:
-            place = self.plan.laid[model, name]
+            place = self.plan.produced_once[model, name]
             step = self.plan.steps[place[0]]
             axis, whole = step.output_axes[place[1]], self._laid[place]
             if axis is None:
@@ -116,7 +116,7 @@ class _Builder:
         """Return the values of several models laid end to end along ``axis``, or the one that they share."""
         if axis is None:
             return self.value(models[0], names[0])
-        places = {self.plan.laid.get((m, name)) for m, name in zip(models, names, strict=True)}
+        places = {self.plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
         if len(places) == 1 and (place := places.pop()) is not None:
             step = self.plan.steps[place[0]]
             if step.models == tuple(models) and step.output_axes[place[1]] == axis:
@@ -183,7 +183,7 @@ class _Builder:
         outputs = [self._fresh(f"shared/{name}") if name else "" for name in node.output]
         copied.input[:], copied.output[:] = inputs, outputs
         self.nodes.append(copied)
-        index = self.plan.laid[first, next(name for name in node.output if name)][0]
+        index = self.plan.produced_once[first, next(name for name in node.output if name)][0]
         self._laid |= {(index, i): name for i, name in enumerate(outputs) if name}
 
     def _target(self, step: Step) -> str:

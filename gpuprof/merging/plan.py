@@ -65,8 +65,8 @@ class MergePlan:
     grouping : Grouping
     steps : list of Step
         In an order in which they can run.
-    laid : dict of (int, int) to int or None
-        Axis of each output (model, name) that is computed once: by the model and the name it has there.
+    produced_once : dict of (int, str) to (int, int)
+        Step and output that give a value that is computed once: by the model and the name that it has there.
     shared : dict of (int, str) to (int, str)
         Weights that stand for others, which are the same within the tolerance.
     """
@@ -74,7 +74,7 @@ class MergePlan:
     sources: Sequence[SourceModel]
     grouping: Grouping
     steps: list[Step]
-    laid: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
+    produced_once: dict[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
     shared: dict[tuple[int, str], tuple[int, str]] = field(default_factory=dict)
 
     def group(self, step: Step) -> NodeGroup:
@@ -245,7 +245,7 @@ def _slot(plan: MergePlan, step: Step, position: int) -> OpInput:
 
 def _axis_of(plan: MergePlan, models: Sequence[int], names: Sequence[str]) -> int | None:
     """Return the axis along which the values lie already, else the one along which they can be laid."""
-    placed = {plan.laid.get((m, name)) for m, name in zip(models, names, strict=True)}
+    placed = {plan.produced_once.get((m, name)) for m, name in zip(models, names, strict=True)}
     if len(placed) == 1 and (only := placed.pop()) is not None:
         step = plan.steps[only[0]]
         return step.output_axes[only[1]]
@@ -273,4 +273,4 @@ def _note(plan: MergePlan, step: Step) -> None:
         node = plan.sources[m].nodes[step.node_positions[m]]
         for i, name in enumerate(node.output):
             if name:
-                plan.laid[m, name] = (len(plan.steps), i)
+                plan.produced_once[m, name] = (len(plan.steps), i)

@@ -28,9 +28,9 @@ def matmul_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
         if end != b.axis - b.rank or end >= -2 or a.sizes != b.sizes:
             raise UnmergeableError(f"{node.op_type} sums over what is concatenated")
         return (end + out,)
-    laid, shared = (a, b) if a.axis is not None else (b, a)
-    end = (laid.axis or 0) - laid.rank
-    free = -2 if laid is a else -1  # rows of the left factor, columns of the right one, may be any number
+    stacked, shared = (a, b) if a.axis is not None else (b, a)
+    end = (stacked.axis or 0) - stacked.rank
+    free = -2 if stacked is a else -1  # rows of the left factor, columns of the right one, may be any number
     if end == free:
         return (end + out,)
     if end >= -2 or (shared.rank >= -end and shared.dims[0][end] != Size(1)):
@@ -57,7 +57,7 @@ def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
     """Concatenation along an index that is neither summed over nor in what models share runs through to the output."""
     equation = attribute(node, "equation")
     text = (equation.decode() if isinstance(equation, bytes) else str(equation)).replace(" ", "")
-    given, arrow, made = text.partition("->")
+    given, arrow, result = text.partition("->")
     terms = given.split(",")
     if "." in text or not arrow or len(terms) != len(slots):
         raise UnmergeableError("Einsum does not name every axis")
@@ -68,9 +68,9 @@ def einsum_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes
     shared = any(label in term for term, slot in pairs if slot.axis is None)
     if len(index) > 1 or len(sizes) > 1 or shared or any(term.count(label) > 1 for term in terms):
         raise UnmergeableError("the inputs of Einsum are concatenated along different indices")
-    if label not in made:
+    if label not in result:
         raise UnmergeableError("Einsum sums over what is concatenated")
-    return (made.index(label),)
+    return (result.index(label),)
 
 
 def gemm_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:

@@ -144,11 +144,11 @@ class PlanGain:
         return [(steps, _minus(self.gain(once | steps), base)) for _, steps in sorted(sets.items())]
 
     def _copies(self, k: int, crossing: Crossing, once: set[int]) -> MergeGain:
-        made = crossing.producer in once
+        is_produced_once = crossing.producer in once
         users = [i in once for i in crossing.consumers]
-        if made and (crossing.outside or not all(users)):
+        if is_produced_once and (crossing.outside or not all(users)):
             return self._split[k]
-        return self._concat[k] if not made and any(users) else MergeGain()
+        return self._concat[k] if not is_produced_once and any(users) else MergeGain()
 
     def _components(self, among: set[int] | None = None) -> dict[int, int]:
         root = {i: i for i in self.steps if among is None or i in among}

@@ -51,10 +51,10 @@ def reshape_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axe
 
 def concat_axes(node: NodeProto, slots: Slots, outputs: Outputs, _: int) -> Axes:
     """Concat along another axis of values that all lie alike."""
-    laid = [slot for slot in slots if slot is not None]
-    axes = {slot.axis for slot in laid}
-    axis = normal_axis(whole(node, "axis", 0), laid[0].rank)
-    if len(axes) != 1 or len({slot.sizes for slot in laid}) != 1 or axis in axes:
+    stacked = [slot for slot in slots if slot is not None]
+    axes = {slot.axis for slot in stacked}
+    axis = normal_axis(whole(node, "axis", 0), stacked[0].rank)
+    if len(axes) != 1 or len({slot.sizes for slot in stacked}) != 1 or axis in axes:
         raise UnmergeableError("Concat joins what models share with what they do not")
     return (axes.pop(),)
 

@@ -52,16 +52,16 @@ def step_gain(plan: MergePlan, step: Step, setting: GainContext) -> MergeGain:
     if measured is not None:
         # The bytes are told, but their time stands in the measurement.
         return MergeGain(saved_bytes=saved, measured_s=measured - saved / setting.rates.bytes_per_s)
-    rides = all(is_absorbed(plan.sources[m], source_node(plan, step, m)) for m in step.models)
+    absorbed = all(is_absorbed(plan.sources[m], source_node(plan, step, m)) for m in step.models)
     touched = [
-        _memory_traffic(plan.sources[m], source_node(plan, step, m), setting.batches[m], rides) for m in step.models
+        _memory_traffic(plan.sources[m], source_node(plan, step, m), setting.batches[m], absorbed) for m in step.models
     ]
     together = setting.rates.moved_bytes(sum(t for t, _ in touched), sum(w for _, w in touched))
     apart = sum(setting.rates.moved_bytes(traffic, working) for traffic, working in touched)
     return MergeGain(
         saved_bytes=saved,
         added_bytes=round(max(0.0, together - apart)),
-        saved_launches=0 if rides else len(step.models) - 1,
+        saved_launches=0 if absorbed else len(step.models) - 1,
     )
 
 
@@ -100,16 +100,16 @@ def _weight_bytes(plan: MergePlan, step: Step) -> int:
     return sum(source.weight_bytes(name) for name in names)
 
 
-def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, rides: bool) -> tuple[float, float]:
+def _memory_traffic(source: SourceModel, node: NodeProto, batch: int, absorbed: bool) -> tuple[float, float]:
     """Return the bytes of activations that an op moves, and those in use while it does.
 
     What is written is fetched first. What an op does within the one before it is moved there.
     """
-    skipped = absorbed_input(source, node) if rides else None
+    skipped = absorbed_input(source, node) if absorbed else None
     taken = {name for name in node.input if name in source.values and name not in source.weights}
     read = sum(source.values[name].bytes_at(batch) for name in taken if name != skipped)
     written = sum(source.values[name].bytes_at(batch) for name in node.output if name)
-    return read + (0 if rides else 2 * written), read + written
+    return read + (0 if absorbed else 2 * written), read + written
 
 
 def _measured_gain(plan: MergePlan, step: Step, setting: GainContext) -> float | None:
@@ -142,15 +142,17 @@ def _super_gain(plan: MergePlan, step: Step, shared: SuperOperator, setting: Gai
     gain = MergeGain(saved_bytes=(n - 1) * shared.inputs * shared.outputs * item * per, saved_launches=n - 1)
     for m in step.models:
         node, source, batch = group.operators[m].node, plan.sources[m], setting.batches[m]
-        taken, made = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
-        out = made * shared.outputs // shared.totals[m][1]
+        taken, written = (source.values[name].bytes_at(batch) for name in (node.input[0], node.output[0]))
+        out = written * shared.outputs // shared.totals[m][1]
         rest_in = taken * (shared.totals[m][0] - shared.inputs) // shared.totals[m][0]
         gain += MergeGain(added_bytes=round(rates.copied_bytes(out)), added_launches=1)  # its part of the product
         if not shared.takes_all(m):  # cut, rest, sum
             copied = rates.copied_bytes(taken) + rates.copied_bytes(rest_in) + rates.copied_bytes(out)
             gain += MergeGain(added_bytes=round(copied), added_launches=5, added_flops=out // item)
         if not shared.gives_all(m):  # other outputs, put in place
-            gain += MergeGain(added_bytes=round(rates.copied_bytes(made)), added_launches=2)
+            gain += MergeGain(added_bytes=round(rates.copied_bytes(written)), added_launches=2)
         if bias_of(source, group, m) is not None:
-            gain += MergeGain(added_bytes=round(rates.copied_bytes(made)), added_launches=1, added_flops=made // item)
+            gain += MergeGain(
+                added_bytes=round(rates.copied_bytes(written)), added_launches=1, added_flops=written // item
+            )
     return gain

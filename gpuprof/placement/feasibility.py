@@ -143,10 +143,10 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
         yield Violation("share", where, f"{clients} processes where MPS takes {_MOST_CLIENTS}")
     for replica in partition.replicas:
         yield from _share_and_limit(where, partition, replica, device, evidence)
-    room = _partition_memory_bytes(partition, device)
+    available = _partition_memory_bytes(partition, device)
     held = sum(_memory_bytes(partition, replica, device, evidence) for replica in partition.replicas)
-    if held > room:
-        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {room / 2**30:.3g} GiB")
+    if held > available:
+        yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {available / 2**30:.3g} GiB")
 
 
 def _partition_memory_bytes(partition: Partition, device: Device) -> int:

@@ -138,9 +138,9 @@ def _tighten(program: Columns, limits: Vector, values: Vector, ends: Vector) -> 
     negative = values < 0.0
     least = np.zeros(len(values))
     least[negative] = values[negative] * limits[program.owners[negative]]
-    room = ends - np.bincount(program.rows, least, len(ends))
-    adds = (values > 0.0) & np.isfinite(room[program.rows])
-    most = np.maximum(0.0, room[program.rows][adds]) / values[adds]
+    slack = ends - np.bincount(program.rows, least, len(ends))
+    adds = (values > 0.0) & np.isfinite(slack[program.rows])
+    most = np.maximum(0.0, slack[program.rows][adds]) / values[adds]
     np.minimum.at(limits, program.owners[adds], most * (1.0 + 1e-9) + 1e-9)
 
 

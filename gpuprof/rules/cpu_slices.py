@@ -105,7 +105,7 @@ def _check(shares_pct: Sequence[float]) -> None:
 
 def _fit(part: float, left: dict[int, float]) -> list[int]:
     """Take ``part`` of a core from the fullest core that holds it, or from several; return which."""
-    holding = [core for core, room in left.items() if room >= part - _EPSILON]
+    holding = [core for core, free in left.items() if free >= part - _EPSILON]
     if holding:
         core = min(holding, key=lambda c: left[c])
         left[core] -= part

@@ -196,8 +196,8 @@ def _fewer(options: Sequence[Option], most: int) -> list[Option]:
     """Return at most so many of the options: the first that serve everything, and some of those that serve less."""
     whole = [one for one in options if one.served_rps >= one.demand.rate_rps * (1 - _EPSILON)]
     partial = [one for one in options if one not in whole]
-    room = max(most - len(whole), min(len(partial), most // 2))
-    return whole[: most - room] + partial[:: max(1, math.ceil(len(partial) / max(1, room)))][:room]
+    few = max(most - len(whole), min(len(partial), most // 2))
+    return whole[: most - few] + partial[:: max(1, math.ceil(len(partial) / max(1, few)))][:few]
 
 
 def _dominates(better: Option, worse: Option) -> bool:

@@ -1,6 +1,6 @@
 """The fork server: a process that has imported what every worker needs, and forks a worker whenever it is asked to.
 
-    python -m gpuprof.serving.machine.fork_server SOCKET_FD ROOM < WHAT-THEY-SHARE
+    python -m gpuprof.serving.machine.fork_server SOCKET_FD PADDING < WHAT-THEY-SHARE
 
 An interpreter that imports everything anew takes two thirds of the time in which a worker starts, and all of it on
 cores that are busy because a worker has just died; a fork takes a few milliseconds. ONNX Runtime is left to the worker:

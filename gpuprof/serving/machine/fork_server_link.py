@@ -14,7 +14,7 @@ from typing import Any
 from gpuprof.serving.machine.fork_server import MESSAGE_BYTES, WorkerSetup
 from gpuprof.serving.machine.launcher import WorkerOrder, start_worker, thread_environment
 from gpuprof.serving.watch.living_process import LivingProcess
-from gpuprof.serving.watch.process_name import ROOM
+from gpuprof.serving.watch.process_name import PADDING
 
 _TIMEOUT_S = 30.0
 
@@ -97,7 +97,7 @@ class ForkServerLink:
         memory = self._setup.memory
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-m", "gpuprof.serving.machine.fork_server", str(theirs.fileno()), ROOM],
+                [sys.executable, "-m", "gpuprof.serving.machine.fork_server", str(theirs.fileno()), PADDING],
                 pass_fds=(theirs.fileno(),) if memory is None else (theirs.fileno(), memory.fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,

@@ -24,7 +24,7 @@ from gpuprof.serving.protocol.grpc_messages import (
 )
 from gpuprof.serving.protocol.grpc_reader import MessageReader
 from gpuprof.serving.protocol.grpc_refusal import abort_with
-from gpuprof.serving.protocol.http_api import kin
+from gpuprof.serving.protocol.http_api import find_batch_key
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_call
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest
@@ -171,8 +171,8 @@ class InferenceCalls:
             asked.rows, asked.inputs, asked.outputs, 0.0,
             until_ms if left_s is None else min(until_ms, 1000.0 * left_s),
             done, lambda _, refusal: settle(refusal),
-            priority=asked.priority, kin=kin(model, asked), traceparent=_metadata_value(context, "traceparent"),
-            client=peer_of(context),
+            priority=asked.priority, batch_key=find_batch_key(model, asked),
+            traceparent=_metadata_value(context, "traceparent"), client=peer_of(context),
         )  # fmt: skip
 
 

@@ -234,7 +234,7 @@ class HttpApi:
                 on_refused=lambda _, refusal: connection.refuse(refusal),
                 priority=asked.priority,
                 slots=slots,
-                kin=kin(model, asked),
+                batch_key=find_batch_key(model, asked),
                 traceparent=head.headers.get(b"traceparent", b"").decode("latin-1"),
                 client=connection.peer,
             )
@@ -338,7 +338,7 @@ def _foresee(model: ServedModel, text: Buffer, client: str) -> None:
     model.foresee(partial(read_urgency, text), client)
 
 
-def kin(model: ServedModel, asked: InferRequest) -> object:
+def find_batch_key(model: ServedModel, asked: InferRequest) -> object:
     """Return what requests must have in common to share a batch: their shapes but for the batch."""
     if not model.spec.max_batch:
         return None

@@ -65,7 +65,7 @@ class _MemberRequest:
     member: MemberReplica
     inputs: list[InputTensor]
     wanted: list[int] | None
-    kin: object
+    batch_key: object
 
 
 class MemberReplica:
@@ -171,20 +171,20 @@ class MemberReplica:
     def _enter(self, inference: Inference) -> None:
         """Turn a request of the model into one of the merged graph."""
         whole = next(worker.spec for worker in self.workers if worker.spec is not None)
-        inference.guest = _MemberRequest(self, inference.inputs, inference.wanted, inference.kin)
+        inference.member_request = _MemberRequest(self, inference.inputs, inference.wanted, inference.batch_key)
         own = {merged: tensor for (_, merged), tensor in zip(self.member.inputs, inference.inputs, strict=True)}
         inference.inputs = [own.get(spec.name) or _nothing(spec) for spec in whole.inputs]
         positions = [whole.output_index[merged] for _, merged in self.member.outputs]
         wanted = range(len(positions)) if inference.wanted is None else inference.wanted
         inference.wanted = [positions[position] for position in wanted]
-        inference.kin = None  # beside the batch, shapes of merged models are fixed: all may share one
+        inference.batch_key = None  # beside the batch, shapes of merged models are fixed: all may share one
         self.in_flight += 1
 
     def leave(self, inference: Inference) -> None:
         """Turn a request of the merged graph into one of the model again."""
         request = _member_request(inference)
-        inference.inputs, inference.wanted, inference.kin = request.inputs, request.wanted, request.kin
-        inference.guest = None
+        inference.inputs, inference.wanted, inference.batch_key = request.inputs, request.wanted, request.batch_key
+        inference.member_request = None
         self.in_flight -= 1
 
     def outputs(self, tensors: Sequence[OutputTensor]) -> list[OutputTensor]:
@@ -246,7 +246,8 @@ class _Owners:
     def reassign(self, inferences: list[Inference]) -> None:
         """Give requests back to their models, which place them elsewhere."""
         for member in self._members:
-            own = [one for one in inferences if isinstance(one.guest, _MemberRequest) and one.guest.member is member]
+            asked = [(one, one.member_request) for one in inferences]
+            own = [one for one, request in asked if isinstance(request, _MemberRequest) and request.member is member]
             for inference in own:
                 member.leave(inference)
             member.model.reassign(own)
@@ -258,7 +259,7 @@ class _Owners:
 
 
 def _member_request(inference: Inference) -> _MemberRequest:
-    return cast("_MemberRequest", inference.guest)
+    return cast("_MemberRequest", inference.member_request)
 
 
 def _nothing(spec: TensorSpec) -> InputTensor:

@@ -85,7 +85,7 @@ class RequestQueue:
             kept: list[Inference] = []
             while self._waiting and left > 0 and len(kept) < _LOOK_AHEAD:
                 other = self._waiting.popleft()
-                if other.kin == first.kin and other.rows <= left and not other.alone:
+                if other.batch_key == first.batch_key and other.rows <= left and not other.alone:
                     taken.append(other)
                     left -= other.rows
                 else:

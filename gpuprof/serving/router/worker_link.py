@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.machine.machine_link import MachineLink
 from gpuprof.serving.transport.arena import Arena
-from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, output_room
+from gpuprof.serving.transport.batch_io import INLINE, INLINE_BYTES, count_output_bytes
 from gpuprof.serving.transport.frame_connection import FrameConnection
 from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec
@@ -146,7 +146,7 @@ class WorkerLink:
                 else:
                     tensors.append((tensor.shape, INLINE, tensor.data[1]))
                     payload.append(self._arena.view(*tensor.data))
-            slot = self._room(inference) if self._shares_memory else None
+            slot = self._reserve_outputs(inference) if self._shares_memory else None
             place = None if slot is None else (slot.offset, slot.size)
             described.append((inference.rows, tensors, place, inference.wanted))
         assert self._connection is not None
@@ -253,14 +253,14 @@ class WorkerLink:
             requests.append(outputs)
         return requests
 
-    def _room(self, inference: Inference) -> Any:
+    def _reserve_outputs(self, inference: Inference) -> Any:
         """Reserve memory for the outputs of a request, where they are too large for the message."""
         if inference.output_slot is None and self.spec is not None:
-            room = output_room(self.spec, inference.rows)
-            if room is None:
-                room = int(1.25 * self._learned_row_bytes * inference.rows)
-            if room > INLINE_BYTES:
-                inference.output_slot = self._arena.take(room)
+            size = count_output_bytes(self.spec, inference.rows)
+            if size is None:
+                size = int(1.25 * self._learned_row_bytes * inference.rows)
+            if size > INLINE_BYTES:
+                inference.output_slot = self._arena.take(size)
         return inference.output_slot
 
     def _learn(self, batch: SentBatch, outputs: list[list[OutputTensor]]) -> None:

@@ -150,17 +150,17 @@ class BatchOutputs:
         return described
 
 
-def output_room(spec: ModelSpec, rows: int) -> int | None:
+def count_output_bytes(spec: ModelSpec, rows: int) -> int | None:
     """Return the bytes that the outputs of a request of ``rows`` take in the arena, None where shapes leave it open."""
-    room = 0
+    total = 0
     for tensor in spec.outputs:
         if tensor.datatype == "BYTES" or -1 in tensor.shape[1:]:
             return None
         shape = (rows, *tensor.shape[1:]) if spec.max_batch else tensor.shape
         if -1 in shape:
             return None
-        room += _align_size(prod(shape) * ITEM_BYTES[tensor.datatype])
-    return room
+        total += _align_size(prod(shape) * ITEM_BYTES[tensor.datatype])
+    return total
 
 
 def _align_size(size: int) -> int:

@@ -21,7 +21,7 @@ class FrameReceiver(Protocol):
         ...
 
 
-class _Nobody:
+class _NoReceiver:
     """Who is told what nobody wants to hear any more."""
 
     def receive(self, frame: Frame) -> None:
@@ -68,7 +68,7 @@ class FrameConnection(asyncio.BufferedProtocol):
 
     def drop(self) -> None:
         """End the connection at once without telling the receiver."""
-        self.receiver = _Nobody()
+        self.receiver = _NoReceiver()
         self.abort()
 
     def abort(self) -> None:

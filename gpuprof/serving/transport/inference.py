@@ -117,7 +117,7 @@ class Inference:
         How often it was sent to a worker.
     alone : bool
         It must not share a batch, because the last one that it was in failed.
-    guest : object
+    member_request : object
         What it was before it entered the queue of a merged replica, which alone knows what that is.
     replica : str
         Where it was sent last.
@@ -148,8 +148,8 @@ class Inference:
     output_slot: Slot | None = None
     sent: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
-    kin: object = None
-    guest: object = None
+    batch_key: object = None
+    member_request: object = None
     replica: str = ""
     traceparent: str = ""
     client: str = ""

@@ -8,19 +8,19 @@ from contextlib import suppress
 from pathlib import Path
 
 #: An argument for a process whose children want names: long enough for theirs.
-ROOM = " " * 200
+PADDING = " " * 200
 _ARG_START, _ARG_END = 45, 46  # of the fields of /proc/self/stat after the name in brackets
 
 
 def name_process(words: Sequence[str]) -> None:
-    """Let ``ps`` show this process with the command line ``words``, cut to the room that its own takes.
+    """Let ``ps`` show this process with the command line ``words``, cut to the length of its own.
 
     Linux reads a command line where the program was given it, so that is what is written over. Nothing happens where
     it does not say where that is.
     """
     with suppress(OSError, IndexError, ValueError):
         fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-        start, room = int(fields[_ARG_START]), int(fields[_ARG_END]) - int(fields[_ARG_START])
-        if start and room > 1:
-            text = "\0".join(words).encode()[: room - 1]
-            ctypes.memmove(start, text.ljust(room, b"\0"), room)
+        start, length = int(fields[_ARG_START]), int(fields[_ARG_END]) - int(fields[_ARG_START])
+        if start and length > 1:
+            text = "\0".join(words).encode()[: length - 1]
+            ctypes.memmove(start, text.ljust(length, b"\0"), length)

@@ -16,7 +16,7 @@ from gpuprof.serving.machine.fork_server import WorkerSetup
 from gpuprof.serving.machine.fork_server_link import ForkServerLink
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.transport.rendezvous import RendezvousKey
-from gpuprof.serving.watch.process_name import LONG_WORDS
+from gpuprof.serving.watch.process_name import PADDING
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, eventually, map_of, replica, running
 from tests.serving.test_reliability import Askers, figure
@@ -122,5 +122,5 @@ assert {name!r}.startswith(words[1]) and words[1] in ({name!r}, {name!r}[:len(wo
 assert sum(map(len, words)) <= before + 4
 assert len(words[1]) == len({name!r}) or len(words[1]) > 100, words
 """
-    done = subprocess.run([sys.executable, "-c", program, LONG_WORDS], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program, PADDING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

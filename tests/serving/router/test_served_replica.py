@@ -76,11 +76,13 @@ class Owner:
         pass
 
 
-def inference(name: int, rows: int = 1, kin: object = None, priority: int = 0, deadline_ms: float = 1e6) -> Inference:
+def inference(
+    name: int, rows: int = 1, batch_key: object = None, priority: int = 0, deadline_ms: float = 1e6
+) -> Inference:
     """A request that is known by what it wants."""
     return Inference(
         rows, [InputTensor([rows], b"")], [name], asyncio.get_running_loop().time(), deadline_ms, _never, _never,
-        priority=priority, kin=kin,
+        priority=priority, batch_key=batch_key,
     )  # fmt: skip
 
 
@@ -147,8 +149,8 @@ def test_rows_count_and_a_request_that_does_not_fit_waits_for_the_next_batch() -
 
 def test_only_requests_of_one_shape_share_a_batch() -> None:
     async def scene(replica: ServedReplica, workers: list[FakeWorker], owner: Owner) -> None:
-        for name, kin in enumerate("abab"):
-            replica.submit(inference(name, kin=kin))
+        for name, batch_key in enumerate("abab"):
+            replica.submit(inference(name, batch_key=batch_key))
         assert workers[0].names() == [[[0], [2]]]
 
     play(scene)
