@@ -22,10 +22,11 @@ from gpuprof.cli.output import (
     say_note,
 )
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
+from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
 _COLUMNS = (
-    Column("policy", "policy", right=False),
+    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
     Column("gpus", "GPUs"),
     Column("cost_per_hour", "$/h", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),

@@ -11,6 +11,7 @@ import typer
 from gpuprof.cli.estimate_options import ScenarioOptions, SourceOptions
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say_note
+from gpuprof.cli.table import ColumnRole
 
 
 def _short(model: object) -> str:
@@ -18,17 +19,17 @@ def _short(model: object) -> str:
 
 
 _COLUMNS = (
-    Column("model", "model", _short, right=False),
-    Column("device", "device", right=False),
-    Column("share", "share", right=False),
-    Column("batch", "batch"),
-    Column("beside", "beside", right=False),
+    Column("model", "model", _short, right=False, role=ColumnRole.SUBJECT),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("share", "share", right=False, role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("beside", "beside", right=False, role=ColumnRole.KEY),
     Column("latency_ms", "latency ms", number(4)),
-    Column("latency_interval", "90% interval"),
-    Column("latency_source", "from", right=False),
-    Column("throughput_rps", "requests/s", number(4)),
+    Column("latency_interval", "90% interval", joined=True),
+    Column("latency_source", "from", right=False, joined=True),
+    Column("throughput_rps", "requests/s", number(4), role=ColumnRole.DERIVED),
     Column("memory_bytes", "memory MiB", mebibytes),
-    Column("memory_source", "from", right=False),
+    Column("memory_source", "from", right=False, joined=True),
 )
 
 

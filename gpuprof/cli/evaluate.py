@@ -17,11 +17,12 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
+from gpuprof.cli.table import ColumnRole
 
 _COLUMNS = (
-    Column("setting", "left out", right=False),
-    Column("quantity", "quantity", right=False),
-    Column("predictor", "predictor", right=False),
+    Column("setting", "left out", right=False, role=ColumnRole.KEY),
+    Column("quantity", "quantity", right=False, role=ColumnRole.KEY),
+    Column("predictor", "predictor", right=False, role=ColumnRole.SUBJECT),
     Column("count", "figures"),
     Column("mean_pct", "mean error %", number()),
     Column("median_pct", "median %", number()),

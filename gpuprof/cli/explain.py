@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows, say_note
+from gpuprof.cli.table import ColumnRole
 
 _ALTERNATIVES = (
-    Column("device", "device", right=False),
-    Column("share", "share", right=False),
-    Column("batch", "batch"),
-    Column("processes", "procs"),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("share", "share", right=False, role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("processes", "procs", role=ColumnRole.KEY),
     Column("capacity_rps", "serves req/s", number(4)),
     Column("tail_ms", "at ms", number()),
     Column("replicas", "needed"),
@@ -22,9 +23,9 @@ _ALTERNATIVES = (
     Column("chosen", "in the map"),
 )
 _PLACES = (
-    Column("where", "stands on", right=False),
-    Column("share", "share", right=False),
-    Column("batch", "batch"),
+    Column("where", "stands on", right=False, role=ColumnRole.SUBJECT),
+    Column("share", "share", right=False, role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
     Column("rate_rps", "req/s", number(4)),
     Column("beside", "beside", right=False),
     Column("free_pct", "free %", number(3)),

@@ -22,26 +22,27 @@ from gpuprof.cli.output import (
     print_rows,
     say,
 )
+from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.load import LoadResult
 
 _COLUMNS = (
-    Column("model", "model", right=False),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("rate_rps", "sent/s", number()),
     Column("goodput_rps", "goodput/s", number()),
-    Column("predicted_goodput_rps", "predicted", number()),
-    Column("goodput_rps_error", "error", percent),
+    Column("predicted_goodput_rps", "predicted", number(), joined=True),
+    Column("goodput_rps_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p50_ms", "p50 ms", number()),
-    Column("predicted_p50_ms", "predicted", number()),
-    Column("p50_ms_error", "error", percent),
+    Column("predicted_p50_ms", "predicted", number(), joined=True),
+    Column("p50_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p95_ms", "p95 ms", number()),
-    Column("predicted_p95_ms", "predicted", number()),
-    Column("p95_ms_error", "error", percent),
+    Column("predicted_p95_ms", "predicted", number(), joined=True),
+    Column("p95_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
     Column("p99_ms", "p99 ms", number()),
-    Column("predicted_p99_ms", "predicted", number()),
-    Column("p99_ms_error", "error", percent),
+    Column("predicted_p99_ms", "predicted", number(), joined=True),
+    Column("p99_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
     Column("slo_ms", "SLO ms", number()),
 )
 #: Columns that are shown where any row has one of these figures.
@@ -58,13 +59,13 @@ _PREDICTED_BY = {
     "queueing": "the queueing model at these rates, which knows of no refusals",
 }
 _STAGE_COLUMNS = (
-    Column("model", "model", right=False),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("router_ms", "network and router ms", number(2)),
     Column("queue_ms", "queue ms", number(2)),
     Column("gather_ms", "gather ms", number(2)),
     Column("infer_ms", "model ms", number(2)),
-    Column("predicted_infer_ms", "predicted", number(2)),
-    Column("infer_ms_error", "error", percent),
+    Column("predicted_infer_ms", "predicted", number(2), joined=True),
+    Column("infer_ms_error", "error", percent, role=ColumnRole.DERIVED, joined=True),
     Column("scatter_ms", "scatter ms", number(2)),
     Column("batches", "batches by size", lambda value: _histogram(value)),
 )

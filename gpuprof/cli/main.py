@@ -81,6 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except Exception as error:  # the border of the program: whatever escapes is a bug and is said to be one
         # Typer carries its own copy of click from 0.26 on and uses the installed one before: known by what they have.
+        if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked: what could be is no error
+            sys.stdout.write(f"{error.format_message()}\n")  # type: ignore[attr-defined]
+            return 0
         if hasattr(error, "format_message"):
             return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
         if debug:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuprof.cli.table import GAP, lay_out_columns
+from gpuprof.cli.table import GAP, ColumnRole, ColumnText, TableLayout, lay_out_columns
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: the key in each row, its heading, and how a value is shown to people.
+    """A column of a table: the key in each row, its heading, how a value is shown to people, and what it is for.
 
     Programs get every key of the row, unrounded, whatever the columns are.
     """
@@ -47,6 +47,8 @@ class Column:
     heading: str
     show: Callable[[object], str] = str
     right: bool = True
+    role: ColumnRole = ColumnRole.FIGURE
+    joined: bool = False
 
 
 def chosen_format(as_json: bool, as_csv: bool) -> Format:
@@ -176,10 +178,15 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
     cells = [["–" if row.get(c.key) is None else c.show(row.get(c.key)) for c in columns] for row in rows]
-    places = lay_out_columns([c.heading for c in columns], cells, [c.right for c in columns], console.width)
-    if title:
-        console.print(Text(title), soft_wrap=True)
-    for order, group in enumerate(places):
+    texts = [
+        ColumnText(c.heading, tuple(row[position] for row in cells), c.right, c.role, c.joined)
+        for position, c in enumerate(columns)
+    ]
+    layout = lay_out_columns(texts, console.width)
+    for line in (title, _above(texts, layout)):
+        if line:
+            console.print(Text(line), soft_wrap=True)
+    for order, group in enumerate(layout.tables):
         table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
         if order:
             console.print()
@@ -191,6 +198,23 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
             table.add_row(*(Text(row[place.position]) for place in group))
         console.width = max(console.width, sum(place.width + GAP for place in group) - GAP)
         console.print(table)
+    if layout.left_out:
+        names = dict.fromkeys(_full_heading(texts, position) for position in layout.left_out)
+        say(f"not shown at this width: {', '.join(names)} (--json and --csv have everything)")
+
+
+def _above(texts: Sequence[ColumnText], layout: TableLayout) -> str:
+    """Return what is the same in every row, without what no row has."""
+    shown = ((position, texts[position].cells[0]) for position in layout.above)
+    return ", ".join(f"{_full_heading(texts, position)} {cell}" for position, cell in shown if cell != "–")
+
+
+def _full_heading(texts: Sequence[ColumnText], position: int) -> str:
+    """Return a heading that says what it belongs to where it stands alone."""
+    owner = position
+    while texts[owner].joined and owner:
+        owner -= 1
+    return texts[position].heading if owner == position else f"{texts[owner].heading} {texts[position].heading}"
 
 
 def _finite(value: object) -> object:

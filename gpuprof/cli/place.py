@@ -20,20 +20,21 @@ from gpuprof.cli.output import (
 )
 from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
+from gpuprof.cli.table import ColumnRole
 
 if TYPE_CHECKING:
     from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.pipeline.place import PlaceResult
 
 _COLUMNS = (
-    Column("node", "node", right=False),
-    Column("gpu", "gpu"),
-    Column("device", "device", right=False),
-    Column("mig", "MIG", right=False),
-    Column("model", "model", right=False),
-    Column("share_pct", "share %", number()),
-    Column("processes", "procs"),
-    Column("batch", "batch"),
+    Column("node", "node", right=False, role=ColumnRole.KEY),
+    Column("gpu", "gpu", role=ColumnRole.KEY),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("mig", "MIG", right=False, role=ColumnRole.KEY),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("share_pct", "share %", number(), role=ColumnRole.KEY),
+    Column("processes", "procs", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
     Column("rate_rps", "req/s", number(4)),
     Column("latency_ms", "batch ms", number()),
     Column("p99_ms", "p99 ms", number()),

@@ -24,16 +24,17 @@ from gpuprof.cli.output import (
     show_progress,
 )
 from gpuprof.cli.profile_options import ClusterOptions, MeasurementOptions, OtherMeasurements, WorkloadOptions
+from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.result import Progress
 
 _COLUMNS = (
-    Column("model", "model", right=False),
-    Column("batch", "batch"),
-    Column("share", "share"),
-    Column("processes", "processes"),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("share", "share", role=ColumnRole.KEY),
+    Column("processes", "processes", role=ColumnRole.KEY),
     Column("latency_p50_ms", "p50 ms", number()),
     Column("latency_p99_ms", "p99 ms", number()),
     Column("throughput_rps", "requests/s", number()),
@@ -42,28 +43,28 @@ _COLUMNS = (
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
 )
 _OP_COLUMNS = (
-    Column("op_type", "op", right=False),
-    Column("share", "share"),
+    Column("op_type", "op", right=False, role=ColumnRole.SUBJECT),
+    Column("share", "share", role=ColumnRole.KEY),
     Column("ops", "distinct"),
     Column("new", "measured now"),
     Column("untimed", "without a time"),
     Column("sum_ms", "sum of times ms", number()),
 )
 _CLUSTER_COLUMNS = (
-    Column("model", "model", right=False),
-    Column("batch", "batch"),
-    Column("share", "share"),
-    Column("processes", "processes"),
-    Column("device", "device", right=False),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("share", "share", role=ColumnRole.KEY),
+    Column("processes", "processes", role=ColumnRole.KEY),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("latency_p50_ms", "p50 ms", number()),
     Column("latency_p99_ms", "p99 ms", number()),
     Column("stable", "stable", lambda stable: "yes" if stable else "no", right=False),
 )
 _REPORT_COLUMNS = (
-    Column("model", "model", right=False),
-    Column("device", "device", right=False),
-    Column("batch", "batch"),
-    Column("share", "share"),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("share", "share", role=ColumnRole.KEY),
     Column("kernel_count", "kernels"),
     Column("max_occupancy_pct", "max occupancy %", number()),
     Column("wavg_occupancy_pct", "WAO %", number()),

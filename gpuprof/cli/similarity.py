@@ -9,22 +9,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, show_progress
+from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
     from gpuprof.merging.similarity import ModelSimilarity
 
 _MODELS = (
-    Column("first", "model", right=False),
-    Column("second", "model", right=False),
+    Column("first", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("second", "model", right=False, role=ColumnRole.KEY),
     Column("layers", "pairs of layers"),
     Column("all_pairs", "mean of all pairs", number()),
     Column("matched", "mean of the best matching", number()),
     Column("exact", "exact", lambda value: "yes" if value else "≥", right=False),
 )
 _LAYERS = (
-    Column("first", "layer", right=False),
-    Column("second", "layer", right=False),
+    Column("first", "layer", right=False, role=ColumnRole.SUBJECT),
+    Column("second", "layer", right=False, role=ColumnRole.KEY),
     Column("kind", "kind", right=False),
     Column("common", "common block", right=False),
     Column("first_shape", "of", right=False),

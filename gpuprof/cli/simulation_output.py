@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from gpuprof.cli.output import Column, Format, number, print_json, print_rows, say
+from gpuprof.cli.table import ColumnRole
 
 if TYPE_CHECKING:
     from gpuprof.simulator.autoscaling import Autoscaling
@@ -23,7 +24,7 @@ def _pct(value: object) -> str:
 
 
 _MODELS = (
-    Column("model", "model", right=False),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("rate_rps", "requests/s", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),
     Column("in_time_pct", "in time %", number(5)),
@@ -35,10 +36,10 @@ _MODELS = (
     Column("max_ms", "longest ms", number()),
 )
 _REPLICAS = (
-    Column("place", "replica", right=False),
-    Column("model", "model", right=False),
-    Column("batch", "batch"),
-    Column("processes", "processes"),
+    Column("place", "replica", right=False, role=ColumnRole.SUBJECT),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("processes", "processes", role=ColumnRole.KEY),
     Column("throughput_rps", "answered/s", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),
     Column("utilization", "busy", _pct),
@@ -48,15 +49,15 @@ _REPLICAS = (
 )
 
 _EPOCHS = (
-    Column("begin_s", "from s", number(5)),
-    Column("end_s", "to s", number(5)),
+    Column("begin_s", "from s", number(5), role=ColumnRole.SUBJECT),
+    Column("end_s", "to s", number(5), role=ColumnRole.KEY),
     Column("gpus", "devices"),
     Column("cost_per_hour", "$ per hour", number(4)),
     Column("started", "replicas started"),
 )
 
 _POLICIES = (
-    Column("policy", "policy", right=False),
+    Column("policy", "policy", right=False, role=ColumnRole.SUBJECT),
     Column("maps", "maps"),
     Column("started", "replicas started"),
     Column("mean_gpus", "mean devices", number()),

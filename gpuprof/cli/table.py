@@ -1,14 +1,63 @@
-"""Fits a table into a terminal: numbers stay whole, texts break between words, and columns too many go below."""
+"""Fits a table into a terminal: numbers stay whole, texts break between words, and no row loses what it is about.
+
+Where the columns are too many, those that are the same in every row go into a line above, those that follow from others
+are left out, and the rest go below one another, each part with the keys of its rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 #: Between two columns, with the line that a heading's rule would have.
 GAP = 3
 #: Names without a space that are longer are broken where the column ends.
 _LONGEST_NAME = 24
+#: Keys that every part of a table repeats take at most so much of its width.
+_MOST_FOR_KEYS = 0.6
+
+
+class ColumnRole(StrEnum):
+    """What a column is for, which decides what becomes of it where the terminal is narrow."""
+
+    SUBJECT = "subject"  #: what rows are about: stands in every part of the table
+    KEY = "key"  #: tells rows apart: likewise, or above where it is the same in all
+    FIGURE = "figure"
+    DERIVED = "derived"  #: follows from other columns: left out first
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnText:
+    """A column as text.
+
+    Attributes
+    ----------
+    heading : str
+    cells : tuple of str
+    right : bool
+        Whether it holds numbers, which are not broken.
+    role : ColumnRole
+    joined : bool
+        Whether it says more of the column before, from which it is not parted.
+    """
+
+    heading: str
+    cells: tuple[str, ...]
+    right: bool = True
+    role: ColumnRole = ColumnRole.FIGURE
+    joined: bool = False
+
+    @property
+    def full(self) -> int:
+        """The width in which nothing is broken."""
+        return max(map(_length, (self.heading, *self.cells)))
+
+    @property
+    def least(self) -> int:
+        """The width in which no number and no word but a long name is broken."""
+        cells = (_length(cell) if self.right else min(_word(cell), _LONGEST_NAME) for cell in self.cells)
+        return max(_word(self.heading), *cells, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +68,85 @@ class ColumnPlace:
     width: int
 
 
-def lay_out_columns(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], width: int
-) -> tuple[tuple[ColumnPlace, ...], ...]:
-    """Return the columns of each table below one another; all but the first repeat the first column.
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The columns of each table, below one another, what stands above them, and what is left out, by position."""
 
-    Parameters
-    ----------
-    headings : sequence of str, N
-    rows : sequence of sequences of str, each N
-    right : sequence of bool, N
-        Which columns hold numbers, which are not broken.
-    width : int
-        Of the terminal in characters. One column beside the first stands there whatever its width.
+    tables: tuple[tuple[ColumnPlace, ...], ...]
+    above: tuple[int, ...] = ()
+    left_out: tuple[int, ...] = ()
+
+
+def lay_out_columns(columns: Sequence[ColumnText], width: int) -> TableLayout:
+    """Return how the columns fit a terminal of ``width`` characters.
+
+    A table has a column beside its keys whatever its width.
     """
-    cells = [[row[i] for row in rows] for i in range(len(headings))]
-    full = [max(map(_length, (heading, *column))) for heading, column in zip(headings, cells, strict=True)]
-    least = [
-        max(_word(heading), *(_length(cell) if whole else min(_word(cell), _LONGEST_NAME) for cell in column), 1)
-        for heading, column, whole in zip(headings, cells, right, strict=True)
-    ]
-    return tuple(_share_width(group, full, least, width) for group in _groups(least, width))
+    least = [column.least for column in columns]
+    kept = list(range(len(columns)))
+    above: list[int] = []
+    left_out: list[int] = []
+    if not _fit(kept, least, width):
+        above = [position for position in kept if _is_above(columns, position)]
+        kept = [position for position in kept if position not in above]
+    if not _fit(kept, least, width):
+        left_out = [position for position in kept if columns[position].role is ColumnRole.DERIVED]
+        kept = [position for position in kept if position not in left_out]
+    full = [column.full for column in columns]
+    groups = [kept] if _fit(kept, least, width) else _split_table(columns, kept, least, width)
+    return TableLayout(
+        tuple(_share_width(group, full, least, width) for group in groups), tuple(above), tuple(left_out)
+    )
 
 
-def _groups(least: Sequence[int], width: int) -> list[list[int]]:
-    groups = [[0]] if least else []
-    for position in range(1, len(least)):
-        group = groups[-1]
-        if len(group) > 1 and sum(least[i] + GAP for i in (*group, position)) - GAP > width:
-            groups.append([0, position])
+def _is_above(columns: Sequence[ColumnText], position: int) -> bool:
+    """Return whether a column is the same in every row and no figure; where there is one row, only its keys."""
+    column = columns[position]
+    if position == 0 and not any(one.role is ColumnRole.SUBJECT for one in columns):
+        return False
+    wanted = column.role is ColumnRole.KEY or (
+        not column.right and column.role is ColumnRole.FIGURE and len(column.cells) > 1
+    )
+    return wanted and len(set(column.cells)) == 1
+
+
+def _fit(positions: Sequence[int], least: Sequence[int], width: int) -> bool:
+    return len(positions) <= 1 or sum(least[i] + GAP for i in positions) - GAP <= width
+
+
+def _split_table(
+    columns: Sequence[ColumnText], kept: Sequence[int], least: Sequence[int], width: int
+) -> list[list[int]]:
+    """Return the positions of each table; all begin with the keys, as many as leave room for figures."""
+    keys = _repeated_keys(columns, kept, least, width)
+    units: list[list[int]] = []
+    for position in kept:
+        if position in keys:
+            continue
+        if columns[position].joined and units and units[-1][-1] == position - 1:
+            units[-1].append(position)
         else:
-            group.append(position)
+            units.append([position])
+    groups: list[list[int]] = [list(keys)]
+    for unit in units:
+        group = groups[-1]
+        if len(group) > len(keys) and not _fit([*group, *unit], least, width):
+            groups.append([*keys, *unit])
+        else:
+            group.extend(unit)
     return groups
+
+
+def _repeated_keys(
+    columns: Sequence[ColumnText], kept: Sequence[int], least: Sequence[int], width: int
+) -> tuple[int, ...]:
+    roles = {role: [i for i in kept if columns[i].role is role] for role in ColumnRole}
+    keys = roles[ColumnRole.SUBJECT] + roles[ColumnRole.KEY] or list(kept[:1])
+    taken: list[int] = []
+    for position in keys:
+        if not taken or sum(least[i] + GAP for i in (*taken, position)) <= _MOST_FOR_KEYS * width:
+            taken.append(position)
+    return tuple(sorted(taken))
 
 
 def _share_width(

@@ -5,27 +5,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.cli.output import Column, Format, number, print_rows
-from gpuprof.cli.table import GAP, lay_out_columns
+from gpuprof.cli.table import GAP, ColumnRole, ColumnText, lay_out_columns
 
 _WORDS = st.text("abc 0123456789,", max_size=30)
-
-
-@given(
-    st.lists(st.tuples(_WORDS, _WORDS, st.booleans()), min_size=1, max_size=12),
-    st.integers(min_value=20, max_value=200),
+_COLUMN = st.builds(
+    ColumnText, _WORDS, st.tuples(_WORDS, _WORDS), st.booleans(), st.sampled_from(ColumnRole), st.booleans()
 )
-def test_every_column_stands_once_whole_and_within_the_terminal(
-    columns: list[tuple[str, str, bool]], width: int
+
+
+@given(st.lists(_COLUMN, min_size=1, max_size=12), st.integers(min_value=20, max_value=200))
+def test_every_column_is_shown_once_or_said_above_or_left_out(columns: list[ColumnText], width: int) -> None:
+    layout = lay_out_columns(columns, width)
+    places = [place.position for table in layout.tables for place in table]
+    assert sorted({*places, *layout.above, *layout.left_out}) == [*range(len(columns))]
+    assert not {*places} & {*layout.above, *layout.left_out}
+    repeated = {position for position in places if places.count(position) > 1}
+    for table in layout.tables:
+        assert repeated <= {place.position for place in table}  # each part has the keys of its rows
+        assert all(
+            place.width >= len(columns[place.position].cells[0]) for place in table if columns[place.position].right
+        )
+    if len(layout.tables) == 1 and not layout.above and not layout.left_out:
+        return
+    assert sum(column.least + GAP for column in columns) - GAP > width  # nothing is moved where all have room
+
+
+@given(st.lists(_COLUMN, min_size=1, max_size=12), st.integers(min_value=20, max_value=200))
+def test_only_what_is_the_same_in_all_rows_goes_above_and_only_what_follows_is_left_out(
+    columns: list[ColumnText], width: int
 ) -> None:
-    headings, cells, right = [c[0] for c in columns], [c[1] for c in columns], [c[2] for c in columns]
-    tables = lay_out_columns(headings, [cells], right, width)
-    assert [place.position for table in tables for place in table[bool(table is not tables[0]) :]] == [
-        *range(len(columns))
-    ]
-    for table in tables:
-        assert table[0].position == 0
-        assert all(place.width >= len(cells[place.position]) for place in table if right[place.position])
-        assert len(table) <= 2 or sum(place.width + GAP for place in table) - GAP <= width
+    layout = lay_out_columns(columns, width)
+    assert all(len(set(columns[position].cells)) == 1 for position in layout.above)
+    assert not any(columns[position].role is ColumnRole.SUBJECT for position in layout.above)
+    assert all(columns[position].role is ColumnRole.DERIVED for position in layout.left_out)
+
+
+_PLAN = (
+    Column("node", "node", right=False, role=ColumnRole.KEY),
+    Column("device", "device", right=False, role=ColumnRole.KEY),
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("batch", "batch", role=ColumnRole.KEY),
+    *(Column(f"figure{i}", f"figure{i}", number(6)) for i in range(5)),
+    Column("error", "error", number(6), role=ColumnRole.DERIVED, joined=True),
+)
+_ROWS = [
+    {"node": f"node{i % 2}", "device": "a100-80", "model": "resnet50", "batch": 2**i, "error": 123.456}
+    | {f"figure{k}": 123456.0 for k in range(5)}
+    for i in range(3)
+]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_every_row_of_every_part_names_model_and_batch_and_what_is_the_same_stands_above(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_rows(_ROWS, _PLAN, Format.TABLE)
+    printed, said = capsys.readouterr()
+    above, *tables = printed.splitlines()
+    assert above == "device a100-80"
+    rows = [line for line in tables if "123,456" in line]
+    assert len(rows) >= 3 and all("resnet50" in row and row.split()[2] in "124" for row in rows)
+    assert "figure4 error" in said and "error" not in printed
+    assert max(map(len, printed.splitlines())) <= width
+
+
+def test_a_table_that_has_room_is_one_with_all_its_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "140")
+    print_rows(_ROWS, _PLAN, Format.TABLE)
+    printed, said = capsys.readouterr()
+    assert said == "" and len(printed.splitlines()) == 5 and printed.count("a100-80") == 3
 
 
 def test_no_number_is_broken_at_forty_columns(
