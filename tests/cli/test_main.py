@@ -72,6 +72,15 @@ def test_a_wrong_word_on_the_command_line_is_bad_input(words: list[str], capsys:
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [[], ["zoo"], ["db"], ["trace"]])
+def test_what_has_verbs_of_its_own_shows_them_where_none_is_given(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("Usage: gpuprof") and "Commands:" in captured.out and captured.err == ""
+
+
 @pytest.mark.parametrize("verb", sorted(cli.VERBS))
 def test_every_verb_explains_itself(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([verb, "--help"]) == 0
