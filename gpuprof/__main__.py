@@ -1,5 +1,6 @@
 """``python -m gpuprof``."""
 
-from gpuprof.cli.main import console_script
+from pkgutil import resolve_name
 
-console_script()
+# By its name, as the installed script does it: nothing of gpuprof but the command line imports the command line.
+resolve_name("gpuprof.cli.main:console_script")()

@@ -21,6 +21,7 @@ from gpuprof.cli.output import (
     print_json,
     print_rows,
     say,
+    show_progress,
 )
 from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
@@ -93,7 +94,9 @@ def load(
     map_path, address = _split_target(target, map_file)
     if output is not None:
         check_output(output)
-    result = load_server(address, map_path, traffic=traffic.load_traffic(), access=access.server_access(), note=say)
+    sent, reached = traffic.load_traffic(), access.server_access()
+    with show_progress(refresh_between=False) as show:
+        result = load_server(address, map_path, traffic=sent, access=reached, progress=show, note=say)
     if output is not None:
         result.write(output)
     _show(result, chosen)

@@ -94,9 +94,15 @@ def say_note(note: str) -> None:
 
 
 @contextmanager
-def show_progress() -> Iterator[ProgressCallback]:
-    """Yield a callback that shows how far work has come: steps as a bar, what has no known end as a line of its own."""
-    with progress() as bar:
+def show_progress(refresh_between: bool = True) -> Iterator[ProgressCallback]:
+    """Yield a callback that shows how far work has come: steps as a bar, what has no known end as a line of its own.
+
+    Parameters
+    ----------
+    refresh_between : bool
+        Whether the bar is drawn between steps, too, ten times a second; not where this process measures latencies.
+    """
+    with progress(refresh_between) as bar:
         task: TaskID | None = None
 
         def show(step: Step) -> None:
@@ -106,12 +112,12 @@ def show_progress() -> Iterator[ProgressCallback]:
                 return
             if task is None:
                 task = bar.add_task(step.step, total=step.total)
-            bar.update(task, description=step.step, completed=step.done, total=step.total)
+            bar.update(task, description=step.step, completed=step.done, total=step.total, refresh=not refresh_between)
 
         yield show
 
 
-def progress() -> Progress:
+def progress(refresh_between: bool = True) -> Progress:
     """Return a progress bar on stderr, with the time left; it vanishes when done and is silent in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -124,6 +130,7 @@ def progress() -> Progress:
         TimeRemainingColumn(),
         console=console,
         transient=True,
+        auto_refresh=refresh_between,
         disable=not console.is_terminal,
     )
 

@@ -17,6 +17,7 @@ from gpuprof.cli.output import (
     print_json,
     print_rows,
     say_note,
+    show_progress,
 )
 from gpuprof.cli.place_options import MapOptions, PolicyOptions
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
@@ -58,16 +59,18 @@ def place(
     from gpuprof.pipeline.place import place as place_models
 
     chosen = chosen_format(as_json, as_csv)
-    result = place_models(
-        demands.slo_file,
-        fleet=demands.devices(),
-        db=demands.db,
-        policy=policy.make_policy(),
-        options=rules.planning_options(policy.time_limit, policy.seed, output.created),
-        previous=output.previous,
-        output=output.map_output(),
-        note=say_note,
-    )
+    with show_progress() as show:
+        result = place_models(
+            demands.slo_file,
+            fleet=demands.devices(),
+            db=demands.db,
+            policy=policy.make_policy(),
+            options=rules.planning_options(policy.time_limit, policy.seed, output.created),
+            previous=output.previous,
+            output=output.map_output(),
+            progress=show,
+            note=say_note,
+        )
     print_map(result, chosen)
     result.write()
 

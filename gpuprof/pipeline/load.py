@@ -8,10 +8,11 @@ from pathlib import Path
 
 from gpuprof.machine.core_sharing import allowed_cores, staying_off
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, resolve_map
+from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
-from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, run_load
 from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
 from gpuprof.serving.load.report import beside_prediction, report_row
@@ -69,6 +70,7 @@ def load(
     *,
     traffic: LoadTraffic = LoadTraffic(),  # noqa: B008 - frozen
     access: ServerAccess = ServerAccess(),  # noqa: B008 - frozen
+    progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> LoadResult:
     """Send open-loop traffic to a server; return goodput and latency beside what was predicted.
@@ -82,6 +84,8 @@ def load(
     traffic : LoadTraffic
         The map's rates for 20 s unless given.
     access : ServerAccess
+    progress : callable, optional
+        Told the seconds for which traffic has been sent, once a second at most, by a thread of its own.
     note : callable, optional
         Told each remark as soon as it is known, but for the warnings.
 
@@ -117,7 +121,8 @@ def load(
     with staying_off(taken if enough else ()):
         if found is not None and taken and found.planned_with.host.host_cores:
             notes.add(*check_machine(target, streams, found).notes())
-        outcome = run_load(target, streams, settings)
+        with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
+            outcome = run_load(target, streams, settings)
     warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
     return LoadResult(notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings)
 

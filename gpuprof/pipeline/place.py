@@ -22,7 +22,15 @@ from gpuprof.pipeline.devices import open_database
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
-from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
+from gpuprof.pipeline.result import (
+    NoteCallback,
+    NoteList,
+    Progress,
+    ProgressCallback,
+    Result,
+    ignore_note,
+    ignore_progress,
+)
 from gpuprof.placement.early_stop import early_stop
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
@@ -86,6 +94,7 @@ def place(
     options: PlanningOptions = PlanningOptions(),  # noqa: B008 - frozen
     previous: MapArgument | None = None,
     output: MapOutput = MapOutput(),  # noqa: B008 - frozen
+    progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> PlaceResult:
     """Decide which replicas run where, so that every SLO is kept at the least cost.
@@ -106,6 +115,8 @@ def place(
         The map that runs now: of equally good maps, that which moves the fewest replicas is taken.
     output : MapOutput
         Whether models are merged, and where `PlaceResult.write` writes the map.
+    progress : callable, optional
+        Told each step as it begins.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -141,13 +152,18 @@ def place(
     notes = NoteList(note)
     chosen = make_policy(policy) if isinstance(policy, str) else policy
     running = None if previous is None else resolve_map(previous)
+    steps = 3 if output.merge else 2
+    progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
+    progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
     if output.merge and (output.best_effort or not deployment.unplaced):
+        progress(Progress("merging models", 2, steps))
         deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)
     notes.add(
         *(f"{one.model}: {one.rate_rps:g} requests/s cannot be served: {one.reason}" for one in deployment.unplaced)
     )
+    progress(Progress("the map is planned and checked", steps, steps))
     notes.add(*filter(None, (early_stop(deployment), _suggest_share(problem, deployment))))
     return PlaceResult(notes=notes.all(), deployment=deployment, problem=problem, output=output)
 

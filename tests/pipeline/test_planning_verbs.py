@@ -82,6 +82,13 @@ def test_a_policy_may_be_an_object_and_a_map_the_one_before() -> None:
     assert second.deployment.predicted.moves == 0
 
 
+def test_place_tells_each_of_its_steps() -> None:
+    told: list[gpuprof.Progress] = []
+    gpuprof.place(DEMANDS, fleet="v100:2", policy="ffd", options=SMALL, progress=told.append)
+    assert [(step.done, step.total) for step in told] == [(0, 2), (1, 2), (2, 2)]
+    assert told[1].step == f"planning {len(DEMANDS)} demands"
+
+
 def test_what_cannot_be_met_is_noted_and_written_only_where_that_is_allowed(here: Path) -> None:
     many = (DEMANDS[0], replace(DEMANDS[1], rate_rps=5000.0))
     notes: list[str] = []
