@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from types import ModuleType
 
 import typer
 
@@ -43,8 +45,15 @@ VERBS = {
 }
 
 
-def build_app(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
-    """Return the typer app with these verbs; heavy imports happen inside the verbs."""
+def build_app(verbs: Iterable[str] = tuple(VERBS), names_only: bool = False) -> typer.Typer:
+    """Return the typer app with these verbs; heavy imports happen inside the verbs.
+
+    Parameters
+    ----------
+    verbs : iterable of str
+    names_only : bool
+        Without the verbs' options: enough for the list of verbs, and twice as fast.
+    """
     app = typer.Typer(
         name="gpuprof",
         no_args_is_help=True,
@@ -57,7 +66,9 @@ def build_app(verbs: Iterable[str] = tuple(VERBS)) -> typer.Typer:
     app.callback()(_root)
     for verb in verbs:
         module = importlib.import_module(f"gpuprof.cli.{VERBS[verb]}")
-        if hasattr(module, "app"):
+        if names_only:
+            app.command(verb, help=_describe(module, verb))(lambda: None)
+        elif hasattr(module, "app"):
             app.add_typer(module.app, name=verb)
         else:
             app.command(verb, cls=VerbCommand)(getattr(module, verb))
@@ -109,9 +120,10 @@ def _extra_with(module: str) -> str | None:
 
 def _run(words: Sequence[str]) -> int:
     wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
+    app = build_app(wanted, names_only=True) if words in (["-h"], ["--help"]) else build_app(wanted)
     try:
         with termination_as_interrupt():
-            result = typer.main.get_command(build_app(wanted)).main(words, prog_name="gpuprof", standalone_mode=False)
+            result = typer.main.get_command(app).main(words, prog_name="gpuprof", standalone_mode=False)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED_EXIT_CODE
     if result == INTERRUPTED_EXIT_CODE:
@@ -142,6 +154,11 @@ def _root(
     debug: bool = typer.Option(False, "--debug", help="Show where an error came from; may stand anywhere."),
 ) -> None:
     pass  # both options act before a verb is chosen
+
+
+def _describe(module: ModuleType, verb: str) -> str | None:
+    """Return the help of a verb that its module defines."""
+    return module.app.info.help if hasattr(module, "app") else inspect.getdoc(getattr(module, verb))
 
 
 def _verb(words: Sequence[str]) -> str:
