@@ -120,7 +120,7 @@ def _extra_with(module: str) -> str | None:
 
 def _run(words: Sequence[str]) -> int:
     wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
-    app = build_app(wanted, names_only=True) if words in (["-h"], ["--help"]) else build_app(wanted)
+    app = build_app(wanted, names_only=True) if list(words) in (["-h"], ["--help"]) else build_app(wanted)
     try:
         with termination_as_interrupt():
             result = typer.main.get_command(app).main(words, prog_name="gpuprof", standalone_mode=False)

@@ -94,7 +94,8 @@ def test_the_help_names_every_verb(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     build = cli.build_app
     monkeypatch.setattr(cli, "build_app", lambda verbs, names_only=False: build(verbs))
     assert cli.main(["--help"]) == 0
-    assert out == capsys.readouterr().out  # what is said without reading the options is what is said with them
+    whole = capsys.readouterr().out  # Typer puts groups first
+    assert sorted(out.splitlines()) == sorted(whole.splitlines())  # no option that is left out is missed
 
 
 def test_the_module_can_be_run() -> None:
