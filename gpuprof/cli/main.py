@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import inspect
 import io
@@ -18,6 +19,7 @@ from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.errors import BUG_EXIT_CODE, DISTRIBUTION, GpuprofError, InputError, UnavailableError, install_hint
 
 INTERRUPTED_EXIT_CODE = 130
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 #: verb → module of gpuprof.cli that defines it as a function of the same name, or as a typer app called ``app``.
 VERBS = {
@@ -80,7 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("GPUPROF_DEBUG"))
     try:
-        return _run([word for word in words if word != "--debug"])
+        code = _run([word for word in words if word != "--debug"])
+        sys.stdout.flush()  # a full disk behind it is found while it can be told
+        return code
     except GpuprofError as error:
         if debug:
             raise
@@ -90,6 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115 - the reader has gone: nothing more is to be written
         return 0
+    except MemoryError:
+        if debug:
+            raise
+        return _fail("the memory of this machine does not suffice for what was asked", GpuprofError.exit_code)
     except Exception as error:  # the border of the program: whatever escapes is a bug and is said to be one
         # Typer carries its own copy of click from 0.26 on and uses the installed one before: known by what they have.
         if type(error).__name__ == "NoArgsIsHelpError":  # nothing was asked: what could be is no error
@@ -99,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _fail(f"{error.format_message()} (see gpuprof {_verb(words)}--help)", InputError.exit_code)
         if debug:
             raise
+        if isinstance(error, OSError) and error.errno in _FULL:
+            # What is left in the buffer would be written when the program ends, and fail again.
+            sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115
+            where = f" {error.filename}" if error.filename else ""
+            return _fail(f"cannot write{where}: {error.strerror}", GpuprofError.exit_code)
         if isinstance(error, ModuleNotFoundError) and (extra := _extra_with(error.name or "")):
             return _fail(f"{error.name} is not installed ({install_hint(extra)})", UnavailableError.exit_code)
         return _fail(f"bug: {type(error).__name__}: {error} (run again with --debug and report it)", BUG_EXIT_CODE)

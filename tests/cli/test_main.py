@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -35,6 +36,7 @@ def _run_failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> int:
         (InputError("a share must be above 0 but got -1"), 3),
         (UnstableError("the machine is too noisy"), 2),
         (InfeasibleError("no GPU is fast enough"), 1),
+        (MemoryError(), 1),
         (ZeroDivisionError("oops"), 99),
         (KeyboardInterrupt(), 130),
     ],
@@ -123,3 +125,12 @@ def test_a_library_of_an_extra_that_is_missing_is_named_with_its_extra(
     assert _run_failing(monkeypatch, missing) == 1
     assert "orjson is not installed (pip install 'gpuprof-onnx[serve]')" in capsys.readouterr().err
     assert _run_failing(monkeypatch, ModuleNotFoundError("No module named 'nowhere'", name="nowhere")) == 99
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor"], ["zoo", "list"], ["db", "--help"]])
+def test_a_full_disk_behind_the_output_is_told_in_one_line(words: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "gpuprof", *words], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, "gpuprof: cannot write: No space left on device\n")
