@@ -12,6 +12,10 @@ is a bug: exit code 99.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 BUG_EXIT_CODE = 99
 
 #: What the package index calls gpuprof: `gpuprof` there belongs to another project. Command and import keep that name.
@@ -49,6 +53,21 @@ class InputError(GpuprofError):
     """A file, an option or a name that the user gave is wrong."""
 
     exit_code = 3
+
+
+@contextmanager
+def refuse_unwritable(path: str | os.PathLike[str], fix: str = "") -> Iterator[None]:
+    """Let what the system says against writing ``path`` be an error of the input.
+
+    Raises
+    ------
+    InputError
+        For an `OSError` in the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"cannot write {os.fspath(path)}: {error.strerror or error}", fix) from error
 
 
 class UnstableError(GpuprofError):

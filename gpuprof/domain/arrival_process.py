@@ -182,6 +182,7 @@ class Diurnal:
         expected = self.rate_rps * self.period_s
 
         def time_of(events: Floats) -> Floats:
+            """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
             whole, part = np.divmod(events / expected, 1.0)
             return np.asarray(period * (whole + np.interp(part, load, phase)))
 
@@ -239,6 +240,7 @@ class _Even:
         self._taken = 0
 
     def take(self, count: int) -> Times:
+        """Return the next ``count`` times, in nanoseconds."""
         positions = np.arange(self._taken + 1, self._taken + count + 1)
         self._taken += count
         return np.asarray(np.rint(positions * self._gap), dtype=np.int64)
@@ -252,6 +254,7 @@ class _Renewal:
         self._last = 0.0
 
     def take(self, count: int) -> Times:
+        """Return the next ``count`` times, in nanoseconds."""
         times = self._last + np.cumsum(self._gaps(count))
         if count:
             self._last = float(times[-1])
@@ -266,6 +269,7 @@ class _Grouped:
         self._left = np.zeros(0, np.int64)
 
     def take(self, count: int) -> Times:
+        """Return the next ``count`` times, in nanoseconds."""
         groups = max(0, math.ceil((count - len(self._left)) / self._size))
         times = np.concatenate([self._left, np.repeat(self._stream.take(groups), self._size)])
         self._left = times[count:]
@@ -281,6 +285,7 @@ class _Modulated:
         self._expected = 0.0
 
     def take(self, count: int) -> Times:
+        """Return the next ``count`` times, in nanoseconds."""
         events = self._expected + np.cumsum(self._random.standard_exponential(count))
         if count:
             self._expected = float(events[-1])
@@ -308,6 +313,7 @@ class _SwitchingClock:
         self._state = 1 - self._state
 
     def time_of(self, events: Floats) -> Floats:
+        """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
         if len(events) == 0:
             return events
         keep = max(0, int(np.searchsorted(self._events, events[0], side="right")) - 1)
@@ -325,6 +331,7 @@ class _Replay:
         self._position = 0
 
     def take(self, count: int) -> Times:
+        """Return the next ``count`` times, in nanoseconds."""
         piece = self._times[self._position : self._position + count]
         self._position += len(piece)
         return piece

@@ -25,7 +25,7 @@ from pydantic import (
 
 from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 
 SCHEMA = "gpuprof.deployment/1"
 _MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -323,10 +323,8 @@ def write_map(deployment: DeploymentMap, path: Path) -> None:
     InputError
         When the directory cannot be written to.
     """
-    try:
+    with refuse_unwritable(path):
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(deployment.to_json())

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import TABLES, KernelRow
 from gpuprof.kernel_db.segment import flush
@@ -55,13 +55,11 @@ def export_timeline(database: KernelDb, path: Path) -> int:
     events = list(_events(database))
     if not events:
         raise InputError(f"{database.path} has no kernel whose start was recorded", "gpuprof profile records some")
-    try:
+    with refuse_unwritable(path):
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"displayTimeUnit": "ns", "traceEvents": events}, file)
         flush(Path(file.name))
         Path(file.name).replace(path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
     return sum(event["ph"] == "X" for event in events)
 
 

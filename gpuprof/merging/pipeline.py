@@ -12,7 +12,7 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto
 
-from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.errors import InfeasibleError, InputError, refuse_unwritable
 from gpuprof.graph.file import read_onnx
 from gpuprof.graph.merged_model import MergedModel, write_description
 from gpuprof.merging.architecture import DEFAULT_EPS, group_architectures, read_type_graph
@@ -307,10 +307,8 @@ def _beside(output: Path) -> Iterator[Path]:
     """Yield a temporary directory next to ``output``, so that finished files are only renamed."""
     if output.is_dir():
         raise InputError(f"{output} is a directory", "give the name of the file to write")
-    try:
+    with refuse_unwritable(output):
         directory = Path(tempfile.mkdtemp(dir=output.parent, prefix=".tmp-merge-"))
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror or error}") from None
     try:
         yield directory
     finally:

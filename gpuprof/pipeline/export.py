@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
@@ -43,7 +43,7 @@ class MapExportResult(Result):
         InputError
             When it cannot be written to.
         """
-        try:
+        with refuse_unwritable(folder):
             for name, content in self.files.items():
                 path = Path(folder) / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,8 +53,6 @@ class MapExportResult(Result):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.unlink(missing_ok=True)
                 _link_or_copy(source.resolve(), path, copy)
-        except OSError as error:
-            raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
 
 
 def _link_or_copy(source: Path, path: Path, copy: bool) -> None:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 
 Row = Mapping[str, object]
 
@@ -34,10 +34,8 @@ def write_results(rows: Sequence[Row], path: Path) -> None:
     InputError
         When the file cannot be written.
     """
-    try:
+    with refuse_unwritable(path):
         _WRITERS[path.suffix]([_drop_infinities(row) for row in rows], path)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _write_json(rows: Sequence[Row], path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.errors import InputError
+from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, resolve_local_device
@@ -185,21 +186,20 @@ def profile_cluster(
     ]
     path = database_path(db)
     sweep = RaySweep(KernelDb.create(path), address)
-    rows: list[Mapping[str, object]] = []
+    rows: list[ModelRow | ColocationRow] = []
     try:
         for found in sweep.run(tasks, device, lambda message: progress(Progress(message))):
-            row = {**found, "share": str(Share(found["sm_share_pct"], found["mig_profile"]))}
-            rows.append(row)
-            progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(row,)))
+            rows.append(found)
+            progress(ProfileProgress(f"{len(tasks)} models and batches", len(rows), rows=(_describe_row(found),)))
     finally:
         sweep.close()
     return ProfileResult(
         notes=() if rows else ("everything was measured before; --force measures it again",),
         device=device or "",
-        measured=tuple(rows),
+        measured=tuple(map(_describe_row, rows)),
         cells=len(rows),
         failures=(),
-        unstable=tuple(f"{row['model']}:{row['batch']}:{row['share']}" for row in rows if row["stable"] is False),
+        unstable=tuple(f"{row.model}:{row.batch}:{_share_of(row)}" for row in rows if row.stable is False),
         database=path,
     )
 
@@ -301,7 +301,12 @@ def _describe_mixing(campaign: Campaign, cells: Sequence[Cell]) -> list[str]:
 
 
 def _rows(outcome: CellResult) -> list[dict[str, object]]:
-    return [
-        {**asdict(row), "share": str(Share(row.sm_share_pct, row.mig_profile)), "measured_now": outcome.measured_now}
-        for row in (outcome.row, *outcome.others)
-    ]
+    return [{**_describe_row(row), "measured_now": outcome.measured_now} for row in (outcome.row, *outcome.others)]
+
+
+def _describe_row(row: ModelRow | ColocationRow) -> dict[str, object]:
+    return {**asdict(row), "share": str(_share_of(row))}
+
+
+def _share_of(row: ModelRow | ColocationRow) -> Share:
+    return Share(row.sm_share_pct, row.mig_profile)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.kernel_db.store import KernelDb
@@ -90,10 +90,8 @@ def report(
         raise InputError(f"--format must be svg or png but got {picture_format}")
     target = Path(output)
     sections = _read_sections([Path(source) for source in sources])
-    try:
+    with refuse_unwritable(target):
         target.write_text(page(title, sections), encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {target}: {error.strerror or error}") from None
     charts = sum(len(section.charts) for section in sections)
     notes = [f"wrote {target}: {charts} figure(s) from {len(sources)} source(s)"]
     pictures: tuple[Path, ...] = ()

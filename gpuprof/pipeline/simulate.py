@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
 from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
 from gpuprof.pipeline.result import (
@@ -90,10 +90,8 @@ class SimulateResult(Result):
         InputError
             When the file cannot be written.
         """
-        try:
+        with refuse_unwritable(path):
             Path(path).write_text(json.dumps(self.document(), indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def simulate(
@@ -194,6 +192,7 @@ class _Run:
         sample: int | None = 0,
         interference: Interference | None = None,
     ) -> SimulationOutcome:
+        """Return what becomes of the requests on a map, every one of them or a sample."""
         expected = expected_requests(self._processes, options.duration_s)
         if not is_compiled():
             self._notes.add("compiling the simulator for this machine, once: half a minute")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpuprof.errors import InputError, UnavailableError, install_hint
+from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.reporting.chart import Chart
 from gpuprof.reporting.svg import standalone
 
@@ -29,10 +29,8 @@ def write_picture(charts: Chart | Sequence[Chart], path: Path, theme: str = "lig
         content = _png(svg)
     else:
         raise InputError(f"a picture is .svg or .png but got {path.name!r}")
-    try:
+    with refuse_unwritable(path):
         path.write_bytes(content)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def _png(svg: str) -> bytes:

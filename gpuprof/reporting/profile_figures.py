@@ -59,6 +59,7 @@ class _TimedOp:
 
     @property
     def tip(self) -> str:
+        """What the mark of this op says under the pointer."""
         return (
             f"{self.op.name} ({self.op.op_type}): {self.gflops:.4g} GFLOP/s, "
             f"{self.intensity:.4g} FLOP/byte, {self.duration_us:.4g} µs"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from gpuprof.errors import InputError, runtime_errors
+from gpuprof.errors import InputError, refuse_unwritable, runtime_errors
 from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.batch_plan import BatchRewrite, Place, apply_rewrite, plan_rewrite
 from gpuprof.graph.dims import declared_dims
@@ -105,24 +105,24 @@ def rebatch(path: Path, output: Path, batch: int | None = None) -> BatchRewrite:
     """
     file = read_onnx(path)
     rewrite = plan_rewrite(file)
-    try:
-        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name:
-            free = Path(name) / "free.onnx"
-            for data in file.external:
-                _copy_data(file.path.parent / data, Path(name) / data)
-            model = onnx.load(file.path, load_external_data=False)
-            apply_rewrite(model, rewrite)
+    with (
+        refuse_unwritable(output, "choose another place with -o"),
+        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as name,
+    ):
+        free = Path(name) / "free.onnx"
+        for data in file.external:
+            _copy_data(file.path.parent / data, Path(name) / data)
+        model = onnx.load(file.path, load_external_data=False)
+        apply_rewrite(model, rewrite)
+        onnx.save(model, free)
+        if rewrite.nodes or not is_dynamic(path):
+            _prove(file, free, rewrite)
+        if batch is not None:
+            apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
             onnx.save(model, free)
-            if rewrite.nodes or not is_dynamic(path):
-                _prove(file, free, rewrite)
-            if batch is not None:
-                apply_rewrite(model, BatchRewrite(1, {}, (), rewrite.places), batch)
-                onnx.save(model, free)
-            for data in file.external:
-                _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
-            free.replace(output)
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
+        for data in file.external:
+            _place_data(Path(name) / data, file.path.parent / data, output.parent / data)
+        free.replace(output)
     return rewrite
 
 

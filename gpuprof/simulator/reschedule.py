@@ -161,6 +161,7 @@ class _Table:
         return position
 
     def change(self, at_s: float, wanted: DeploymentMap, costs: MoveCosts) -> None:
+        """Begin the replicas that a wanted map adds, and end those that it lacks."""
         after = _index_by_key(wanted)
         new = [key for key in after if key not in self.alive]
         gone = [key for key in self.alive if key not in after]
@@ -180,6 +181,7 @@ class _Table:
 
     def close(self) -> Timetable:
         # One node for each replica keeps their order, which the positions in the switches count.
+        """Return the timetable of all that was begun and ended."""
         nodes = tuple(
             Node(
                 name=node.name,

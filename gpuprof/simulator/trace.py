@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess, RecordedArrivals, Times
 from gpuprof.domain.duration import LONGEST_S
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
@@ -127,12 +127,10 @@ def write_trace(trace: Trace, path: Path) -> None:
     columns = {"time_s": times[order] / NS_PER_S, "model": np.array(names, dtype=object)[model[order]]}
     if names == [""]:
         del columns["model"]
-    try:
+    with refuse_unwritable(path):
         arrow_csv.write_csv(
             pa.table(columns), path, write_options=arrow_csv.WriteOptions(quoting_style="needed", quoting_header="none")
         )
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def read_trace(path: Path) -> Trace:

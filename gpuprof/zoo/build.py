@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.zoo.architecture import ONNX, OURS, ZooArchitecture
 
 
@@ -38,18 +38,18 @@ def build(architecture: ZooArchitecture, output: Path, batch: int | None = None,
         raise InputError(f"the seed must be at least 0 but is {seed}")
     if not output.parent.is_dir():
         raise InputError(f"cannot write {output}: {output.parent} is not a directory", "create it first")
-    try:
-        with tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory:
-            whole = Path(directory) / output.name
-            _write(architecture, whole, seed)
-            if batch is not None:
-                _fix_batch(whole, batch)
-            data = whole.with_name(f"{whole.name}.data")
-            if data.exists():
-                data.replace(output.with_name(data.name))
-            whole.replace(output)
-    except OSError as error:
-        raise InputError(f"cannot write {output}: {error.strerror or error}", "choose another place with -o") from error
+    with (
+        refuse_unwritable(output, "choose another place with -o"),
+        tempfile.TemporaryDirectory(prefix=".gpuprof-", dir=output.parent) as directory,
+    ):
+        whole = Path(directory) / output.name
+        _write(architecture, whole, seed)
+        if batch is not None:
+            _fix_batch(whole, batch)
+        data = whole.with_name(f"{whole.name}.data")
+        if data.exists():
+            data.replace(output.with_name(data.name))
+        whole.replace(output)
     return output
 
 

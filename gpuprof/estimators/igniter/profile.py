@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 
@@ -80,11 +80,9 @@ def write_coefficients(
         "hardware": asdict(hardware),
         "workloads": {name: asdict(one) for name, one in sorted(workloads.items())},
     }
-    try:
+    with refuse_unwritable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
 def read_coefficients(path: Path) -> tuple[str, HardwareCoefficients, dict[str, WorkloadCoefficients]]:

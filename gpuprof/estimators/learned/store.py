@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.device import Device
-from gpuprof.errors import InputError, UnavailableError, install_hint
+from gpuprof.errors import InputError, UnavailableError, install_hint, refuse_unwritable
 from gpuprof.estimators.learned.expected_time import EXPECTED_FEATURES
 from gpuprof.estimators.learned.features import FEATURES
 from gpuprof.estimators.learned.fusion_rule import FusionRule
@@ -77,12 +77,10 @@ def save(model: LearnedModel, database: Path, data_hash: str, architectures: tup
         "residuals": {"latency": dict(residuals.latency), "memory": dict(residuals.memory)},
     }
     folder = folder_of(database, model.device.name)
-    try:
+    with refuse_unwritable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _replace(folder / _REGRESSORS, content)
         _replace(folder / _MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    except OSError as error:
-        raise InputError(f"cannot write {folder}: {error.strerror or error}") from None
     return folder
 
 

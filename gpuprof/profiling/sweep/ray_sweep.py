@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
-from gpuprof.kernel_db.schema import TABLES
+from gpuprof.kernel_db.schema import TABLES, ColocationRow, ModelRow, from_arrow
 from gpuprof.kernel_db.segment import write_segment
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.machine.ray_cluster import join
@@ -165,7 +165,9 @@ class RaySweep:
         self._database = database
         self._ray = join(address)
 
-    def run(self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    def run(
+        self, tasks: Sequence[Task], device: str | None, tell: Callable[[str], None]
+    ) -> Iterator[ModelRow | ColocationRow]:
         """Measure and yield the rows of ``models`` and ``colocations`` as they come into the database.
 
         Parameters
@@ -257,7 +259,7 @@ class RaySweep:
     def _seed_tables(self) -> dict[str, bytes]:
         return {name: table_bytes(self._database.read(name)) for name in SEED_TABLES}
 
-    def _keep(self, measured: TaskResult) -> Iterator[dict[str, Any]]:
+    def _keep(self, measured: TaskResult) -> Iterator[ModelRow | ColocationRow]:
         known = set(self._database.read("runs", ["run_id"])["run_id"].to_pylist())
         for run, tables in measured.runs.items():
             if run in known:
@@ -266,7 +268,7 @@ class RaySweep:
             self._database.append_tables(run, rows)
             for name in ("models", "colocations"):
                 if name in rows:
-                    yield from rows[name].to_pylist()
+                    yield from cast("list[ModelRow | ColocationRow]", from_arrow(name, rows[name]))
 
 
 def task_of(model: str, path: Path, batch: int, options: Sequence[str]) -> Task:

@@ -66,9 +66,10 @@ class _Collected:
         self.methods: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, handlers: object) -> None:
-        pass
+        """Take over the methods of a service."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
+        """Take over the methods of a service by their names."""
         self.methods |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
 

@@ -165,6 +165,7 @@ class _Inputs:
         self._position = body.json_bytes
 
     def read_entries(self, entries: object) -> list[InputTensor]:
+        """Return the inputs that the request lists."""
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise bad_request('the request must have a list of "inputs"')
         index = self._spec.input_index

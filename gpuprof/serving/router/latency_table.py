@@ -82,12 +82,14 @@ class _Correction:
         self._seen = now
 
     def at(self, now: float) -> float:
+        """Return the factor at a time: the last mean, faded where nothing was observed since."""
         silent_s = now - self._seen - _SILENCE_S
         if silent_s <= 0.0 or self._ratio == 1.0:
             return self._ratio
         return 1.0 + (self._ratio - 1.0) * math.exp2(-silent_s / _HALF_LIFE_S)
 
     def observe(self, ratio: float, now: float) -> None:
+        """Take in a ratio of measured to predicted time."""
         before = self.at(now)
         self._ratio = min(_LARGEST, max(_SMALLEST, before + _WEIGHT * (ratio - before)))
         self._seen = now

@@ -73,6 +73,7 @@ class ServedModel:
 
     @spec.setter
     def spec(self, spec: ModelSpec) -> None:
+        """Set them once a worker has said them."""
         self._spec = spec
 
     @property

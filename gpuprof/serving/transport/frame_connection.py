@@ -25,10 +25,10 @@ class _NoReceiver:
     """Who is told what nobody wants to hear any more."""
 
     def receive(self, frame: Frame) -> None:
-        pass
+        """Drop the frame."""
 
     def on_close(self) -> None:
-        pass
+        """Do nothing."""
 
 
 class FrameConnection(asyncio.BufferedProtocol):

@@ -151,6 +151,7 @@ class _GreetedConnection(FrameConnection):
         self._unknown = unknown
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ask whoever connects for its greeting."""
         super().connection_made(transport)
         self._unknown.ask(self)
 
@@ -165,17 +166,20 @@ class _UnknownPeer:
         self._patience: asyncio.TimerHandle | None = None
 
     def ask(self, connection: FrameConnection) -> None:
+        """Send the challenge, and wait for its answer for a while."""
         self._connection = connection
         self._patience = asyncio.get_running_loop().call_later(_GREETING_S, connection.abort)
         connection.send(Kind.CHALLENGE, self._challenge)
 
     def receive(self, frame: Frame) -> None:
+        """Admit whoever answers the challenge; end the connection of anybody else."""
         assert self._connection is not None
         self._stop_waiting()
         if frame.kind != Kind.HELLO or not self._rendezvous.admit(self._connection, self._challenge, frame.head):
             self._connection.abort()
 
     def on_close(self) -> None:
+        """Stop waiting for the greeting."""
         self._stop_waiting()
 
     def _stop_waiting(self) -> None:
