@@ -49,3 +49,24 @@ def floats(*shape: int) -> np.ndarray:
 def integers(*values: int) -> np.ndarray:
     """Return a list of int64."""
     return np.array(values, np.int64)
+
+
+def write_text_model(path: Path, width: int = 64, tokens: int = 256) -> Path:
+    """Write a model of token ids ``[batch, seq]``: a table, attention over the sequence, and its mean."""
+    node = helper.make_node
+    return write_model(
+        path,
+        [
+            node("Gather", ["table", "ids"], ["x"]),
+            node("MatMul", ["x", "w"], ["q"]),
+            node("Transpose", ["x"], ["k"], perm=[0, 2, 1]),
+            node("MatMul", ["q", "k"], ["scores"]),
+            node("Softmax", ["scores"], ["parts"], axis=-1),
+            node("MatMul", ["parts", "x"], ["mixed"]),
+            node("ReduceMean", ["mixed"], ["y"], axes=[1], keepdims=0),
+        ],
+        {"ids": ["batch", "seq"]},
+        {"y": ["batch", width]},
+        {"table": floats(tokens, width), "w": floats(width, width)},
+        types={"ids": TensorProto.INT64},
+    )

@@ -128,7 +128,7 @@ def compare(
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
-            options=rules.planning_options(policies.time_limit, policies.seed),
+            options=rules.planning_options(policies.time_limit, policies.seed, dims=demands.dims()),
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )

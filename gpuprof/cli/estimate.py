@@ -20,6 +20,7 @@ def _short(model: object) -> str:
 
 _COLUMNS = (
     Column("model", "model", _short, right=False, role=ColumnRole.SUBJECT),
+    Column("dims", "dims", right=False, role=ColumnRole.KEY),
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("share", "share", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
@@ -59,13 +60,15 @@ def estimate(
         db=knowledge.db,
         precision=knowledge.precision,
         runtime=knowledge.runtime,
+        dims=running.dims(),
     )
     if knowledge.strict:
         result.require_known_ops()
     for note in result.notes:
         say_note(note)
-    shown = [column for column in _COLUMNS if result.beside or column.key != "beside"]
-    print_rows([{**row, "latency_interval": _interval(row)} for row in result.rows()], shown, chosen)
+    rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]
+    told = {"beside": bool(result.beside), "dims": any(row["dims"] for row in rows)}
+    print_rows(rows, [column for column in _COLUMNS if told.get(column.key, True)], chosen)
 
 
 def _interval(row: Mapping[str, object]) -> str | None:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
 _LARGEST_BATCH = 1_000_000
@@ -30,10 +31,23 @@ class ScenarioOptions:
     device_file: DeviceFileOption = None
     share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100"
     processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1
+    dim: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension; repeatable.")
+    ] = None
     beside: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="With this running on the device, too; repeatable."),
     ] = None
+
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """Return the sizes of each free dimension that is named.
+
+        Raises
+        ------
+        InputError
+            When one cannot be read.
+        """
+        return parse_dims(self.dim or ())
 
     def batches(self) -> list[int]:
         """Return the batch sizes.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ class TrafficOptions:
         float | None, typer.Option(help="Seconds that count; 20, or as long as the trace.", min=0.1)
     ] = None
     rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, instead of the map's.")] = None
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="Size of a free dimension in what is sent; repeatable."),
+    ] = None
     rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0
     trace: Annotated[Path | None, typer.Option(help="Instead replay this CSV of time_s,model.")] = None
     arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.")] = "poisson"
@@ -50,6 +55,7 @@ class TrafficOptions:
             warmup_s=self.warmup,
             clients=self.clients,
             seed=self.seed,
+            dims=single_sizes(parse_dims(self.dim or ())),
         )
 
 

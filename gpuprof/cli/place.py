@@ -65,7 +65,7 @@ def place(
             fleet=demands.devices(),
             db=demands.db,
             policy=policy.make_policy(),
-            options=rules.planning_options(policy.time_limit, policy.seed, output.created),
+            options=rules.planning_options(policy.time_limit, policy.seed, output.created, demands.dims()),
             previous=output.previous,
             output=output.map_output(),
             progress=show,

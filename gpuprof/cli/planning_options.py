@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
+from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,6 +27,21 @@ class DemandOptions:
     ] = None
     fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
+
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE", help="Size of a free dimension where the CSV gives none; repeatable."),
+    ] = None
+
+    def dims(self) -> dict[str, int]:
+        """Return the size of each free dimension that is named.
+
+        Raises
+        ------
+        InputError
+            When one cannot be read, or is given several.
+        """
+        return single_sizes(parse_dims(self.dim or ()))
 
     def devices(self) -> Path | str | None:
         """Return the devices as `gpuprof.place` takes them.
@@ -69,7 +86,9 @@ class PlanningRuleOptions:
     device_file: DeviceFileOption = None
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
 
-    def planning_options(self, time_limit_s: float | None, seed: int, created: str | None = None) -> PlanningOptions:
+    def planning_options(
+        self, time_limit_s: float | None, seed: int, created: str | None = None, dims: Mapping[str, int] | None = None
+    ) -> PlanningOptions:
         """Return them, with how policies are to search and when the map is made, as the pipeline takes them."""
         from gpuprof.pipeline.planning_options import PlanningOptions
 
@@ -88,4 +107,5 @@ class PlanningRuleOptions:
             runtime=self.runtime,
             device_file=self.device_file,
             strict=self.strict,
+            dims=dims or {},
         )

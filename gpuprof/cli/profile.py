@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("dims", "dims", right=False, role=ColumnRole.KEY),
     Column("batch", "batch", role=ColumnRole.KEY),
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
@@ -119,7 +120,7 @@ def _measure(
     from gpuprof.pipeline.profile import profile as measure
     from gpuprof.pipeline.profile import profile_for_igniter
 
-    batches, settings = workloads.batches(), means.settings(workloads.copies())
+    batches, settings = workloads.batches(), means.settings(workloads.copies(), workloads.dims())
     with show_progress() as show:
         if igniter:
             result = profile_for_igniter(
@@ -136,7 +137,9 @@ def _measure(
                 settings=settings,
                 progress=show,
             )
-    print_rows(result.rows(), _COLUMNS, chosen)
+    rows = result.rows()
+    has_dims = any(row["dims"] for row in rows)
+    print_rows(rows, [column for column in _COLUMNS if has_dims or column.key != "dims"], chosen)
     _say_notes(result.notes)
     result.require_trusted()
 
@@ -156,7 +159,7 @@ def _measure_ops(
             shares=workloads.shares(),
             device=means.device,
             db=db,
-            settings=means.settings(),
+            settings=means.settings(dims=workloads.dims()),
             progress=show,
         )
     print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)
@@ -222,6 +225,7 @@ def _ingest(
         device=means.device,
         device_file=means.device_file,
         db=db,
+        dims=workloads.dims(),
     )
     _say_notes(result.notes)
     print_rows(result.rows(), _REPORT_COLUMNS, chosen)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ class WorkloadOptions:
         typer.Option(help="Shares: 50 (percent), 1core, 3g.40gb. On a CPU, by default, 1, 2, 4, … and all cores."),
     ] = None
     processes: Annotated[str, typer.Option(help="Copies that run at once in the share, separated by commas.")] = "1"
+    dim: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension to measure at; repeatable."),
+    ] = None
     beside: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
@@ -40,6 +46,16 @@ class WorkloadOptions:
         from gpuprof.profiling.sweep.planning import parse_batches
 
         return parse_batches(self.batch)
+
+    def dims(self) -> dict[str, tuple[int, ...]]:
+        """Return the sizes of each free dimension that is named.
+
+        Raises
+        ------
+        InputError
+            When one cannot be read.
+        """
+        return parse_dims(self.dim or ())
 
     def shares(self) -> list[str] | None:
         """Return the shares as they were written; None: those of the device."""
@@ -83,12 +99,20 @@ class MeasurementOptions:
         bool, typer.Option("--keep-unstable", help="Leave rows that are there and unstable as they are.")
     ] = False
 
-    def settings(self, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
-        """Return the settings of a measurement with so many processes."""
+    def settings(
+        self, processes: tuple[int, ...] = (1,), dims: Mapping[str, Sequence[int]] | None = None
+    ) -> ProfileSettings:
+        """Return the settings of a measurement with so many processes, at these sizes of free dimensions."""
         from gpuprof.pipeline.profile_result import ProfileSettings
 
         return ProfileSettings(
-            self.collector, processes, self.time_limit, self.profiler_limit, self.force, self.keep_unstable
+            self.collector,
+            processes,
+            self.time_limit,
+            self.profiler_limit,
+            self.force,
+            self.keep_unstable,
+            dims or {},
         )
 
 
@@ -143,5 +167,6 @@ class ClusterOptions:
         }
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         words += [f"--beside={text}" for text in workloads.beside or ()]
+        words += [f"--dim={text}" for text in workloads.dim or ()]
         words += ["--keep-unstable"] * means.keep_unstable
         return [*words, *["--force"] * means.force, *["--igniter"] * instead.igniter]

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
-_OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas")
+_OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas", "dims")
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
@@ -45,6 +46,9 @@ class Demand:
         The model that the service runs: a name in the kernel database, or the path of an ONNX file.
     file : str or None
         Path of the model's ONNX file, where its name in the kernel database is given.
+    dims : str or None
+        Sizes of the model's free dimensions in what is sent, ``"seq=128"``, or how often which, as
+        ``"seq=64:0.7|256:0.3"``; None: as measured, or usual.
     """
 
     model: str
@@ -55,6 +59,11 @@ class Demand:
     max_replicas: int | None = None
     source_model: str | None = None
     file: str | None = None
+    dims: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dims is not None:
+            parse_mix(self.dims)
 
 
 def read_demands(path: Path) -> tuple[Demand, ...]:
@@ -123,6 +132,13 @@ def _check_header(header: list[str], where: str, line: int) -> list[str]:
     return header
 
 
+def _dims(text: str, where: str, line: int) -> str:
+    try:
+        return str(parse_mix(text))
+    except InputError as error:
+        raise InputError(f"{where}:{line}: {error.message}", error.fix) from None
+
+
 def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
     def number(name: str, low: float, high: float = math.inf, *, closed: bool = False) -> float:
         text = fields[name]
@@ -163,4 +179,5 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
         max_replicas=whole("max_replicas", 1) if "max_replicas" in given else None,
         source_model=fields["model"] if "service" in given else None,
         file=fields["file"] if "file" in given else None,
+        dims=_dims(fields["dims"], where, line) if "dims" in given else None,
     )

@@ -19,12 +19,14 @@ from pydantic import (
     Field,
     SerializerFunctionWrapHandler,
     ValidationError,
+    field_validator,
     model_serializer,
     model_validator,
 )
 
 from gpuprof.domain.planned_with import PlannedWith, planned_with_of_inputs
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import parse_mix
 from gpuprof.errors import InputError, refuse_unwritable
 
 SCHEMA = "gpuprof.deployment/1"
@@ -151,6 +153,7 @@ class DeployedModel(_Part):
     """A model of the map, by the name that clients ask for, and what was asked for it.
 
     ``source_model`` is its name in the kernel database, where it is another: several services may run one model.
+    ``dims`` are the sizes of its free dimensions in what is sent, or their distribution, as in slo.csv.
     """
 
     path: str | None = None
@@ -159,7 +162,21 @@ class DeployedModel(_Part):
     rate_rps: Positive
     slo_ms: Positive
     percentile: Annotated[float, Field(gt=0, lt=100)] = 99.0
+    dims: str | None = None
     predicted: ModelPrediction | None = None
+
+    @field_validator("dims")
+    @classmethod
+    def _readable_dims(cls, dims: str | None) -> str | None:
+        try:
+            return None if dims is None else str(parse_mix(dims))
+        except InputError as error:
+            raise ValueError(str(error)) from None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``dims`` away where nothing is free or said."""
+        return _without_empty(write(self), "dims")
 
 
 class Merge(_Part):

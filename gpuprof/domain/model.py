@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from gpuprof.domain.sizes import Sizes, sized_name
+
 _DTYPE_BYTES = {
     "float64": 8.0, "int64": 8.0, "uint64": 8.0, "complex64": 8.0, "complex128": 16.0,
     "float32": 4.0, "int32": 4.0, "uint32": 4.0,
@@ -105,7 +107,7 @@ class Op:
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """A model at one batch size.
+    """A model at one batch size and one size of each other dimension.
 
     Attributes
     ----------
@@ -120,6 +122,12 @@ class ModelGraph:
     opset : int
     path, sha256 : str
         The file it was read from and the hash of its content (external data included).
+    sizes : tuple of (str, int)
+        Of the free dimensions of its inputs beside the batch, sorted.
+    assumed : tuple of str
+        Those of them that nobody gave a size, and that were taken at a usual one.
+    guessed : tuple of str
+        Those of which no size is usual: what is said of the model at this one may be far from what it is used at.
     """
 
     name: str
@@ -131,6 +139,14 @@ class ModelGraph:
     opset: int
     path: str
     sha256: str
+    sizes: Sizes = ()
+    assumed: tuple[str, ...] = ()
+    guessed: tuple[str, ...] = ()
+
+    @property
+    def sized_name(self) -> str:
+        """The name with the sizes behind it: ``"bert[seq=64]"``."""
+        return sized_name(self.name, self.sizes)
 
     @cached_property
     def flops(self) -> int:

@@ -15,6 +15,7 @@ from gpuprof.domain.failure import TriedRuns
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.execution import Execution
@@ -24,6 +25,7 @@ from gpuprof.estimators.measured.calibration import Calibration
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
+from gpuprof.estimators.measured.sized import blend_measured, choose_sizes, group_by_model, unmeasured_at
 from gpuprof.estimators.measured.surface import Reading, Surface
 from gpuprof.estimators.roofline.op_work import WorkByBatch
 from gpuprof.estimators.roofline.roofline import dispatch_ms, roofline_ms, source_of, unknown_ms
@@ -72,6 +74,7 @@ class DatabaseEstimator:
         self.verdicts = BatchVerdicts(None if db is None else db.path)
         self._copies = None if db is None else db.path / COPIES
         self._graphs = dict(graphs or {})
+        self._sized = group_by_model(self._measured)
         contents = {name: known.sha256 for name, known in self._measured.items()}
         variants = {
             (name, device): ranked[0]
@@ -99,6 +102,10 @@ class DatabaseEstimator:
         """Names of the models in the database, sorted."""
         return tuple(sorted(self._measured))
 
+    def has_measured(self, model: str) -> bool:
+        """Return whether the database holds a model of this name, at whatever sizes."""
+        return split_name(model)[0] in self._sized
+
     def count_superseded(self, model: str) -> int:
         """Return how many other files were measured before under the name of ``model``; they do not count."""
         return self._find_model(model).superseded
@@ -107,9 +114,56 @@ class DatabaseEstimator:
         """Return how ``model`` was executed when it was measured on ``device``; figures are of the first alone."""
         return self._find_model(model).variants.get(device, ())
 
+    def list_dims(self, model: str) -> tuple[str, ...]:
+        """Return the names of the free dimensions of ``model`` beside its batch: its file's, else those measured.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown.
+        """
+        from gpuprof.graph.load import read_free
+
+        name, _ = split_name(model)
+        said = self._sized.get(name, {})
+        path = self._graphs.get(name) or (Path(name) if not said and _is_path(name) else None)
+        if path is None and not said:
+            raise unknown_name("model", name, [*self._sized, *self._graphs])
+        recorded = path or Path(next((one.path or "" for one in said.values()), ""))
+        if recorded.is_file():
+            return tuple(one.name for one in read_free(recorded))
+        return tuple(dict.fromkeys(dim for sizes in said for dim, _ in sizes))
+
+    def sizes_of(self, model: str) -> Sizes:
+        """Return the sizes of the free dimensions of ``model`` that its figures are of; none where nobody knows.
+
+        Raises
+        ------
+        InputError
+            When the model is unknown, or nothing says which sizes are meant.
+        """
+        return self._find_model(model).sizes
+
+    def describe_sizes(self, model: str) -> str | None:
+        """Return a remark on sizes that ``model`` does not give, with the way to give them; None: there is none.
+
+        Raises
+        ------
+        InputError
+            As `sizes_of`.
+        """
+        name, given = split_name(model)
+        known = self._find_model(model)
+        taken = [(dim, size) for dim, size in known.sizes if dim not in dict(given)]
+        if not taken:
+            return None
+        how = "as it was measured" if known.points else "assumed"
+        return f"{name}: {describe_sizes(taken)} {how}; another size: --dim {taken[0][0]}=SIZE"
+
     def devices_of(self, model: str) -> tuple[str, ...]:
         """Return the names of the devices that ``model`` was measured on, sorted."""
-        return tuple(sorted(self._find_model(model).points))
+        known = self._find_model(model)
+        return tuple(sorted({device for one in (known, *known.others) for device in one.points}))
 
     def unknown_ops(self, model: str) -> tuple[str, ...]:
         """Return the op types of ``model`` of which nothing is known; none where its file is not there."""
@@ -153,7 +207,7 @@ class DatabaseEstimator:
         """Return the batch sizes measured under the nearest share, else the powers of two that fit in memory."""
         if self.verdicts.mixed_output(self._find_model(model).sha256) is not None:
             return (1,)
-        points = self._find_model(model).points.get(device.name, [])
+        points = self._points(model, device)
         if points:
             exact = {point.batch for point in points if point.share == share}
             return tuple(sorted(exact or {point.batch for point in points}))
@@ -164,7 +218,7 @@ class DatabaseEstimator:
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the measured shares, or else whole cores or tenths and MIG instances; the whole always."""
-        measured = {point.share for point in self._find_model(model).points.get(device.name, [])}
+        measured = {point.share for point in self._points(model, device)}
         if len(measured) < 2:
             steps = (
                 [100.0 * cores / device.compute_units for cores in range(1, device.compute_units + 1)]
@@ -177,7 +231,7 @@ class DatabaseEstimator:
 
     def _estimate(self, identity: _Identity, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
         device, known = identity.device, self._find_model(workload.model)
-        failed = known.failures.get(device.name)
+        failed = known.failed_on(device.name)
         if failed and not known.has_run(device.name, workload):
             require_no_failure(device, workload, failed)
         latency, cv = self._alone(identity, workload)
@@ -209,7 +263,59 @@ class DatabaseEstimator:
 
     def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""
-        device, known = identity.device, self._find_model(workload.model)
+        known = self._find_model(workload.model)
+        if not known.points.get(identity.device.name) and known.others:
+            found = self._latency_over_sizes(identity, known, workload)
+            if found is not None:
+                return found
+        return self._latency_at_sizes(identity, known, workload)
+
+    def _latency_over_sizes(
+        self, identity: _Identity, known: MeasuredModel, workload: Workload
+    ) -> tuple[Figure, float] | None:
+        """Return the latency at sizes that were not measured: on the line between those that were, else carried over.
+
+        None where no size was measured on the device, or neither is possible.
+        """
+        device = identity.device
+        parts = blend_measured(known, device.name)
+        if parts:
+            each = [(*self._latency_at_sizes(identity, one, workload), weight) for one, weight in parts]
+            figure = _blend_figures([(latency, weight) for latency, _, weight in each])
+            reading = Reading(figure.value, INTERPOLATED, 0.5)
+            return _widen_by(figure, self._calibration(device).interval(reading, 0.0)), max(cv for _, cv, _ in each)
+        return self._carry_over_sizes(identity, known, workload)
+
+    def _carry_over_sizes(
+        self, identity: _Identity, known: MeasuredModel, workload: Workload
+    ) -> tuple[Figure, float] | None:
+        """Return the latency scaled from the nearest sizes by what both take by the op costs."""
+        device, share = identity.device, workload.share
+        measured = [one for one in known.others if one.points.get(device.name)]
+        if not measured:
+            return None
+        shape = self._shape(known, device)
+        if shape is None:
+            said = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
+            raise InputError(
+                f"{known.model} was measured on {device.name} at {said}, which says nothing of "
+                f"{describe_sizes(known.sizes)} without its ONNX file",
+                f"gpuprof profile MODEL --dim {describe_sizes(known.sizes[:1])}, or give the file instead of the name",
+            )
+        own = shape(workload.batch, share)
+        factors = []
+        for one in measured:
+            if (other := self._shape(one, device)) is not None:
+                factors.append((own / other(workload.batch, share), one))
+        factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
+        latency, cv = self._latency_at_sizes(identity, nearest, workload)
+        reading = Reading(latency.value * factor, EXTRAPOLATED, abs(math.log2(factor)))
+        error = self._calibration(device).interval(reading, 0.0)
+        return _widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
+
+    def _latency_at_sizes(self, identity: _Identity, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
+        """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
+        device = identity.device
         surface = self._surface(known, device, workload.processes)
         share = workload.share
         if surface is None and workload.processes > 1:
@@ -306,7 +412,14 @@ class DatabaseEstimator:
         return min(100.0, 100.0 * moved / (device.dram_bytes_per_s * alone_ms / 1e3))
 
     def _memory(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
-        """Return the peak memory: measured, a line in the batch between, else weights and activations alive at once."""
+        """Return the peak memory: measured, a line in the batch or the sizes between, else weights and activations."""
+        if not known.points.get(device.name):
+            parts = blend_measured(known, device.name)
+            each = [(self._memory(one, device, workload), weight) for one, weight in parts]
+            if each and all(figure is not None for figure, _ in each):
+                return _blend_figures([(figure, weight) for figure, weight in each if figure is not None])
+            if (beyond := self._memory_beyond(known, device, workload)) is not None:
+                return beyond
         points = known.points.get(device.name, [])
         same = {p.batch: p.figures["memory_peak_bytes"] for p in points if "memory_peak_bytes" in p.figures}
         same |= {
@@ -325,6 +438,20 @@ class DatabaseEstimator:
             return learned.memory_figure(self._graph(known, workload.batch))
         at = work.at(workload.batch)
         return Figure(at.weight_bytes + at.activation_bytes, source_of(device))
+
+    def _memory_beyond(self, known: MeasuredModel, device: Device, workload: Workload) -> Figure | None:
+        """Return what the nearest measured sizes take, and what the activations are more or less; None: unknown."""
+        work = self._work(known)
+        if work is None:
+            return None
+        own = work.at(workload.batch).activation_bytes
+        found = []
+        for one in known.others:
+            figure = self._memory(one, device, workload) if one.points.get(device.name) else None
+            if figure is not None and (other := self._work(one)) is not None:
+                more = own - other.at(workload.batch).activation_bytes
+                found.append((abs(more), Figure(max(figure.value + more, work.at(1).weight_bytes), EXTRAPOLATED)))
+        return min(found, key=lambda pair: pair[0])[1] if found else None
 
     def _only_batch(self, model: str) -> int | None:
         from gpuprof.graph.load import only_batch
@@ -382,31 +509,49 @@ class DatabaseEstimator:
     def _graph(self, known: MeasuredModel, batch: int) -> ModelGraph:
         from gpuprof.graph.load import load_graph
 
-        return load_graph(Path(known.path or ""), batch)
+        return load_graph(Path(known.path or ""), batch, dims=dict(known.sizes))
 
     def _find_model(self, model: str) -> MeasuredModel:
         """Return what is known of a model by its name in the database, a name given with a file, or a path."""
         if model not in self._files:
-            path = self._graphs.get(model)
-            if path is not None or (model not in self._measured and _is_path(model)):
-                self._files[model] = self._of_file(model, path or Path(model))
-            elif model in self._measured:
-                self._files[model] = self._measured[model]
+            name, sizes = split_name(model)
+            path = self._graphs.get(name)
+            if path is not None or (name not in self._sized and _is_path(name)):
+                self._files[model] = self._of_file(name, sizes, path or Path(name))
+            elif name in self._sized:
+                self._files[model] = choose_sizes(name, self._sized[name], sizes)
             else:
-                raise unknown_name("model", model, [*self._measured, *self._graphs])
+                raise unknown_name("model", name, [*self._sized, *self._graphs])
         return self._files[model]
 
-    def _of_file(self, model: str, path: Path) -> MeasuredModel:
+    def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
-        from gpuprof.graph.load import load_graph, only_batch
+        from gpuprof.graph.load import load_graph, only_batch, require_sizes
         from gpuprof.runtime.free_batch import freed_copy
 
         path = (self._copies and freed_copy(path, self._copies)) or path
-        graph = load_graph(path, only_batch(path) or 1)
-        found = next((known for known in self._measured.values() if known.sha256 == graph.sha256), MeasuredModel(model))
-        return replace(
-            found, name=model, path=str(path), sha256=graph.sha256, weight_bytes=graph.weight_bytes, superseded=0
-        )
+        graph = load_graph(path, only_batch(path) or 1, dims=dict(sizes))
+        file = MeasuredModel(name, str(path), graph.sha256, graph.weight_bytes)
+        same = {one.sizes: _as_file(one, file) for one in self._measured.values() if one.sha256 == graph.sha256}
+        return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
+
+    def _points(self, model: str, device: Device) -> list[Point]:
+        """Return what was measured of a model on a device; at other sizes where nothing was at these."""
+        known = self._find_model(model)
+        own = known.points.get(device.name)
+        return own or [point for one in known.others for point in one.points.get(device.name, ())]
+
+
+def _as_file(known: MeasuredModel, file: MeasuredModel) -> MeasuredModel:
+    """Return what was measured of a content under the name and at the place of the file that is given."""
+    return replace(
+        known,
+        name=sized_name(file.name, known.sizes),
+        path=file.path,
+        sha256=file.sha256,
+        weight_bytes=file.weight_bytes,
+        superseded=0,
+    )
 
 
 class _Identity:
@@ -436,7 +581,7 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
     if not path.is_file():
         return None
     try:
-        work = WorkByBatch(lambda batch: load_graph(path, batch), only_batch(path))
+        work = WorkByBatch(lambda batch: load_graph(path, batch, dims=dict(known.sizes)), only_batch(path))
     except InputError:
         return None
     return work if known.sha256 in (None, work.graph.sha256) else None
@@ -445,6 +590,23 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
 def _figure(value: float, source: str, error: float | None) -> Figure:
     """Return the figure with the interval of a relative error: as far below by division as above."""
     return Figure(value, source) if error is None else Figure(value, source, value / (1 + error), value * (1 + error))
+
+
+def _blend_figures(parts: Sequence[tuple[Figure, float]]) -> Figure:
+    """Return the mean of figures by their weights: interpolated where each is measured or interpolated itself."""
+    known = {figure.source for figure, _ in parts}
+    source = INTERPOLATED if known <= {MEASURED, INTERPOLATED} else EXTRAPOLATED
+    value = math.fsum(weight * figure.value for figure, weight in parts)
+    if all(figure.low is None for figure, _ in parts):
+        return Figure(value, source)
+    low = math.fsum(weight * (figure.value if figure.low is None else figure.low) for figure, weight in parts)
+    return Figure(value, source, low, math.fsum(weight * figure.upper() for figure, weight in parts))
+
+
+def _widen_by(figure: Figure, error: float) -> Figure:
+    """Return the figure with its interval wider by a relative error at both ends."""
+    low = figure.value if figure.low is None else figure.low
+    return replace(figure, low=low / (1.0 + error), high=figure.upper() * (1.0 + error))
 
 
 def _widen_interval(figure: Figure, more: float) -> Figure:
@@ -456,7 +618,11 @@ def _widen_interval(figure: Figure, more: float) -> Figure:
 
 
 def _other(known: MeasuredModel, device: Device, workload: Workload, column: str) -> Figure | None:
-    """Return another measured quantity of the same share and processes, over the batch."""
+    """Return another measured quantity of the same share and processes, over the batch and the sizes."""
+    if not known.points.get(device.name):
+        each = [(_other(one, device, workload, column), weight) for one, weight in blend_measured(known, device.name)]
+        found_all = [(figure, weight) for figure, weight in each if figure is not None]
+        return _blend_figures(found_all) if found_all and len(found_all) == len(each) else None
     points = {
         p.batch: p.figures[column]
         for p in known.points.get(device.name, [])
@@ -485,7 +651,7 @@ def _estimate_bandwidth(
 
 def _after_pause(known: MeasuredModel, device: Device, workload: Workload, cv: float) -> tuple[float, float]:
     """Return factor and variation of the measured batch that is nearest, under the same share where there is one."""
-    points = known.points.get(device.name, [])
+    points = known.points.get(device.name) or [p for one in known.others for p in one.points.get(device.name, ())]
     near = [point for point in points if point.share == workload.share] or points
     if not near:
         return 1.0, cv

@@ -1,14 +1,22 @@
-"""Estimates for services: several of them may run one model, each with its own rate, SLO and priority."""
+"""Estimates for services: several of them may run one model, each with its own rate, SLO, priority and sizes.
+
+The requests of a service may have several sizes. Those of different sizes never share a batch (the router keeps them
+apart), so ``b`` of them fall into a batch for each size that is among them. What they take is taken to be the sum of
+those, one after another: no less than what the router achieves when many wait, when it fills a batch with one size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.failure import TriedRuns
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import name_parts
 
 
 class ServiceEstimator:
@@ -18,7 +26,8 @@ class ServiceEstimator:
     ----------
     models : Estimator
     sources : mapping of str to str
-        Service → name of its model; what is not named is a model itself.
+        Service → name of its model, with sizes or their distribution behind it (`gpuprof.domain.sizes.mixed_name`);
+        what is not named is a model itself.
     """
 
     def __init__(self, models: Estimator, sources: Mapping[str, str]) -> None:
@@ -35,20 +44,101 @@ class ServiceEstimator:
         InputError
             For a model, batch or share of which nothing can be said.
         """
-        others = sorted(replace(one, model=self._source(one.model)) for one in beside)
-        found = self._models.estimate(self._source(model), device, batch, share, others, processes)
+        others = sorted(replace(one, model=_largest_part(self._source(one.model))) for one in beside)
+        parts = name_parts(self._source(model))
+        if len(parts) == 1:
+            found = self._models.estimate(parts[0][0], device, batch, share, others, processes)
+        else:
+
+            def at(name: str, rows: int) -> Estimate:
+                return self._models.estimate(name, device, rows, share, others, processes)
+
+            found = _mix_estimates(parts, at, Workload(model, batch, share, processes))
         return replace(found, workload=replace(found.workload, model=model))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""
-        return self._models.batches(self._source(model), device, share)
+        parts = name_parts(self._source(model))
+        return tuple(sorted({batch for name, _ in parts for batch in self._models.batches(name, device, share)}))
 
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares worth considering for a service."""
-        return self._models.shares(self._source(model), device)
+        (first, _), *rest = name_parts(self._source(model))
+        known = self._models.shares(first, device)
+        others = [set(self._models.shares(name, device)) for name, _ in rest]
+        return tuple(share for share in known if all(share in other for other in others)) or known
 
     def _source(self, service: str) -> str:
         return self._sources.get(service, service)
+
+
+def _largest_part(name: str) -> str:
+    """Return of a distribution of sizes the one that most requests have: whoever runs beside it runs beside that."""
+    return max(name_parts(name), key=lambda part: part[1])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _SizeTerm:
+    """What one size adds to a batch's worth of requests: how probable it is among them, and what its batch takes."""
+
+    present: float
+    latency: Figure
+    cv: float
+    estimates: tuple[Estimate, ...]
+
+
+def _size_term(part: float, batch: int, at: Callable[[int], Estimate]) -> _SizeTerm:
+    """Return the term of the size that a ``part`` of ``batch`` requests has.
+
+    It is among them with probability ``1 - (1 - part)^batch``, and then ``batch part`` over that of them are, on
+    average; the time between two whole batches is taken to be on the line between theirs.
+    """
+    present = 1.0 - (1.0 - part) ** batch
+    rows = min(float(batch), max(1.0, batch * part / present))
+    below = math.floor(rows)
+    estimates = [at(below)] + ([at(below + 1)] if rows > below else [])
+    weights = [1.0 - (rows - below), rows - below]
+    ends = list(zip(estimates, weights, strict=False))
+    latency = Figure(
+        sum(weight * one.latency_ms.value for one, weight in ends),
+        estimates[0].latency_ms.source,
+        sum(w * (one.latency_ms.value if one.latency_ms.low is None else one.latency_ms.low) for one, w in ends),
+        sum(weight * one.latency_ms.upper() for one, weight in ends),
+    )
+    return _SizeTerm(present, latency, max(one.latency_cv for one in estimates), tuple(estimates))
+
+
+def _mix_estimates(
+    parts: Sequence[tuple[str, float]], at: Callable[[str, int], Estimate], workload: Workload
+) -> Estimate:
+    """Return what a batch's worth of requests of several sizes takes, from what each size takes at a batch.
+
+    Numbers of different sizes are taken for independent, which makes the spread a little larger than it is; that of
+    single requests is exact. Memory is that of the largest size.
+    """
+    terms = [_size_term(part, workload.batch, partial(at, name)) for name, part in parts]
+    value = math.fsum(term.present * term.latency.value for term in terms)
+    second = math.fsum(term.present * term.latency.value**2 * (1.0 + term.cv**2) for term in terms)
+    own = [(term.present * term.latency.value) ** 2 for term in terms]
+    variance = second - (value**2 if workload.batch == 1 else math.fsum(own))
+    estimates = [one for term in terms for one in term.estimates]
+    has_interval = any(one.latency_ms.low is not None for one in estimates)
+    low = math.fsum(term.present * (term.latency.low or 0.0) for term in terms)
+    high = math.fsum(term.present * term.latency.upper() for term in terms)
+    return replace(
+        max(estimates, key=lambda one: one.latency_ms.value),
+        workload=workload,
+        latency_ms=Figure(
+            value,
+            " and ".join(dict.fromkeys(one.latency_ms.source for one in estimates)),
+            low if has_interval else None,
+            high if has_interval else None,
+        ),
+        latency_cv=math.sqrt(max(0.0, variance)) / value,
+        pause_factor=max(one.pause_factor for one in estimates),
+        pause_cv=None,
+        memory_bytes=max((one.memory_bytes for one in estimates if one.memory_bytes), key=Figure.upper, default=None),
+    )
 
 
 def name_services(estimator: Estimator, sources: Mapping[str, str]) -> Estimator:
@@ -60,13 +150,18 @@ def name_services(estimator: Estimator, sources: Mapping[str, str]) -> Estimator
 def name_tried_services(tried: TriedRuns, sources: Mapping[str, str]) -> TriedRuns:
     """Return what was tried of the models as what is known of the services that run them."""
     services: dict[str, list[str]] = {}
+    mixed: dict[str, list[str]] = {}
     for service, model in sources.items():
-        services.setdefault(model, []).append(service)
+        parts = name_parts(model)
+        for name, _ in parts:
+            (services if len(parts) == 1 else mixed).setdefault(name, []).append(service)
 
-    def rename_workload(workload: Workload) -> list[Workload]:
-        return [replace(workload, model=one) for one in services.get(workload.model, [workload.model])]
+    def rename_workload(workload: Workload, extra: Mapping[str, Sequence[str]]) -> list[Workload]:
+        names = [*services.get(workload.model, ()), *extra.get(workload.model, ())] or [workload.model]
+        return [replace(workload, model=one) for one in names]
 
+    # A service of several sizes fails where one of them does; that one of them ran says nothing of the others.
     return TriedRuns(
-        tuple(replace(one, workload=own) for one in tried.failed for own in rename_workload(one.workload)),
-        frozenset((device, own) for device, workload in tried.measured for own in rename_workload(workload)),
+        tuple(replace(one, workload=own) for one in tried.failed for own in rename_workload(one.workload, mixed)),
+        frozenset((device, own) for device, workload in tried.measured for own in rename_workload(workload, {})),
     )

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 _BATCH = re.compile(r"(^|[^a-z])(batch|bs|n)([^a-z]|$)|batch", re.IGNORECASE)
 _NOT_BATCH = re.compile(r"seq|len|time|height|width|past|token|channel", re.IGNORECASE)
+_LENGTH = re.compile(r"seq|len|token", re.IGNORECASE)
+_MOST_COLOURS = 4
 #: A dimension: its size, its name, or None where it is free and has no name.
 Dim = int | str | None
 
@@ -20,7 +22,9 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
     """Return for each input with a free batch dimension the position of that dimension.
 
     A dimension named like a batch is one wherever it stands; else the first one, if it is free and not named like
-    a sequence or a side. Inputs without either, and models with a fixed batch, are absent.
+    a sequence or a side. Where another input names its batch, the first one counts if images or sequences follow it, as
+    ``[images, 3, 224, 224]`` beside ``[batch, sequence]``. Inputs without either, and models with a fixed batch, are
+    absent.
     """
     named = {
         name: axis
@@ -28,9 +32,18 @@ def batch_axes(inputs: Mapping[str, tuple[Dim, ...]]) -> dict[str, int]:
         for axis, dim in reversed(list(enumerate(dims)))
         if isinstance(dim, str) and dim.isidentifier() and is_batch(dim)
     }
+    others = bool(named)
     for name, dims in inputs.items():
         first = dims[0] if dims else 0
-        unnamed = first is None or (isinstance(first, str) and not named and not _NOT_BATCH.search(first))
-        if name not in named and unnamed:
+        open_first = isinstance(first, str) and not _NOT_BATCH.search(first)
+        if name not in named and (first is None or (open_first and (not others or _holds_items(dims)))):
             named[name] = 0
     return named
+
+
+def _holds_items(dims: tuple[Dim, ...]) -> bool:
+    """Tell whether images or sequences follow the first dimension."""
+    if len(dims) == 4:
+        colours = (dims[1], dims[-1])
+        return any(isinstance(size, int) and size <= _MOST_COLOURS for size in colours) or "chann" in str(dims[1])
+    return len(dims) == 2 and isinstance(dims[1], str) and _LENGTH.search(dims[1]) is not None

@@ -1,4 +1,8 @@
-"""Gives every free dimension of a model's inputs a number: the batch, then sequence lengths, image sizes and so on."""
+"""Gives every free dimension of a model's inputs a size: the batch, then sequence lengths, image sizes and so on.
+
+What nobody gave is taken at a usual size, so that a model can be read and tried at all; `list_free` says of which
+dimensions that may stand in a figure, if it is said, and of which it would be a wild guess.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import ast
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
-from onnx import ValueInfoProto
+from onnx import TensorShapeProto, ValueInfoProto
 
 from gpuprof.domain.model import Tensor
 from gpuprof.errors import InputError
@@ -18,9 +23,75 @@ from gpuprof.graph.file import MOST_ELEMENTS, dtype_name
 DEFAULT_DIM, DEFAULT_SIDE, DEFAULT_CHANNELS = 128, 224, 3
 #: What sequences become in a model that takes none of the default length, such as CLIP's text of at most 77 tokens.
 SHORTER_DIMS = (64, 32)
+#: What dimensions of unknown meaning become in a model that takes none of the default size: a second of sound.
+LONGER_DIM = 16_000
 
+_SIDE_OF_SOUND = re.compile(r"frame|time|mel|sample|audio", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeDim:
+    """A dimension that a model leaves open, beside its batch.
+
+    Attributes
+    ----------
+    name : str
+        By which it is given a size: its own, or ``"input:axis"``.
+    source : str
+        The first input that has it.
+    axis : int
+        Where.
+    is_usual : bool
+        Whether models with such a dimension have a usual size: tokens of a text, sides and colours of a picture.
+    """
+
+    name: str
+    source: str
+    axis: int
+    is_usual: bool
+
+
+def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
+    """Return the free dimensions of a model's inputs that somebody must give a size: no batch, no sum of others."""
+    infos = list(infos)
+    declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
+    kinds = {info.name: dtype_name(info.type.tensor_type.elem_type) for info in infos if info.name in declared}
+    axes = batch_axes(declared)
+    batch = {declared[name][axis] for name, axis in axes.items()}
+    found: dict[str, FreeDim] = {}
+    for name, dims in declared.items():
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, int) or axes.get(name) == axis or (dim is not None and dim in batch):
+                continue
+            key = f"{name}:{axis}" if dim is None else dim
+            usual = _is_usual(dim, axis, dims, kinds[name])
+            if key not in found or (usual and not found[key].is_usual):
+                found[key] = FreeDim(key, name, axis, usual)
+    names = set(found) | {dim for dim in batch if isinstance(dim, str)}
+    return tuple(one for one in found.values() if not _is_derived(one.name, names))
+
+
+def _is_usual(dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
+    is_float = dtype.startswith(("float", "bfloat", "double"))
+    if len(shape) >= 4:
+        if dim is not None and _TOKENS.search(dim):
+            return True
+        looks_like_sound = any(isinstance(one, str) and _SIDE_OF_SOUND.search(one) for one in shape)
+        return not looks_like_sound and _default(dim, axis, shape) != DEFAULT_DIM
+    if not is_float:
+        return len(shape) == 2 or (dim is not None and _TOKENS.search(dim) is not None)
+    # Numbers in two dimensions are sound or a table, whatever its exporter calls the second.
+    return len(shape) > 2 and dim is not None and _TOKENS.search(dim) is not None
+
+
+def _is_derived(name: str, names: set[str]) -> bool:
+    """Tell whether a dimension follows from others: ``past + sequence``, or the total of both."""
+    if _TOTAL.search(name) and not _PAST.search(name) and any(_PAST.search(other) for other in names if other != name):
+        return True
+    known = {other: 2 for other in names if other.isidentifier()}
+    return not name.isidentifier() and ":" not in name and _evaluate(name, known) is not None
 
 
 def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
@@ -32,9 +103,13 @@ def declared_dims(info: ValueInfoProto) -> tuple[Dim, ...] | None:
     if not kind.HasField("shape"):
         return None
     return tuple(
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
-        for dim in kind.shape.dim
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else _name_of(dim) for dim in kind.shape.dim
     )
+
+
+def _name_of(dim: TensorShapeProto.Dimension) -> str | None:
+    """Return the name of a dimension; of a damaged file it may be bytes that are no text."""
+    return dim.dim_param if isinstance(dim.dim_param, str) and dim.dim_param else None
 
 
 def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:

@@ -106,5 +106,5 @@ def _largest(weights: tuple[Tensor, ...], graph: ModelGraph) -> int | None:
 
     if not weights or not Path(graph.path).is_file():
         return None
-    value = load_nodes(Path(graph.path), graph.batch)[1].get(weights[0].name)
+    value = load_nodes(Path(graph.path), graph.batch, dict(graph.sizes))[1].get(weights[0].name)
     return max(0, int(value.max())) if value is not None and value.size and value.dtype.kind in "iu" else None

@@ -7,13 +7,24 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import is_batch
-from gpuprof.graph.dims import SHORTER_DIMS, bind_inputs, bound_dims, declared_dims, fixed_batch, sequence_dims
+from gpuprof.graph.dims import (
+    LONGER_DIM,
+    SHORTER_DIMS,
+    FreeDim,
+    bind_inputs,
+    bound_dims,
+    declared_dims,
+    fixed_batch,
+    list_free,
+    sequence_dims,
+)
 from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
 from gpuprof.graph.nodes import list_captured, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
@@ -42,7 +53,7 @@ def load_graph(
     dims : mapping of str to int, optional
         Sizes of other free dimensions by their names, or by ``"input:axis"`` where they have none. By default
         a side of an image is 224, its colours are 3, and anything else (a sequence's length) is 128, or the half
-        or a quarter of that where the model takes no longer ones.
+        or a quarter of that where the model takes no longer ones; the graph's ``assumed`` names them.
 
     Raises
     ------
@@ -53,6 +64,32 @@ def load_graph(
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
     return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
+
+
+def require_sizes(graph: ModelGraph) -> ModelGraph:
+    """Return the graph of a model of which no dimension was guessed wildly.
+
+    Raises
+    ------
+    InputError
+        When nobody gave a dimension a size that has no usual one, such as the samples of a sound.
+    """
+    if not graph.guessed:
+        return graph
+    said = " and ".join(graph.guessed)
+    raise InputError(
+        f"{graph.name}: nothing says how large {said} {'is' if len(graph.guessed) == 1 else 'are'} in its requests",
+        " ".join(f"--dim {name}=SIZE" for name in graph.guessed),
+    )
+
+
+def assumed_sizes(graph: ModelGraph) -> str | None:
+    """Return a remark on the sizes that were assumed, with the way to give others; None where none was."""
+    sizes = dict(graph.sizes)
+    if not graph.assumed:
+        return None
+    taken = ", ".join(f"{name}={sizes[name]}" for name in graph.assumed)
+    return f"{graph.name}: {taken} assumed; another size: --dim {graph.assumed[0]}=SIZE"
 
 
 def only_batch(path: Path) -> int | None:
@@ -67,7 +104,20 @@ def only_batch(path: Path) -> int | None:
     return fixed_batch(info for info in file.model.graph.input if info.name not in file.weights)
 
 
-def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
+def read_free(path: Path) -> tuple[FreeDim, ...]:
+    """Return the free dimensions of the model in ``path`` beside its batch.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    return list_free(_free_inputs(read_onnx(Path(path))))
+
+
+def load_nodes(
+    path: Path, batch: int = 1, dims: Mapping[str, int] | None = None
+) -> tuple[tuple[NodeProto, ...], dict[str, Array]]:
     """Return the nodes behind the ops of `load_graph`, in their order, and the small values known before it runs.
 
     Raises
@@ -76,7 +126,7 @@ def load_nodes(path: Path, batch: int = 1) -> tuple[tuple[NodeProto, ...], dict[
         As `load_graph`.
     """
     file = read_onnx(Path(path))
-    _, _, shapes, nodes = _walk(file, batch, {})
+    _, _, shapes, nodes = _walk(file, batch, dict(dims or {}))
     return tuple(nodes), shapes.values
 
 
@@ -84,22 +134,30 @@ _Walked = tuple[dict[str, Tensor], dict[str, int], Shapes, list[NodeProto]]
 
 
 def _walk(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
-    """Walk the graph, with shorter sequences where those that nobody gave a length are too long for it."""
+    """Walk the graph; where it does not take the usual sizes of what nobody gave, at shorter or longer ones."""
     try:
         return _walk_at(file, batch, dims)
     except InputError:
-        free = [info for info in file.model.graph.input if info.name not in file.weights]
+        free = _free_inputs(file)
         lengths = set(sequence_dims(free)) - set(dims)
         for shorter in SHORTER_DIMS if lengths else ():
             with suppress(InputError):
                 return _walk_at(file, batch, dims | dict.fromkeys(lengths, shorter))
+        unknown = {one.name for one in list_free(free) if not one.is_usual} - set(dims)
+        if unknown:
+            with suppress(InputError):
+                return _walk_at(file, batch, dims | dict.fromkeys(unknown, LONGER_DIM))
         raise
+
+
+def _free_inputs(file: OnnxFile) -> list[ValueInfoProto]:
+    return [info for info in file.model.graph.input if info.name not in file.weights]
 
 
 def _walk_at(file: OnnxFile, batch: int, dims: dict[str, int]) -> _Walked:
     """Bind the inputs, whose free dimensions get numbers, and find every shape; return the nodes that are ops, too."""
     graph, model = file.model.graph, file.path.name
-    free = [info for info in graph.input if info.name not in file.weights]
+    free = _free_inputs(file)
     inputs, names = bind_inputs(free, batch, dims, model)
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in file.model.opset_import}
     shapes = Shapes(inputs | file.weights, file.weights, _list_declared(graph, names), opsets, used_names(graph), model)
@@ -122,8 +180,8 @@ def _explain_error(
     taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
     return InputError(
         error.message,
-        f"it was read with {taken}; another size is fixed by: python -m onnxruntime.tools.make_dynamic_shape_fixed "
-        f"--dim_param {next(iter(sizes))} --dim_value SIZE MODEL FILE",
+        f"it was read with {taken}; give the sizes of what is sent to it: "
+        + " ".join(f"--dim {dim}=SIZE" for dim in sizes),
     )
 
 
@@ -143,7 +201,20 @@ def _load(path: Path, sha256: str, batch: int, name: str, dims: tuple[tuple[str,
         opset=opsets.get("", 1),
         path=str(path),
         sha256=sha256,
+        **_say_sizes(file, inputs, dims),
     )
+
+
+def _say_sizes(file: OnnxFile, inputs: Mapping[str, Tensor], given: tuple[tuple[str, int], ...]) -> dict[str, Any]:
+    """Return at which sizes a graph was read, and which of them nobody gave."""
+    free = list_free(_free_inputs(file))
+    known = dict(given)
+    sizes = known | {one.name: inputs[one.source].shape[one.axis] for one in free}
+    return {
+        "sizes": tuple(sorted(sizes.items())),
+        "assumed": tuple(one.name for one in free if one.name not in known),
+        "guessed": tuple(one.name for one in free if one.name not in known and not one.is_usual),
+    }
 
 
 def _list_declared(graph: GraphProto, names: Mapping[str, int]) -> dict[str, Tensor]:

@@ -2,9 +2,11 @@
 
 Every row hangs on a run by ``run_id``. Units are in the names of columns. None (null) means not measured, zero
 means measured as zero. A batch has ``batch`` requests; a share is ``sm_share_pct`` percent of the device, or of
-its MIG instance ``mig_profile``. Figures of models, ops, kernels and co-locations are of one runtime (``runtime``:
-``"onnxruntime"``, ``"pytorch"``), one way to execute (``execution``: ``"fused"``, ``"eager"``) and the arithmetic of
-most FLOPs (``precision``: ``"float32"``, ``"tf32"``, …); null: not known.
+its MIG instance ``mig_profile``. ``dims`` says at which sizes of its free dimensions beside the batch a model ran, as
+``"height=224,width=224"``; null: it has none, or they were not recorded. Figures of models, ops, kernels and
+co-locations are of one runtime (``runtime``: ``"onnxruntime"``, ``"pytorch"``), one way to execute (``execution``:
+``"fused"``, ``"eager"``) and the arithmetic of most FLOPs (``precision``: ``"float32"``, ``"tf32"``, …); null: not
+known.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: Version of the tables below, kept in every file; `gpuprof.kernel_db.migration` brings older files up to it.
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 VERSION_KEY = b"gpuprof.kernel_db"
 #: Stands for the model in rows of ops that were measured by themselves, for all models that have them.
 PER_OP = "(per op)"
@@ -45,7 +47,7 @@ class RunRow:
     runtime, runtime_version, provider, precision : str
         ``"onnxruntime"``, its version, execution provider, type of the arithmetic (``"float32"``).
     model, model_sha256, model_path : str
-    batch, sm_share_pct, mig_profile, processes
+    batch, dims, sm_share_pct, mig_profile, processes
         The workload.
     beside : str or None
         What ran beside it, as `gpuprof.kernel_db.schema.workload_label` writes it, joined by ``" + "``.
@@ -87,6 +89,7 @@ class RunRow:
     source: str | None = None
     source_sha256: str | None = None
     notes: str | None = None
+    dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +246,7 @@ class ModelRow:
     execution: str | None = None
     precision: str | None = None
     error: str | None = None
+    dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +299,7 @@ class OpRow:
     execution: str | None = None
     precision: str | None = None
     note: str | None = None
+    dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,6 +415,7 @@ class ColocationRow:
     execution: str | None = None
     precision: str | None = None
     error: str | None = None
+    dims: str | None = None
 
 
 Row = RunRow | DeviceRow | ModelRow | OpRow | KernelRow | ColocationRow
@@ -465,6 +471,11 @@ def from_arrow(table: str, content: pa.Table) -> list[Row]:
     row_type = TABLES[table]
     known = [name for name in content.column_names if name in {field.name for field in fields(row_type)}]
     return [row_type(**row) for row in content.select(known).to_pylist()]
+
+
+def model_at_dims(model: str, dims: str | None) -> str:
+    """Return the name by which a model at the sizes of a row goes: ``"bert[seq=64]"``, alone where there are none."""
+    return f"{model}[{dims}]" if dims else model
 
 
 def workload_label(model: str, batch: int, sm_share_pct: float, mig_profile: str | None, processes: int) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share, parse_share
+from gpuprof.domain.sizes import combine_sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import (
@@ -26,6 +27,7 @@ from gpuprof.pipeline.result import NoteList, Result
 
 if TYPE_CHECKING:
     from gpuprof.domain.device import Device
+    from gpuprof.estimators.database import DatabaseEstimator
 
 
 _LARGEST_BATCH = 1_000_000
@@ -80,6 +82,7 @@ def estimate(
     db: PathArgument | None = None,
     precision: str | None = None,
     runtime: str | None = None,
+    dims: Mapping[str, Sequence[int]] | None = None,
 ) -> EstimateResult:
     """Predict latency, throughput and memory: measured where measured, interpolated between, else from what was
     learned on other GPUs, for a CPU from a roofline.
@@ -110,6 +113,9 @@ def estimate(
         ``"fp8"`` or ``"int8"``; by default what the model's types give in ONNX Runtime's CUDA provider.
     runtime : str, optional
         ``"fused"`` (default) as ONNX Runtime, or ``"eager"``: each node its kernels, as PyTorch.
+    dims : mapping of str to sequence of int, optional
+        Sizes of free dimensions beside the batch, in every combination; those left out as they were measured, or as is
+        usual, which a note says. A model may also be named with them: ``"bert[seq=64]"``.
 
     Raises
     ------
@@ -148,8 +154,10 @@ def estimate(
             )
         )
         names = [str(model) for model in models] or list(getattr(source, "models", []))
+        names, remarks = _size_models(names, source, dims or {})
         if not names:
             raise InputError(f"the kernel database {database_path(db)} holds no models", "gpuprof profile MODEL.onnx")
+        notes.add(*remarks)
         notes.add(*describe_superseded(source, names), *describe_variants(source, names, [target.name]))
         others = _resolve_neighbours(beside, target, part)
         found = []
@@ -163,8 +171,39 @@ def estimate(
 
 
 def short_name(model: object) -> str:
-    """Return a model's name, of a file its stem."""
-    return Path(str(model)).stem if str(model).endswith(".onnx") else str(model)
+    """Return a model's name without sizes, of a file its stem."""
+    name, _ = split_name(str(model))
+    return Path(name).stem if name.endswith(".onnx") else name
+
+
+def _size_models(
+    names: Sequence[str], source: Estimator, dims: Mapping[str, Sequence[int]]
+) -> tuple[list[str], list[str]]:
+    """Return the models at every combination of their sizes, and remarks on the sizes that nobody gave.
+
+    Raises
+    ------
+    InputError
+        When no model has a dimension that is given, or the estimator knows no sizes.
+    """
+    sweep = combine_sizes(dims)
+    if not hasattr(source, "list_dims"):
+        return [sized_name(name, sizes) for name in names for sizes in sweep], []
+    known: DatabaseEstimator = source  # type: ignore[assignment]
+    free = {name: known.list_dims(name) for name in names} if dims else {}
+    for dim in dims:
+        if not any(dim in own for own in free.values()):
+            listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
+            raise InputError(f"no model has a free dimension {dim!r}", f"they have: {listed}")
+    sized: list[str] = []
+    for name in names:
+        model, given = split_name(name)
+        for sizes in dict.fromkeys(tuple(one for one in sizes if one[0] in free[name]) for sizes in sweep if sizes):
+            sized.append(sized_name(model, {**dict(given), **dict(sizes)}.items()))
+        if not dims:
+            sized.append(name)
+    remarks = [remark for name in sized if (remark := known.describe_sizes(name))]
+    return [sized_name(split_name(name)[0], known.sizes_of(name)) for name in sized], remarks
 
 
 def _check_batches(batches: Sequence[int]) -> Sequence[int]:
@@ -206,7 +245,8 @@ def _parse_neighbour(given: str | Workload, device: Device) -> tuple[str, int, S
 def _row(one: Estimate) -> dict[str, object]:
     workload, throughput = one.workload, one.throughput_rps
     return {
-        "model": workload.model,
+        "model": split_name(workload.model)[0],
+        "dims": describe_sizes(split_name(workload.model)[1]) or None,
         "device": one.device,
         "share": str(workload.share),
         "batch": workload.batch,

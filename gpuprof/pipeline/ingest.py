@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import combine_sizes, describe_sizes
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ModelRow
 from gpuprof.kernel_db.store import KernelDb
@@ -44,6 +45,7 @@ def ingest_reports(
     device: str | None = None,
     device_file: PathArgument | None = None,
     db: PathArgument | None = None,
+    dims: Mapping[str, Sequence[int]] | None = None,
 ) -> IngestResult:
     """Append what ``reports`` hold of one model at one batch size, a run for each GPU that its kernels ran on.
 
@@ -62,6 +64,8 @@ def ingest_reports(
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
     db : path, optional
+    dims : mapping of str to sequence of int, optional
+        Sizes of free dimensions in the recording, one each.
 
     Raises
     ------
@@ -74,6 +78,11 @@ def ingest_reports(
             f"a report is of one model at one batch size but got {len(models)} and {len(batches)}",
             "say which was recorded: --batch 8",
         )
+    recorded, *more = combine_sizes(dims or {})
+    if more:
+        raise InputError(
+            "a report is of one size of each dimension", f"say which: --dim {describe_sizes(recorded[:1])}"
+        )
     notes: list[str] = []
     rows: list[ModelRow] = []
     named = resolve_device(device, None, read_own_devices(device_file), notes.append) if device else None
@@ -81,7 +90,7 @@ def ingest_reports(
     for recording in read_reports(files):
         target = named or device_of_recording(recording)
         part = planning.parse_shares(share, target)[0] if share else Share()
-        job = replayed_job(models[0] if models else None, batches[0], part, files)
+        job = replayed_job(models[0] if models else None, batches[0], part, files, recorded)
         collected = ingest(KernelDb.create(database_path(db)), ReplayCollector(files, recording), job, target)
         notes += collected.notes
         rows += collected.models

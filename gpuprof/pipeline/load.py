@@ -16,6 +16,7 @@ from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Re
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, run_load
 from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
 from gpuprof.serving.load.report import beside_prediction, report_row
+from gpuprof.serving.load.target import describe_assumed
 
 #: Where a server listens unless told otherwise.
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -114,6 +115,9 @@ def load(
     found = None if deployment is None else resolve_map(deployment)
     streams, settings = traffic.make_streams(found, Path.cwd() if deployment is None else map_folder(deployment))
     target = access.reach(server)
+    for stream in streams:
+        if remark := describe_assumed(target, stream.model, stream.path, stream.dims):
+            notes.add(remark)
     predictions = None if found is None else predict_load(found, streams, settings, note=notes.add)
     notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
     taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()

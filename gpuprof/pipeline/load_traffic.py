@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,8 @@ class LoadTraffic:
         What counts; None: 20 s, or as long as the trace.
     rates_rps : mapping of str to float
         Requests per second of models, instead of the map's.
+    dims : mapping of str to int
+        Sizes of free dimensions in what is sent, instead of the map's; without a model's file by ``"input:axis"``.
     rate_scale : float
         Times the rates.
     trace : path or None
@@ -56,6 +58,7 @@ class LoadTraffic:
     warmup_s: float = 2.0
     clients: int | None = None
     seed: int = 0
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
@@ -72,13 +75,13 @@ class LoadTraffic:
             raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
         if self.trace is None:
             streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
-            return streams, self._make_settings(self.duration_s)
+            return size_streams(streams, self.dims), self._make_settings(self.duration_s)
         if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
         recorded = read_trace(Path(self.trace))
         whole_s = recorded.duration_s + _AFTER_THE_LAST_S
         streams = make_trace_streams(deployment, folder, recorded)
-        return streams, self._make_settings(min(self.duration_s or whole_s, whole_s))
+        return size_streams(streams, self.dims), self._make_settings(min(self.duration_s or whole_s, whole_s))
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
         from gpuprof.serving.load.load import LoadSettings
@@ -119,6 +122,30 @@ class ServerAccess:
         return server
 
 
+def size_streams(streams: Sequence[RequestStream], dims: Mapping[str, int]) -> list[RequestStream]:
+    """Return the streams with ``dims`` in the place of their own sizes; each takes those of its model's dimensions.
+
+    Raises
+    ------
+    InputError
+        When no model is known to have a dimension that is given.
+    """
+    from gpuprof.domain.sizes import describe_sizes
+    from gpuprof.graph.load import read_free
+
+    if not dims:
+        return list(streams)
+    free = [None if one.path is None else {dim.name for dim in read_free(Path(one.path))} for one in streams]
+    if lost := [dim for dim in dims if not any(own is None or dim in own for own in free)]:
+        listed = ", ".join(sorted({dim for own in free for dim in own or ()})) or "none"
+        raise InputError(f"no model has a free dimension {lost[0]!r}", f"they have: {listed}")
+    sized = []
+    for stream, own in zip(streams, free, strict=True):
+        sizes = [(dim, size) for dim, size in dims.items() if own is None or dim in own]
+        sized.append(replace(stream, dims=describe_sizes(sizes)) if sizes else stream)
+    return sized
+
+
 def make_rate_streams(
     deployment: DeploymentMap | None, folder: Path, rates_rps: Mapping[str, float], scale: float
 ) -> list[RequestStream]:
@@ -143,7 +170,13 @@ def make_rate_streams(
         raise unknown_name("model", unknown[0], list(deployment.models))
     placed = {model for _, _, _, replica in deployment.places() for model in replica.rates()}
     return [
-        RequestStream(name, scale * rates_rps.get(name, asked.rate_rps), asked.slo_ms, _find_file(asked.path, folder))
+        RequestStream(
+            name,
+            scale * rates_rps.get(name, asked.rate_rps),
+            asked.slo_ms,
+            _find_file(asked.path, folder),
+            dims=asked.dims,
+        )
         for name, asked in deployment.models.items()
         if name in placed
     ]

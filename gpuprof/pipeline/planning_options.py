@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ class PlanningOptions:
         Refuse models with ops that nothing is known of, where they were not measured.
     device_file : path or None
         TOML file with GPUs that the catalogue lacks.
+    dims : mapping of str to int
+        Sizes of free dimensions in what is sent, for demands that do not say their own.
     """
 
     estimator: str = "database"
@@ -63,6 +66,7 @@ class PlanningOptions:
     runtime: str | None = None
     strict: bool = False
     device_file: PathArgument | None = None
+    dims: Mapping[str, int] = field(default_factory=dict)
 
     def execution(self) -> Execution:
         """Return how models run of which nothing was measured.

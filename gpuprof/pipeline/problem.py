@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
+from gpuprof.domain.sizes import SizeMix, Sizes, mixed_name, name_parts, parse_mix, sized_name
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
 from gpuprof.pipeline.planned_arrivals import make_queueing
@@ -68,31 +69,34 @@ def build_problem(
     asked = resolve_demands(demands)
     given = _graph_files(asked)
     named = tuple(name_demand(demand) for demand in asked)
-    sources = {demand.model: demand.source_model or demand.model for demand in named}
-    database = open_database(db, needed=not given.keys() >= set(sources.values()))
+    models = {demand.model: demand.source_model or demand.model for demand in named}
+    database = open_database(db, needed=not given.keys() >= set(models.values()))
     graphs = {name: _find_any_batch(path, database) for name, path in given.items()}
     devices = find_fleet(fleet, database, planning, note)
     execution = planning.execution()
     known = make_database_estimator(database, graphs, note, execution)
+    named = size_demands(named, known, planning.dims, note)
+    sources = source_names(named)
     estimator = known if planning.estimator == DEFAULT else make_named_estimator(planning.estimator, database, graphs)
     estimator = name_services(estimator, sources)
-    models = list(dict.fromkeys(sources.values()))
+    used = list(dict.fromkeys(sources.values()))
+    names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_host_work(database, devices, named))
     if planning.overhead_ms is None:
-        options = replace(options, overhead_ms=_overhead_ms(database, devices, models))
+        options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
     for demand in named:
         for entry in devices.entries:
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if planning.estimator == DEFAULT:
-        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in models))
-        _judge_unknown_ops(known, models, devices, planning.strict, note)
+        require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
+        _judge_unknown_ops(known, names, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
-    for remark in (*describe_superseded(known, models), *describe_variants(known, models, targets)):
+    for remark in (*describe_superseded(known, names), *describe_variants(known, names, targets)):
         note(remark)
     files = _find_files(database, graphs)
     if options.max_batch > 1:
-        _note_mixing_models(known.verdicts, files, models, note)
-    files |= {service: files[model] for service, model in sources.items() if model in files}
+        _note_mixing_models(known.verdicts, files, list(dict.fromkeys(models.values())), note)
+    files |= {service: files[model] for service, model in models.items() if model in files}
     return Problem(
         demands=named,
         fleet=devices,
@@ -101,8 +105,57 @@ def build_problem(
         options=options,
         files=files,
         planned_with=_record_settings(demands, database, devices, options, planning),
-        tried=name_tried_services(collect_tried_runs(known, models), sources),
+        tried=name_tried_services(collect_tried_runs(known, names), sources),
     )
+
+
+def source_names(demands: Iterable[Demand]) -> dict[str, str]:
+    """Return by the services' names those of their models, with the sizes of what is sent behind them."""
+    return {
+        demand.model: mixed_name(
+            demand.source_model or demand.model, None if demand.dims is None else parse_mix(demand.dims)
+        )
+        for demand in demands
+    }
+
+
+def size_demands(
+    demands: Sequence[Demand], known: DatabaseEstimator, dims: Mapping[str, int], note: NoteCallback = ignore_note
+) -> tuple[Demand, ...]:
+    """Return the demands with the sizes that they are planned at; those that nobody gave are noted.
+
+    Parameters
+    ----------
+    demands : sequence of Demand
+    known : DatabaseEstimator
+    dims : mapping of str to int
+        Sizes of dimensions that demands do not give themselves.
+    note : callable, optional
+
+    Raises
+    ------
+    InputError
+        When a model has no such dimension, or nobody says how large one is of which no size is usual.
+    """
+    free = {demand.model: known.list_dims(demand.source_model or demand.model) for demand in demands}
+    for name in dims:
+        if not any(name in own for own in free.values()):
+            listed = ", ".join(sorted({one for own in free.values() for one in own})) or "none"
+            raise InputError(f"no model has a free dimension {name!r}", f"they have: {listed}")
+    sized = []
+    for demand in demands:
+        model = demand.source_model or demand.model
+        parts: tuple[tuple[Sizes, float], ...] = (((), 1.0),) if demand.dims is None else parse_mix(demand.dims).parts
+        more = tuple((name, size) for name, size in dims.items() if name in free[demand.model])
+        whole = []
+        for sizes, part in parts:
+            asked = sized_name(model, {**dict(more), **dict(sizes)}.items())
+            whole.append((known.sizes_of(asked), part))
+            if demand.dims is None and (remark := known.describe_sizes(asked)):
+                note(remark)
+        said = str(SizeMix(tuple(whole))) if any(sizes for sizes, _ in whole) else None
+        sized.append(replace(demand, dims=said))
+    return tuple(sized)
 
 
 def collect_tried_runs(estimator: DatabaseEstimator, models: Iterable[str]) -> TriedRuns:
@@ -169,7 +222,7 @@ def _host_work(database: KernelDb | None, fleet: Fleet, demands: Sequence[Demand
     entry = fleet.entries[0]
     rates_rps: dict[str, float] = {}
     for demand in demands:
-        model = demand.source_model or demand.model
+        model = source_names([demand])[demand.model]
         rates_rps[model] = rates_rps.get(model, 0.0) + demand.rate_rps
     return serving_work(database, entry.device, rates_rps, alone=entry.count == 1)
 
@@ -238,7 +291,7 @@ class _RecordedFile:
 
 
 def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str, ModelFile]:
-    from gpuprof.graph.load import load_graph
+    from gpuprof.graph.file import read_onnx
     from gpuprof.kernel_db.records import read_records
     from gpuprof.placement.problem import ModelFile
 
@@ -248,7 +301,7 @@ def _find_files(database: KernelDb | None, graphs: dict[str, Path]) -> dict[str,
         if row.model_path:
             files[row.model] = ModelFile(row.model_path, row.model_sha256)
     for name, path in graphs.items():
-        files[name] = ModelFile(str(path), load_graph(path).sha256)
+        files[name] = ModelFile(str(path), read_onnx(path).sha256)
     return files
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share, parse_share
+from gpuprof.domain.sizes import combine_sizes
 from gpuprof.errors import InputError
 from gpuprof.kernel_db.schema import ColocationRow, ModelRow
 from gpuprof.kernel_db.store import COPIES, KernelDb
@@ -90,7 +91,8 @@ def profile(
         sizes = _check_batches(batches)
         parts = _resolve_shares(shares, target.device)
         neighbours = [planning.parse_neighbour(text, target.device) for text in beside]
-        named = _free_models(models, sizes, path)
+        named = _free_models(models, sizes, path, settings)
+        notes.add(*_describe_sizes(named))
         cells = planning.plan_cells(named, sizes, parts, _check_batches(settings.processes), neighbours)
         return _measure(target, cells, path, settings, progress)
 
@@ -112,7 +114,8 @@ def profile_for_igniter(
     with NoteList() as notes:
         target = _choose_target(device, settings, notes)
         path = database_path(db)
-        named = _free_models(models, _check_batches(batches), path)
+        named = _free_models(models, _check_batches(batches), path, settings)
+        notes.add(*_describe_sizes(named))
         return _measure(target, [cell for model in named for cell in igniter_cells(model)], path, settings, progress)
 
 
@@ -135,7 +138,8 @@ def profile_ops(
         target = _choose_target(device, settings, notes)
         path = database_path(db)
         sizes = _check_batches(batches)
-        named = _free_models(models, sizes, path)
+        named = _free_models(models, sizes, path, settings)
+        notes.add(*_describe_sizes(named))
         plans = [
             PerOp(KernelDb.create(path), target.device, target.collector, part, settings.force)
             for part in _resolve_shares(shares, target.device)
@@ -231,11 +235,22 @@ def _resolve_shares(shares: Sequence[Share | str] | None, device: Device) -> tup
     return tuple(sorted({parse_share(one, units) if isinstance(one, str) else one for one in shares}))
 
 
-def _free_models(models: Sequence[PathArgument], batches: Sequence[int], db: Path) -> list[NamedModel]:
+def _free_models(
+    models: Sequence[PathArgument], batches: Sequence[int], db: Path, settings: ProfileSettings
+) -> list[NamedModel]:
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models([str(model) for model in models])
-    return [planning.free_batch_model(model, batches, db / COPIES) for model in parsed]
+    sized = planning.size_models(parsed, combine_sizes(settings.dims))
+    return [planning.free_batch_model(model, batches, db / COPIES) for model in sized]
+
+
+def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
+    """Return remarks on the sizes that nobody gave."""
+    from gpuprof.graph.load import assumed_sizes, only_batch
+
+    graphs = (model.read(only_batch(model.path) or 1) for model in models)
+    return [remark for graph in graphs if (remark := assumed_sizes(graph))]
 
 
 def _measure(

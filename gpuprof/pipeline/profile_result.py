@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from gpuprof.domain.share import Share
@@ -23,6 +23,9 @@ class ProfileSettings:
         What measures; ``"auto"``: the first that works here.
     processes : tuple of int
         Copies that run at once in a share.
+    dims : mapping of str to sequence of int
+        Sizes of free dimensions beside the batch, measured in every combination; those left out are taken at usual
+        ones, which a note says.
     time_limit_s : float
         For the timing of one row at most.
     profiler_limit_s : float
@@ -39,6 +42,7 @@ class ProfileSettings:
     profiler_limit_s: float = 900.0
     force: bool = False
     keep_unstable: bool = False
+    dims: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def limits(self) -> TimingLimits:
         """Return when a measurement ends."""

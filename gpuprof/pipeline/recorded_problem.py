@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.sizes import mixed_name, name_parts, parse_mix
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpuprof.domain.demand import Demand
     from gpuprof.domain.deployment import DeploymentMap
@@ -77,12 +78,12 @@ def restore_problem(
     sources = source_models(deployment)
     return Problem(
         demands=tuple(
-            Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model)
+            Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
             for name, m in deployment.models.items()
         ),
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
         estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database), sources),
-        tried=name_tried_services(collect_tried_runs(known, dict.fromkeys(sources.values())), sources),
+        tried=name_tried_services(collect_tried_runs(known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals),
         options=Options(
             confidence=settings.confidence,
@@ -104,21 +105,28 @@ def _recorded_execution(settings: PlannedWith, other: OtherTimes) -> Execution:
 def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> bool:
     """Return whether the map's times were predicted from files alone, which are all there and the same."""
     from gpuprof.estimators.builtin import DEFAULT
-    from gpuprof.graph.load import load_graph
+    from gpuprof.graph.file import read_onnx
 
     settings = deployment.planned_with
     if settings.estimator != DEFAULT or settings.database_sha256 is not None or deployment.merges:
         return False
-    for name, source in source_models(deployment).items():
-        path, sha256 = graphs.get(source), deployment.models[name].sha256
-        if path is None or not path.is_file() or (sha256 and load_graph(path).sha256 != sha256):
+    for name, model in deployment.models.items():
+        path, sha256 = graphs.get(model.source_model or name), model.sha256
+        if path is None or not path.is_file() or (sha256 and read_onnx(path).sha256 != sha256):
             return False
     return True
 
 
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
-    """Return by the models' names in a map what each is called in the kernel database."""
-    return {name: model.source_model or name for name, model in deployment.models.items()}
+    """Return by the models' names in a map what each is called in the kernel database, with its sizes."""
+    return {
+        name: mixed_name(model.source_model or name, None if model.dims is None else parse_mix(model.dims))
+        for name, model in deployment.models.items()
+    }
+
+
+def _list_parts(sources: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(name for source in sources for name, _ in name_parts(source)))
 
 
 def restore_policy(deployment: DeploymentMap) -> Policy:
@@ -168,16 +176,16 @@ def collect_map_evidence(
         except InputError:
             continue  # the check names it
     sources = source_models(deployment)
-    graphs = {sources[name]: Path(model.path) for name, model in deployment.models.items() if model.path}
+    graphs = {model.source_model or name: Path(model.path) for name, model in deployment.models.items() if model.path}
     asked: Estimator | None = None
     tried = NOTHING_TRIED
     name = other.estimator or settings.estimator
     if database is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
-        known = {name: path for name, path in graphs.items() if name not in measured.models and path.is_file()}
+        known = {name: path for name, path in graphs.items() if not measured.has_measured(name) and path.is_file()}
         measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
-        tried = name_tried_services(collect_tried_runs(measured, dict.fromkeys(sources.values())), sources)
+        tried = name_tried_services(collect_tried_runs(measured, _list_parts(sources.values())), sources)
         asked = name_services(asked, sources)
         asked = MergedEstimator(asked, merged_works(deployment, base)) if deployment.merges else asked
     return Evidence(

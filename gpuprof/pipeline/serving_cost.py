@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.sizes import name_parts, split_name
 from gpuprof.errors import UnavailableError, install_hint
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import DeviceRow, RunRow
+from gpuprof.kernel_db.schema import DeviceRow, RunRow, model_at_dims
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ class _RequestInputs:
     model: str
     batch: int
     input_bytes: int | None
+    dims: str | None
 
 
 def measure_serving(database: KernelDb, device: Device, note: NoteCallback = ignore_note) -> None:
@@ -112,12 +114,16 @@ def serving_work(database: KernelDb | None, device: Device, rates_rps: Mapping[s
 
 def _mib(database: KernelDb, device: str, models: Iterable[str]) -> dict[str, float]:
     """Return the MiB of tensors that a request of each model brings, where that is known."""
-    wanted = set(models)
     sizes: dict[str, float] = {}
     for row in read_records(database, _RequestInputs, {"device": device}, table="models"):
-        if row.model in wanted and row.input_bytes:
-            sizes[row.model] = max(sizes.get(row.model, 0.0), row.input_bytes / row.batch / (1 << 20))
-    return sizes
+        for name in {row.model, model_at_dims(row.model, row.dims)} if row.input_bytes else ():
+            sizes[name] = max(sizes.get(name, 0.0), (row.input_bytes or 0) / row.batch / (1 << 20))
+    found = {}
+    for model in models:
+        parts = [(sizes.get(name, sizes.get(split_name(name)[0])), part) for name, part in name_parts(model)]
+        if all(size is not None for size, _ in parts):
+            found[model] = math.fsum(part * (size or 0.0) for size, part in parts)
+    return found
 
 
 def _last_measured(database: KernelDb, device: str) -> DeviceRow | None:

@@ -112,6 +112,7 @@ def _models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:
             path=file.path,
             sha256=file.sha256,
             source_model=demand.source_model,
+            dims=demand.dims,
             rate_rps=demand.rate_rps,
             slo_ms=demand.slo.latency_ms,
             percentile=demand.slo.percentile,

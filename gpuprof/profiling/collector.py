@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import UnavailableError
 from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.plugins import load_plugin
@@ -50,6 +51,21 @@ class Collected:
     devices: tuple[DeviceRow, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+
+def say_dims(collected: Collected, jobs: Sequence[Job]) -> Collected:
+    """Return the rows with the sizes of the free dimensions that they were measured at.
+
+    ``jobs`` are what was measured and what ran beside it, in the order of the rows of ``colocations``.
+    """
+    own, *others = (describe_sizes(job.graph.sizes) or None for job in jobs)
+    beside = zip(collected.colocations, (own, *others), strict=False)
+    return replace(
+        collected,
+        models=tuple(replace(row, dims=own) for row in collected.models),
+        ops=tuple(replace(row, dims=own) for row in collected.ops),
+        colocations=tuple(replace(row, dims=dims) for row, dims in beside),
+    )
 
 
 def say_variants(collected: Collected, jobs: Sequence[Job], device: Device) -> Collected:

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-from gpuprof.domain.estimate import Workload
+import pytest
+
+from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import split_name
 from gpuprof.estimators.services import ServiceEstimator, name_services, name_tried_services
 from gpuprof.placement.contract import demand as contract_demand
 from gpuprof.placement.contract import problem
@@ -52,3 +55,58 @@ def test_what_failed_of_a_model_failed_of_each_of_its_services() -> None:
     named = name_tried_services(tried, {"fast": "m", "slow": "m", "other": "other"})
     assert [one.workload.model for one in named.failed] == ["fast", "slow"]
     assert named.measured == tried.measured
+
+
+def test_requests_of_two_sizes_take_what_each_takes_by_how_many_have_it() -> None:
+    inner = SizedEstimator({64: 1.0, 256: 4.0})
+    services = ServiceEstimator(inner, {"s": "m[seq=64:0.75|seq=256:0.25]"})
+    one = services.estimate("s", DEVICE, 1, SHARE)
+    assert one.workload.model == "s"
+    assert one.latency_ms.value == pytest.approx(0.75 * 1.0 + 0.25 * 4.0)
+    variance = 0.75 * 1.0 + 0.25 * 16.0 - 1.75**2
+    assert one.latency_cv == pytest.approx(variance**0.5 / 1.75)
+    assert one.memory_bytes is not None and one.memory_bytes.value == 256
+
+
+def test_a_batch_of_two_sizes_is_a_batch_of_each() -> None:
+    inner = SizedEstimator({64: 1.0, 256: 4.0}, per_row=0.5)
+    services = ServiceEstimator(inner, {"s": "m[seq=64:0.5|seq=256:0.5]"})
+    found = services.estimate("s", DEVICE, 8, SHARE).latency_ms
+    chance = 1.0 - 0.5**8
+    # Each size is there with this chance; its fixed time once, and half the rows of each, whatever the chance.
+    assert found.value == pytest.approx(chance * (0.5 + 3.5) + 0.5 * 8)
+    assert found.low is not None and found.low < found.value < found.upper()
+    assert {name for name, _ in inner.asked} == {"m[seq=64]", "m[seq=256]"}
+
+
+def test_what_failed_of_one_size_failed_of_a_service_that_sends_it() -> None:
+    failed, ran = Workload("m[seq=256]", 32, SHARE, 1), Workload("m[seq=64]", 32, SHARE, 1)
+    tried = TriedRuns((FailedRun("d", failed, "out of memory"),), frozenset({("d", ran)}))
+    named = name_tried_services(tried, {"s": "m[seq=64:0.5|seq=256:0.5]", "short": "m[seq=64]"})
+    assert [one.workload.model for one in named.failed] == ["s"]
+    assert [workload.model for _, workload in named.measured] == ["short"]
+
+
+class SizedEstimator:
+    """Knows what each size of a model takes: a fixed time, and more for each row after the first."""
+
+    def __init__(self, fixed_ms: dict[int, float], per_row: float = 0.0) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self._fixed, self._per_row = fixed_ms, per_row
+
+    def estimate(self, model, device, batch, share, beside=(), processes=1):  # type: ignore[no-untyped-def]
+        self.asked.append((model, batch))
+        seq = dict(split_name(model)[1])["seq"]
+        value = self._fixed[seq] + self._per_row * (batch - 1)
+        return Estimate(
+            Workload(model, batch, share, processes),
+            device.name,
+            Figure(value, "measured", 0.9 * value, 1.1 * value),
+            memory_bytes=Figure(seq, "measured"),
+        )
+
+    def batches(self, model, device, share):  # type: ignore[no-untyped-def]
+        return (1, 2)
+
+    def shares(self, model, device):  # type: ignore[no-untyped-def]
+        return (SHARE,)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.load import load_graph, only_batch
+from gpuprof.graph.load import assumed_sizes, load_graph, only_batch, require_sizes
 from tests.small_models import Dims, floats, integers, write_model
 
 node = helper.make_node
@@ -162,7 +162,7 @@ def test_a_size_that_nobody_gave_is_named_where_a_node_stumbles_over_it(tmp_path
         {"y": None},
         {"places": floats(17, 4)},
     )
-    said = r"add \(Add\) contradicts .*read with patches as 128; .*make_dynamic_shape_fixed --dim_param patches "
+    said = r"add \(Add\) contradicts .*read with patches as 128; .*--dim patches=SIZE"
     with pytest.raises(InputError, match=said):
         load_graph(path)
     assert load_graph(path, dims={"patches": 17}).outputs[0].shape == (1, 17, 4)
@@ -576,3 +576,69 @@ class TestExternalData:
         data.unlink()
         with pytest.raises(InputError, match=r"external data file 'm\.data' is missing"):
             load_graph(path)
+
+
+def test_a_graph_says_which_sizes_were_assumed_and_which_were_given(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Identity", ["tokens"], ["y"]), node("Identity", ["image"], ["z"])],
+        {"tokens": ["batch", "sequence"], "image": ["batch", 3, None, "width"]},
+        {"y": None, "z": None},
+        types={"tokens": TensorProto.INT64, "y": TensorProto.INT64},
+    )
+    graph = load_graph(path, 2, dims={"width": 48})
+    assert graph.sizes == (("image:2", 224), ("sequence", 128), ("width", 48))
+    assert set(graph.assumed) == {"sequence", "image:2"}
+    assert graph.guessed == ()
+    assert graph.sized_name == "m[image:2=224,sequence=128,width=48]"
+    assert assumed_sizes(graph) == "m: sequence=128, image:2=224 assumed; another size: --dim sequence=SIZE"
+    assert load_graph(path, 1, dims={"width": 8, "image:2": 8, "sequence": 8}).assumed == ()
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [["batch", "sequence_length"], ["batch", "samples"], ["batch", "time", 80], ["batch", 1, "mels", "frames"]],
+)
+def test_the_length_of_a_sound_is_asked_for_and_not_guessed(tmp_path: Path, dims: Dims) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": None})
+    graph = load_graph(path)
+    name = next(str(dim) for dim in dims[1:] if isinstance(dim, str))
+    assert name in graph.guessed
+    with pytest.raises(InputError, match=rf"nothing says how large {name} .*--dim {name}=SIZE"):
+        require_sizes(graph)
+    given = {str(dim): 64 for dim in dims[1:] if isinstance(dim, str)}
+    assert require_sizes(load_graph(path, dims=given)).guessed == ()
+
+
+def test_a_model_that_takes_only_long_sounds_can_be_read(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx",
+        [node("Reshape", ["x", "frames"], ["y"])],
+        {"x": ["batch", "samples"]},
+        {"y": None},
+        {"frames": integers(0, -1, 400)},
+    )
+    assert load_graph(path).sizes == (("samples", 16_000),)
+
+
+def test_images_beside_a_batch_of_texts_are_a_batch_and_no_side_of_a_picture(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "clip.onnx",
+        [node("Identity", ["pixels"], ["y"]), node("Identity", ["ids"], ["z"])],
+        {"pixels": ["images", 3, 224, 224], "ids": ["batch", "sequence"]},
+        {"y": None, "z": None},
+    )
+    graph = load_graph(path, 5)
+    assert [tensor.shape for tensor in graph.inputs] == [(5, 3, 224, 224), (5, 128)]
+    assert [name for name, _ in graph.sizes] == ["sequence"]
+
+
+def test_the_sum_of_past_and_new_tokens_needs_no_size_of_its_own(tmp_path: Path) -> None:
+    names: dict[str, Dims] = {"ids": ["batch", "new_tokens"], "mask": ["batch", "past + new_tokens"]}
+    names["key"] = ["batch", 2, "past", 8]
+    path = write_model(
+        tmp_path / "m.onnx", [node("Relu", [name], [f"{name}_out"]) for name in names], names, {"mask_out": None}
+    )
+    graph = load_graph(path, dims={"past": 7, "new_tokens": 1})
+    assert graph.sizes == (("new_tokens", 1), ("past", 7))
+    assert graph.inputs[1].shape == (1, 8)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from onnx import helper
 
 import gpuprof
 from gpuprof.errors import InputError, UnavailableError, UnstableError
@@ -10,6 +12,7 @@ from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.profile_result import ProfileProgress, ProfileResult
 from gpuprof.pipeline.result import Progress
 from tests.profiling.models import write_mlp
+from tests.small_models import write_model, write_text_model
 
 QUICK = gpuprof.ProfileSettings(time_limit_s=0.2)
 
@@ -68,3 +71,48 @@ def test_a_batch_that_is_none_is_refused_before_anything_is_measured(tmp_path: P
     with pytest.raises(InputError, match="a batch size must be"):
         gpuprof.profile([file], batches=batches, device="cpu", db=tmp_path / "db")
     assert not (tmp_path / "db").exists()
+
+
+def test_each_size_is_measured_once_and_what_was_assumed_is_noted(tmp_path: Path) -> None:
+    file, db = write_text_model(tmp_path / "text.onnx"), tmp_path / "db"
+    swept = replace(QUICK, dims={"seq": (8, 32)}, keep_unstable=True)
+
+    def measure(settings: gpuprof.ProfileSettings) -> ProfileResult:
+        return gpuprof.profile([file], batches=(1,), shares=("100",), device="cpu", db=db, settings=settings)
+
+    first = measure(swept)
+    assert [row["dims"] for row in first.rows()] == ["seq=8", "seq=32"]
+    assert not any("assumed" in note for note in first.notes)
+    again = measure(swept)
+    assert [row["measured_now"] for row in again.rows()] == [False, False]
+    usual = measure(replace(QUICK, keep_unstable=True))
+    assert "text: seq=128 assumed; another size: --dim seq=SIZE" in usual.notes
+    assert [row["dims"] for row in usual.rows()] == ["seq=128"]
+    database = KernelDb(db)
+    assert set(database.read("runs", ["dims"])["dims"].to_pylist()) >= {"seq=8", "seq=32", "seq=128"}
+    assert set(database.read("ops", ["dims"])["dims"].to_pylist()) == {"seq=8", "seq=32", "seq=128"}
+    between = gpuprof.estimate(["text"], dims={"seq": (8, 16)}, db=db)
+    assert between.to_frame()[["dims", "latency_source"]].values.tolist() == [
+        ["seq=8", "measured"],
+        ["seq=16", "interpolated"],
+    ]
+
+
+def test_a_dimension_that_no_model_has_is_refused(tmp_path: Path) -> None:
+    file = write_text_model(tmp_path / "text.onnx")
+    with pytest.raises(InputError, match=r"no model has a free dimension 'sequence'.*they have: seq"):
+        gpuprof.profile(
+            [file], device="cpu", db=tmp_path / "db", settings=gpuprof.ProfileSettings(dims={"sequence": (8,)})
+        )
+    with pytest.raises(InputError, match=r"no model has a free dimension 'sequence'.*they have: seq"):
+        gpuprof.estimate([file], device="a100-40", dims={"sequence": (8,)})
+
+
+def test_the_length_of_a_sound_is_asked_for_before_anything_is_measured(tmp_path: Path) -> None:
+    relu = helper.make_node("Relu", ["x"], ["y"])
+    file = write_model(tmp_path / "sound.onnx", [relu], {"x": ["batch", "samples"]}, {"y": None})
+    with pytest.raises(InputError, match=r"sound: nothing says how large samples is .*--dim samples=SIZE"):
+        gpuprof.profile([file], device="cpu", db=tmp_path / "db")
+    with pytest.raises(InputError, match=r"--dim samples=SIZE"):
+        gpuprof.estimate([file], device="a100-40")
+    assert gpuprof.estimate([file], device="a100-40", dims={"samples": (16_000,)}).estimates

@@ -8,7 +8,11 @@ import pytest
 
 import gpuprof
 from gpuprof.domain.demand import read_demands
+from gpuprof.domain.deployment import read_map, write_map
 from gpuprof.errors import InputError
+from gpuprof.serving.load.target import Target, describe_assumed, requests_for
+from gpuprof.serving.transport.metadata import TensorSpec
+from tests.small_models import write_text_model
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +64,58 @@ def test_a_model_that_is_given_two_files_is_one_line(tmp_path: Path, model: Path
         gpuprof.place(path, fleet="a100-40")
     path = slo_file(tmp_path, f"a,net,{model},200,20", f"b,net,{model},50,40", header=header)
     assert set(gpuprof.place(path, fleet="a100-40").deployment.models) == {"a", "b"}
+
+
+def test_a_distribution_of_sizes_goes_from_the_demand_to_the_requests(tmp_path: Path) -> None:
+    text = write_text_model(tmp_path / "text.onnx")
+    path = slo_file(tmp_path, f"{text},100,50,seq=16:0.75|64:0.25", header="model,rate_rps,slo_ms,dims")
+    plan = gpuprof.place(path, fleet="a100-40")
+    assert plan.deployment.models["text"].dims == "seq=16:0.75|seq=64:0.25"
+    assert not any("assumed" in note for note in plan.notes)
+    assert not gpuprof.check(plan.deployment, against=path).violations
+    write_map(plan.deployment, tmp_path / "map.json")
+    assert read_map(tmp_path / "map.json") == plan.deployment
+    sent = requests_for(FakeTarget(), "text", str(text), 0, plan.deployment.models["text"].dims)
+    lengths = [len(request) for request in sent]
+    assert len(set(lengths)) == 2
+    assert lengths.count(min(lengths)) == 3 * lengths.count(max(lengths))
+    with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+        traffic = gpuprof.LoadTraffic(duration_s=0.5, warmup_s=0.1)
+        seen = gpuprof.load(server.url, server.map, traffic=traffic).to_frame()
+    assert bool((seen["answered"] == seen["sent"]).all())
+
+
+def test_a_size_for_all_demands_is_planned_with_and_one_that_nobody_gave_is_noted(tmp_path: Path) -> None:
+    text = write_text_model(tmp_path / "text.onnx")
+    demand = gpuprof.Demand(str(text), 100.0, gpuprof.Slo(50.0))
+    assumed = gpuprof.place([demand], fleet="a100-40")
+    assert "text: seq=128 assumed; another size: --dim seq=SIZE" in assumed.notes
+    assert assumed.deployment.models["text"].dims == "seq=128"
+    said = gpuprof.place([demand], fleet="a100-40", options=gpuprof.PlanningOptions(dims={"seq": 1024}))
+    assert said.deployment.models["text"].dims == "seq=1024"
+    latencies = [next(iter(plan.deployment.places()))[3].predicted.latency_ms for plan in (assumed, said)]
+    assert latencies[1] > latencies[0]
+    with pytest.raises(InputError, match="no model has a free dimension 'x'"):
+        gpuprof.place([demand], fleet="a100-40", options=gpuprof.PlanningOptions(dims={"x": 1}))
+    with pytest.raises(InputError, match="cannot read the sizes"):
+        gpuprof.Demand("m", 1.0, gpuprof.Slo(1.0), dims="long")
+
+
+class FakeTarget(Target):
+    """A server that describes the text model."""
+
+    def __init__(self) -> None:
+        super().__init__("h", 1)
+
+    def model_inputs(self, model: str) -> list[TensorSpec]:
+        return [TensorSpec("ids", "INT64", (-1, -1))]
+
+
+def test_without_the_file_sizes_are_given_by_input_and_axis_or_noted() -> None:
+    target = FakeTarget()
+    said = describe_assumed(target, "text", None, None)
+    assert said == "text: ids:1=1 assumed; another size: --dim ids:1=SIZE"
+    short, long = (len(requests_for(target, "text", None, 0, dims)[0]) for dims in (None, "ids:1=100"))
+    assert long - short >= 99 * 8
+    with pytest.raises(InputError, match=r"which dimension 'seq' is.*it leaves open: ids:1"):
+        requests_for(target, "text", None, 0, "seq=8")

@@ -13,7 +13,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import Configuration, HardwareProfile, WorkloadProfile
 from gpuprof.estimators.igniter.profile import profile_of_tables
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
 _NEEDED = ("latency_mean_ms", "power_w", "clock_mhz", "dispatch_ms", "kernel_count", "h2d_bytes", "d2h_bytes")
@@ -85,7 +85,7 @@ def profile_of(db: KernelDb, device: Device) -> tuple[HardwareProfile, dict[str,
     pcie = _pcie_bytes_per_ms(db, device)
     by_model: dict[str, list[_Alone]] = {}
     for one in complete:
-        by_model.setdefault(one.row.model, []).append(one)
+        by_model.setdefault(model_at_dims(one.row.model, one.row.dims), []).append(one)
     workloads = {
         name: profile
         for name, rows in by_model.items()
@@ -139,10 +139,12 @@ def _read_figures(row: ModelRow | ColocationRow) -> _Measured | None:
 def _copies(one: _Alone, beside: Sequence[ColocationRow]) -> dict[int, _Measured]:
     """Return what was measured of a workload by the number of its copies, itself included."""
     row = one.row
-    label = workload_label(row.model, row.batch, row.sm_share_pct, row.mig_profile, 1)
+    label = workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, 1)
     found: dict[int, _Measured] = {1: one}
     for other in beside:
-        same = (other.model, other.batch, other.sm_share_pct) == (row.model, row.batch, row.sm_share_pct)
+        same = (other.model, other.dims, other.batch, other.sm_share_pct) == (
+            row.model, row.dims, row.batch, row.sm_share_pct,
+        )  # fmt: skip
         others = other.beside.split(" + ")
         if same and set(others) == {label} and (known := _read_figures(other)) is not None:
             found[1 + len(others)] = known

@@ -16,7 +16,7 @@ from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficie
 from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
 from gpuprof.estimators.interference.models import Colocated, Running
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import ColocationRow, workload_label
+from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
 #: Device and workload → how it behaves alone; None where nothing is known.
@@ -24,6 +24,7 @@ Behaviour = Callable[[Device, Workload], Running | None]
 
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
+_LABELLED = re.compile(r":\d+:[^:]*$")
 _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
 
@@ -59,17 +60,18 @@ class Colocations:
         self._behaviour = behaviour
         self._by_device: dict[str, list[_Row]] = {}
         for row in read_records(db, ColocationRow) if db is not None else ():
-            current = contents.get(row.model)  # another file may have had the name before
+            name = model_at_dims(row.model, row.dims)
+            current = contents.get(name)  # another file may have had the name before
             if current is not None and row.model_sha256 not in (None, current):
                 continue
-            if variants.get((row.model, row.device), variant_of(row)) != variant_of(row):
+            if variants.get((name, row.device), variant_of(row)) != variant_of(row):
                 continue  # of another runtime than the model's figures alone
             if row.error is None and row.latency_mean_ms and row.solo_latency_mean_ms:
                 self._by_device.setdefault(row.device, []).append(
                     _measured_row(row, row.latency_mean_ms, row.solo_latency_mean_ms)
                 )
         self._names = {
-            device: {label.rsplit(":", 2)[0] for row in rows for label in (row.label, *row.others)}
+            device: {_LABELLED.sub("", label) for row in rows for label in (row.label, *row.others)}
             for device, rows in self._by_device.items()
         }
         self._slowdowns: dict[str, dict[tuple[str, tuple[str, ...]], list[float]]] = {}
@@ -200,7 +202,7 @@ def _label(workload: Workload) -> str:
 
 def _measured_row(row: ColocationRow, latency_ms: float, solo_ms: float) -> _Row:
     return _Row(
-        workload_label(row.model, row.batch, row.sm_share_pct, row.mig_profile, row.processes),
+        workload_label(model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile, row.processes),
         tuple(row.beside.split(" + ")),
         latency_ms,
         solo_ms,

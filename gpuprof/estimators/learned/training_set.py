@@ -17,6 +17,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
@@ -24,7 +25,7 @@ from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofli
 from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_op, facts_of_row
 from gpuprof.estimators.memory.memory_features import MEMORY_FEATURES, memory_features
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.kernel_db.schema import ModelRow, model_at_dims
 from gpuprof.kernel_db.store import KernelDb
 
 Array = NDArray[Any]
@@ -53,11 +54,12 @@ class MeasuredOp(OpCostRow):
     runtime: str | None
     execution: str | None
     precision: str | None
+    dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCase:
-    """A model at a batch size under a share, and its latency in ms."""
+    """A model at a batch size and the sizes ``dims`` under a share, and its latency in ms."""
 
     run_id: str
     model: str
@@ -66,6 +68,7 @@ class MeasuredCase:
     mig_profile: str | None
     latency: float
     memory_peak_bytes: int | None
+    dims: str | None = None
 
 
 _Row = TypeVar("_Row", MeasuredOp, MeasuredCase)
@@ -156,12 +159,11 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
     if not rows or not models:
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
-    cases = tuple(
-        case for row in models if (case := _case(row, device, graphs, by_case.get(_key(row), ()))) is not None
-    )
+    found = [(_key(row)[:2], _case(row, device, graphs, by_case.get(_key(row), ()))) for row in models]
+    cases = tuple(case for _, case in found if case is not None)
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
-    known = {(case.graph.name, case.graph.batch): case.graph for case in cases}
+    known = {at: case.graph for at, case in found if case is not None}
     timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _select_timed(ops, known.get(key[:2]))]
     return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
 
@@ -254,7 +256,7 @@ def _op_times(timed: Sequence[_Timed], device: Device) -> OpTimes:
 
 
 def _case(row: MeasuredCase, device: Device, graphs: Graphs, ops: Sequence[MeasuredOp]) -> ModelCase | None:
-    graph = graphs(row.model, row.batch)
+    graph = graphs(*_key(row)[:2])
     if graph is None:
         return None
     share = Share(row.sm_share_pct, row.mig_profile)
@@ -269,7 +271,7 @@ def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:
         latency = row.latency_p50_ms if row.latency_p50_ms is not None else row.latency_mean_ms
         if latency and row.error is None:
             where = (row.run_id, row.model, row.batch, row.sm_share_pct, row.mig_profile)
-            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes))
+            cases.append(MeasuredCase(*where, latency, row.memory_peak_bytes, row.dims))
     return cases
 
 
@@ -283,7 +285,7 @@ def _last(rows: Sequence[_Row]) -> list[_Row]:
 
 
 def _key(row: MeasuredOp | MeasuredCase) -> _Key:
-    return row.model, row.batch, row.sm_share_pct, row.mig_profile
+    return model_at_dims(row.model, row.dims), row.batch, row.sm_share_pct, row.mig_profile
 
 
 def _group_by_case(rows: Sequence[MeasuredOp]) -> dict[_Key, list[MeasuredOp]]:
@@ -308,18 +310,19 @@ class _ModelFile:
 
 
 def database_graphs(db: KernelDb) -> Graphs:
-    """Return a reader of the graphs of the database's models by their recorded paths."""
+    """Return a reader of the graphs of the database's models, at sizes or not, by their recorded paths."""
     from gpuprof.graph.load import load_graph
 
     table = sorted(read_records(db, _ModelFile, table="models"), key=lambda row: row.run_id)
     paths = {row.model: row.model_path for row in table if row.model_path}
 
     def graph(model: str, batch: int) -> ModelGraph | None:
-        path = Path(paths.get(model, ""))
+        name, sizes = split_name(model)
+        path = Path(paths.get(name, ""))
         if not path.is_file():
             return None
         try:
-            return load_graph(path, batch, name=model)
+            return load_graph(path, batch, name, dict(sizes))
         except InputError:
             return None
 

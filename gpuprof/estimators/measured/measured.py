@@ -9,7 +9,9 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants, variant_of
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import Sizes, split_name
 from gpuprof.kernel_db.records import read_records
+from gpuprof.kernel_db.schema import model_at_dims
 from gpuprof.kernel_db.store import KernelDb
 
 CREQ_METRICS = {
@@ -54,6 +56,12 @@ class MeasuredRow:
     execution: str | None
     precision: str | None
     error: str | None
+    dims: str | None
+
+    @property
+    def name(self) -> str:
+        """The model's name with the sizes that it ran at."""
+        return model_at_dims(self.model, self.dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +99,12 @@ class Point:
 
 @dataclass(slots=True)
 class MeasuredModel:
-    """A model of the database.
+    """A model of the database, at one size of each free dimension beside its batch.
 
     Attributes
     ----------
+    name : str
+        With the sizes behind it, where the rows say them: ``"bert[seq=64]"``.
     path, sha256, weight_bytes
         Of its file.
     points, failures : dict of str to list
@@ -103,6 +113,8 @@ class MeasuredModel:
         Older files of its name.
     variants : mapping of str to tuple of RuntimeVariant
         Device → how the model was executed there; the points are of the first alone.
+    others : tuple of MeasuredModel
+        The same file at other sizes.
     """
 
     name: str
@@ -113,16 +125,35 @@ class MeasuredModel:
     failures: dict[str, list[FailedRun]] = field(default_factory=dict)
     superseded: int = 0
     variants: dict[str, tuple[RuntimeVariant, ...]] = field(default_factory=dict)
+    others: tuple[MeasuredModel, ...] = ()
+
+    @property
+    def model(self) -> str:
+        """The name without the sizes."""
+        return split_name(self.name)[0]
+
+    @property
+    def sizes(self) -> Sizes:
+        """The sizes."""
+        return split_name(self.name)[1]
 
     def has_run(self, device: str, workload: Workload) -> bool:
         """Whether exactly this workload was measured on the device."""
         wanted = (workload.batch, workload.share, workload.processes)
         return any((p.batch, p.share, p.processes) == wanted for p in self.points.get(device, ()))
 
+    def failed_on(self, device: str) -> list[FailedRun]:
+        """Return what failed on a device at these sizes, or at others none of which is larger."""
+        own = list(self.failures.get(device, ()))
+        smaller = (one for one in self.others if _is_within(one.sizes, self.sizes))
+        return own + [failed for one in smaller for failed in one.failures.get(device, ())]
+
     def tried_runs(self, name: str) -> TriedRuns:
         """Return what was tried of the model, under the name by which it is asked for."""
         failed = tuple(
-            replace(one, workload=replace(one.workload, model=name)) for own in self.failures.values() for one in own
+            replace(one, workload=replace(one.workload, model=name))
+            for device in sorted({device for one in (self, *self.others) for device in one.failures})
+            for one in self.failed_on(device)
         )
         measured = frozenset(
             (device, Workload(name, point.batch, point.share, point.processes))
@@ -132,31 +163,41 @@ class MeasuredModel:
         return TriedRuns(failed, measured)
 
 
-def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
-    """Return every model of the database by name.
+def _is_within(sizes: Sizes, limits: Sizes) -> bool:
+    """Tell whether all sizes are of the same dimensions and no larger."""
+    limit = dict(limits)
+    return (
+        bool(sizes) and {name for name, _ in sizes} == set(limit) and all(size <= limit[name] for name, size in sizes)
+    )
 
-    Of several files under one name the one measured last counts. Of several measurements of one workload the last
-    stable one counts, or the last where none is known to be stable; none whose outputs were wrong under its share.
-    Of several ways in which a model was executed on a device one counts (`rank_variants`).
+
+def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
+    """Return every model of the database by name, at each of the sizes that it was measured at.
+
+    Of several files under one name the one measured last counts, whatever its sizes. Of several measurements of one
+    workload the last stable one counts, or the last where none is known to be stable; none whose outputs were wrong
+    under its share. Of several ways in which a model was executed on a device one counts (`rank_variants`).
     What failed counts as failed unless it was measured afterwards, or in the same run.
     """
     rows = sorted(read_records(db, MeasuredRow, table="models"), key=lambda row: row.run_id)
+    latest = {row.model: row.model_sha256 for row in rows if row.model_sha256}
+    superseded = {
+        model: len({row.model_sha256 for row in rows if row.model == model and row.model_sha256}) - 1
+        for model in latest
+    }
+    current = [row for row in rows if row.model_sha256 in (None, latest.get(row.model))]
     models: dict[str, MeasuredModel] = {}
-    for row in rows:
-        models.setdefault(row.model, MeasuredModel(row.model))
-        known = models[row.model]
+    for row in current:
+        known = models.setdefault(row.name, MeasuredModel(row.name, superseded=superseded.get(row.model, 0)))
         known.path = row.model_path or known.path
         known.sha256 = row.model_sha256 or known.sha256
         known.weight_bytes = known.weight_bytes if row.weight_bytes is None else row.weight_bytes
-    for name, older in {(row.model, row.model_sha256) for row in rows if row.model_sha256}:
-        models[name].superseded += older != models[name].sha256
-    current = [row for row in rows if row.model_sha256 in (None, models[row.model].sha256)]
     _keep_variants(models, [row for row in current if _latency(row) is not None and not row.error])
     chosen: dict[tuple[object, ...], MeasuredRow] = {}
     failed: dict[tuple[object, ...], MeasuredRow] = {}
     for row in current:
-        key = (row.model, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
-        counted = models[row.model].variants.get(row.device, ())[:1]
+        key = (row.name, row.device, row.batch, row.sm_share_pct, row.mig_profile, row.processes)
+        counted = models[row.name].variants.get(row.device, ())[:1]
         if row.error:
             by_another = counted and row.runtime not in (None, counted[0].runtime)
             if not by_another and (key not in chosen or chosen[key].run_id != row.run_id):
@@ -167,9 +208,9 @@ def read_measured(db: KernelDb) -> dict[str, MeasuredModel]:
                 chosen[key] = row
     for workload, row in chosen.items():
         if workload not in failed:
-            models[row.model].points.setdefault(row.device, []).append(_point(row))
+            models[row.name].points.setdefault(row.device, []).append(_point(row))
     for row in failed.values():
-        models[row.model].failures.setdefault(row.device, []).append(_failure(row))
+        models[row.name].failures.setdefault(row.device, []).append(_failure(row))
     return models
 
 
@@ -177,7 +218,7 @@ def _keep_variants(models: Mapping[str, MeasuredModel], rows: Iterable[MeasuredR
     """Say of each model how it was executed on each device, first the way whose figures count."""
     found: dict[tuple[str, str], list[RuntimeVariant]] = {}
     for row in rows:
-        found.setdefault((row.model, row.device), []).append(variant_of(row))
+        found.setdefault((row.name, row.device), []).append(variant_of(row))
     for (model, device), variants in found.items():
         models[model].variants[device] = rank_variants(variants)
 
@@ -194,7 +235,7 @@ def _latency(row: MeasuredRow) -> float | None:
 
 def _failure(row: MeasuredRow) -> FailedRun:
     share = Share(row.sm_share_pct, row.mig_profile)
-    return FailedRun(row.device, Workload(row.model, row.batch, share, row.processes), str(row.error))
+    return FailedRun(row.device, Workload(row.name, row.batch, share, row.processes), str(row.error))
 
 
 def _point(row: MeasuredRow) -> Point:

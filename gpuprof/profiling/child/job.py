@@ -75,8 +75,8 @@ class Job:
 
     @property
     def workload(self) -> Workload:
-        """The same by name."""
-        return Workload(self.graph.name, self.graph.batch, self.share, self.processes)
+        """The same by name, the sizes of free dimensions included."""
+        return Workload(self.graph.sized_name, self.graph.batch, self.share, self.processes)
 
 
 @dataclass(frozen=True, slots=True)

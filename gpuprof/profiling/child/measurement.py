@@ -216,7 +216,7 @@ def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:
 
 def label(job: Job) -> str:
     """Return ``"resnet50 at batch 8 on 50%"``."""
-    return f"{job.graph.name} at batch {job.graph.batch} on {job.share}"
+    return f"{job.graph.sized_name} at batch {job.graph.batch} on {job.share}"
 
 
 def _start(

@@ -18,12 +18,13 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.gpu_description import GpuDescription, describe_device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import Sizes, describe_sizes
 from gpuprof.errors import InputError
-from gpuprof.graph.load import load_graph
+from gpuprof.graph.load import load_graph, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.job import Job, Request
-from gpuprof.profiling.collector import Collected
+from gpuprof.profiling.collector import Collected, say_dims
 from gpuprof.profiling.gpu.gpu_rows import Recording, device_rows, kernel_rows, model_row, op_rows
 from gpuprof.profiling.gpu.kineto_trace import read_kineto
 from gpuprof.profiling.nsight.ncu_report import Counters, read_ncu_csv, read_ncu_rep
@@ -197,7 +198,7 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
     """Append one run with the reports' rows and where they came from; return the rows."""
     started = datetime.now(UTC)
     request = Request(new_run_id(started), started, device, job)
-    collected = collector.collect(request)
+    collected = say_dims(collector.collect(request), (job,))
     run = RunRow(
         run_id=request.run_id,
         started_at=started,
@@ -207,6 +208,7 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
         model_sha256=job.graph.sha256 or None,
         model_path=job.graph.path or None,
         batch=job.graph.batch,
+        dims=describe_sizes(job.graph.sizes) or None,
         sm_share_pct=job.share.sm_pct,
         mig_profile=job.share.mig,
         processes=job.processes,
@@ -223,21 +225,24 @@ def ingest(database: KernelDb, collector: ReplayCollector, job: Job, device: Dev
     return collected
 
 
-def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[Path]) -> Job:
+def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[Path], sizes: Sizes = ()) -> Job:
     """Return the job that reports are of: an ONNX file's, or one that is known by name only.
 
     Parameters
     ----------
     text : str or None
         A path, ``NAME=path``, or a name; None: the first report's stem.
+    sizes : Sizes
+        Of its free dimensions in the recording.
     """
     name, _, given = (text or reports[0].name.split(".")[0]).rpartition("=")
     path = Path(given)
     if path.is_file():
-        return Job(load_graph(path, batch, name or path.stem), path, share)
+        graph = load_graph(path, batch, name or path.stem, dict(sizes))
+        return Job(require_sizes(graph), path, share)
     if path.suffix == ".onnx":
         raise InputError(f"there is no model file {path}", "name the model that was recorded, or leave it out")
-    return Job(ModelGraph(given, batch, (), (), (), (), 0, "", ""), path, share)
+    return Job(ModelGraph(given, batch, (), (), (), (), 0, "", "", sizes), path, share)
 
 
 def device_of_recording(recorded: Recording) -> Device:

@@ -13,10 +13,11 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
 from gpuprof.graph.file import elem_type, read_onnx
 from gpuprof.graph.inputs import random_inputs
-from gpuprof.graph.load import load_graph, load_nodes
+from gpuprof.graph.load import load_graph, load_nodes, require_sizes
 
 Array = npt.NDArray[np.generic]
 _OLDEST_IR = 4  # from here on a weight need not be an input, too
@@ -47,10 +48,16 @@ class OpSource:
     batch: int
 
 
-def distinct_ops(path: Path, batch: int, name: str) -> dict[str, OpSource]:
-    """Return the ops of a model at one batch by their signature, the first of each."""
-    graph = load_graph(path, batch, name)
-    nodes, values = load_nodes(path, batch)
+def distinct_ops(path: Path, batch: int, name: str, sizes: Sizes = ()) -> dict[str, OpSource]:
+    """Return the ops of a model at one batch by their signature, the first of each.
+
+    Raises
+    ------
+    InputError
+        When the model cannot be read, or a dimension has neither a given size nor a usual one.
+    """
+    graph = require_sizes(load_graph(path, batch, name, dict(sizes)))
+    nodes, values = load_nodes(path, batch, dict(graph.sizes))
     found: dict[str, OpSource] = {}
     for op, node in zip(graph.ops, nodes, strict=True):
         found.setdefault(op.signature, OpSource(op, node, values, name, path, batch))

@@ -86,7 +86,7 @@ class PerOp:
         wanted: dict[str, OpSource] = {}
         for model in models:
             for batch in batches:
-                wanted = {**distinct_ops(model.path, batch, model.name), **wanted}
+                wanted = {**distinct_ops(model.path, batch, model.name, model.sizes), **wanted}
         known = {} if self.force else self._read_known()
         missing = [source for signature, source in wanted.items() if signature not in known]
         return missing, [OpOutcome(known[signature], False) for signature in wanted if signature in known]

@@ -15,7 +15,9 @@ from typing import Any
 
 import gpuprof
 from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+from gpuprof.domain.sizes import describe_sizes
 from gpuprof.errors import GpuprofError, InputError, UnavailableError
 from gpuprof.kernel_db.compaction import compact_when_due
 from gpuprof.kernel_db.records import read_records
@@ -23,7 +25,7 @@ from gpuprof.kernel_db.schema import ColocationRow, DeviceRow, ModelRow, RunRow,
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.children import Child
 from gpuprof.profiling.child.job import DEFAULT_LIMITS, Job, Request, TimingLimits
-from gpuprof.profiling.collector import Collected, Collector, refuse_impossible_gaps, say_variants
+from gpuprof.profiling.collector import Collected, Collector, refuse_impossible_gaps, say_dims, say_variants
 from gpuprof.profiling.cpu.ceilings import SOURCE, measure_ceilings
 from gpuprof.runtime.batch_verdicts import BatchVerdicts
 from gpuprof.runtime.executed_variant import arithmetic_precision
@@ -122,7 +124,7 @@ class Campaign:
             be known.
         """
         cells = list(cells)
-        known = {} if self.force else self._read_known()
+        known = {} if self.force else self._read_known(cells)
         open_cells = [cell for cell in cells if self._key(cell) not in known]
         self._check_models(open_cells)
         alone = {key: rows[0].latency_mean_ms for key, rows in known.items()}
@@ -201,7 +203,8 @@ class Campaign:
 
     def _keep(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:
         """Put what was measured of a cell on the disk."""
-        collected = say_variants(refuse_impossible_gaps(collected), (cell.job, *cell.beside), self.device)
+        jobs = (cell.job, *cell.beside)
+        collected = say_dims(say_variants(refuse_impossible_gaps(collected), jobs, self.device), jobs)
         self.database.append(self._run(request, cell, collected, duration_s))
         self.verdicts.save()
         compact_when_due(self.database)
@@ -220,6 +223,7 @@ class Campaign:
             model_sha256=graph.sha256,
             model_path=graph.path,
             batch=graph.batch,
+            dims=describe_sizes(graph.sizes) or None,
             sm_share_pct=share.sm_pct,
             mig_profile=share.mig,
             processes=cell.job.processes,
@@ -245,14 +249,19 @@ class Campaign:
             job.graph.name,
             job.graph.sha256,
             job.graph.batch,
+            describe_sizes(job.graph.sizes),
             round(job.share.sm_pct, 6),
             job.share.mig,
             job.processes,
             _beside(cell) or None,
         )
 
-    def _read_known(self) -> dict[tuple[object, ...], list[MeasuredRow]]:
-        """Return the rows of every cell of which a run is there that need not be repeated."""
+    def _read_known(self, cells: Sequence[Cell]) -> dict[tuple[object, ...], list[MeasuredRow]]:
+        """Return the rows of every cell of which a run is there that need not be repeated.
+
+        A run that does not say at which sizes was at those that are assumed.
+        """
+        assumed = {one.sha256: describe_sizes(one.sizes) for one in _graphs_of(cells) if _is_assumed(one)}
         runtime, runtime_version = self.collector.runtime()
         wanted = {
             "device": self.device.name,
@@ -272,7 +281,7 @@ class Campaign:
         for run in sorted(runs, key=lambda run: run.run_id):
             own = by_run.get(run.run_id, [])
             if own and all(row.error is None and (self.keep_unstable or row.stable is not False) for row in own):
-                found[_run_key(run)] = own
+                found[_run_key(run, assumed)] = own
         return found
 
     def _check_models(self, cells: Sequence[Cell]) -> None:
@@ -292,15 +301,25 @@ class Campaign:
 def _alone_on(cell: Cell) -> tuple[object, ...] | None:
     """Return the model and the share of a cell that has one process and nothing beside it; None of another."""
     job = cell.job
-    return None if cell.beside or job.processes > 1 else (job.graph.name, job.path, job.share)
+    return None if cell.beside or job.processes > 1 else (job.graph.sized_name, job.path, job.share)
 
 
-def _run_key(run: RunRow) -> tuple[object, ...]:
+def _graphs_of(cells: Iterable[Cell]) -> Iterator[ModelGraph]:
+    return (job.graph for cell in cells for job in (cell.job, *cell.beside))
+
+
+def _is_assumed(graph: ModelGraph) -> bool:
+    """Tell whether nobody gave any of the sizes of a graph."""
+    return bool(graph.sizes) and {name for name, _ in graph.sizes} == set(graph.assumed)
+
+
+def _run_key(run: RunRow, assumed: Mapping[str, str]) -> tuple[object, ...]:
     share = run.sm_share_pct
     return (
         run.model,
         run.model_sha256,
         run.batch,
+        assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
         None if share is None else round(share, 6),
         run.mig_profile,
         run.processes,
@@ -313,7 +332,7 @@ def _text(value: object) -> str | None:
 
 
 def _label(job: Job) -> str:
-    return workload_label(job.graph.name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)
+    return workload_label(job.graph.sized_name, job.graph.batch, job.share.sm_pct, job.share.mig, job.processes)
 
 
 def _beside(cell: Cell) -> str:

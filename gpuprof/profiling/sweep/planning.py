@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share, parse_share
+from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError
-from gpuprof.graph.load import load_graph, only_batch
+from gpuprof.graph.load import load_graph, only_batch, read_free, require_sizes
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
@@ -22,14 +24,31 @@ _MAX_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An ONNX file and what it is called."""
+    """An ONNX file, what it is called, and the sizes of its free dimensions that were given."""
 
     name: str
     path: Path
+    sizes: Sizes = ()
+
+    def read(self, batch: int) -> ModelGraph:
+        """Return the model's graph at one batch size.
+
+        Raises
+        ------
+        InputError
+            As `gpuprof.graph.load.load_graph`.
+        """
+        return load_graph(self.path, batch, self.name, dict(self.sizes))
 
     def job(self, batch: int, share: Share, processes: int = 1) -> Job:
-        """Return the model as a job at one batch size."""
-        return Job(load_graph(self.path, batch, self.name), self.path, share, processes)
+        """Return the model as a job at one batch size.
+
+        Raises
+        ------
+        InputError
+            When it cannot be read at this batch, or nobody gave a dimension a size that has no usual one.
+        """
+        return Job(require_sizes(self.read(batch)), self.path, share, processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +99,26 @@ def parse_models(texts: Sequence[str]) -> tuple[NamedModel, ...]:
     return tuple(models)
 
 
+def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[NamedModel]:
+    """Return each model at every combination of sizes of its own free dimensions.
+
+    Raises
+    ------
+    InputError
+        When a model cannot be read, or none has a dimension that is given.
+    """
+    free = {model: {one.name for one in read_free(model.path)} for model in models}
+    for name, _ in sweep[0]:
+        if not any(name in own for own in free.values()):
+            known = sorted(set().union(*free.values()))
+            raise InputError(f"no model has a free dimension {name!r}", f"they have: {', '.join(known) or 'none'}")
+    return [
+        replace(model, sizes=sizes)
+        for model, own in free.items()
+        for sizes in dict.fromkeys(tuple(one for one in sizes if one[0] in own) for sizes in sweep)
+    ]
+
+
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:
     """Return ``model``, or where its file fixes another batch a proven copy of it that takes any.
 
@@ -95,11 +134,11 @@ def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path)
     """
     try:
         for batch in batches:
-            load_graph(model.path, batch, model.name)
+            model.read(batch)
     except InputError:
         only = only_batch(model.path) or 1
-        load_graph(model.path, only, model.name)  # what is wrong at its own batch, too, is not the batch's fault
-        return NamedModel(model.name, _free_copy(model.path, directory, only))
+        model.read(only)  # what is wrong at its own batch, too, is not the batch's fault
+        return replace(model, path=_free_copy(model.path, directory, only))
     return model
 
 
@@ -233,7 +272,7 @@ def colocation_cells(models: Sequence[NamedModel], batches: Sequence[int] = COLO
             tuple(_colocated_job(model, batches[0], crowd) for model in ring[start : start + crowd])
             for start in range(len(models))
         ]
-    alone = {(job.graph.name, job.graph.batch, job.share): job for jobs in together for job in jobs}
+    alone = {(job.graph.sized_name, job.graph.batch, job.share): job for jobs in together for job in jobs}
     return (*map(Cell, alone.values()), *(Cell(jobs[0], jobs[1:]) for jobs in together))
 
 

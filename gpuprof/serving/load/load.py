@@ -33,6 +33,8 @@ class RequestStream:
         The file that tells what its inputs may be.
     times_s : tuple of float or None
         A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
+    dims : str or None
+        Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
     """
 
     model: str
@@ -40,6 +42,7 @@ class RequestStream:
     slo_ms: float
     path: str | None = None
     times_s: tuple[float, ...] | None = None
+    dims: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     GpuprofError
         When no server answers, or it lacks a model.
     """
-    requests = tuple(requests_for(target, stream.model, stream.path, settings.seed) for stream in streams)
+    requests = make_requests(target, streams, settings)
     schedules = make_schedules(target, streams, requests, settings)
     before = _statistics(target, streams)
     results = run_clients(schedules)
@@ -102,6 +105,19 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results))
 
 
+def make_requests(
+    target: Target, streams: Sequence[RequestStream], settings: LoadSettings
+) -> tuple[tuple[bytes, ...], ...]:
+    """Return the requests of each stream, which are sent in turn.
+
+    Raises
+    ------
+    GpuprofError
+        As `gpuprof.serving.load.target.requests_for`.
+    """
+    return tuple(requests_for(target, one.model, one.path, settings.seed, one.dims) for one in streams)
+
+
 def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:
     """Return how many client processes `run_load` starts.
 
@@ -110,7 +126,7 @@ def count_clients(target: Target, streams: Sequence[RequestStream], settings: Lo
     GpuprofError
         When no server answers, or it lacks a model.
     """
-    requests = tuple(requests_for(target, stream.model, stream.path, settings.seed) for stream in streams)
+    requests = make_requests(target, streams, settings)
     return settings.clients or _clients_needed(streams, requests)
 
 

@@ -102,7 +102,9 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
         wanted = known[stream.model]
         assert wanted is not None
         settings = LoadSettings(_PROBE_S, 0.0, arrivals="constant", clients=1)
-        probe = RequestStream(stream.model, _PROBED_LOAD * 1000.0 / (wanted + handover_ms), stream.slo_ms, stream.path)
+        probe = RequestStream(
+            stream.model, _PROBED_LOAD * 1000.0 / (wanted + handover_ms), stream.slo_ms, stream.path, dims=stream.dims
+        )
         (stages,) = run_load(target, [probe], settings).stages
         seen, batches = stages.get("infer_ms"), stages.get("batches")
         if isinstance(seen, float) and isinstance(batches, dict) and set(batches) == {1}:

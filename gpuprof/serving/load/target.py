@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpuprof.domain.public_name import model_address
+from gpuprof.domain.sizes import Sizes, parse_mix
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, join_strings
 from gpuprof.serving.transport.metadata import TensorSpec
@@ -20,8 +21,9 @@ from gpuprof.serving.transport.security import client_context, is_loopback
 if TYPE_CHECKING:
     from gpuprof.serving.transport.datatypes import Array
 
-#: Different inputs that are sent of each model, in turn.
+#: Different inputs that are sent of each model, in turn; where they have several sizes, so many more.
 VARIANTS = 4
+_MIXED_VARIANTS = 20
 _MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -148,8 +150,8 @@ class Target:
             return None
 
 
-def requests_for(target: Target, model: str, path: str | None, seed: int) -> tuple[bytes, ...]:
-    """Return whole HTTP requests with random tensors of one row.
+def requests_for(target: Target, model: str, path: str | None, seed: int, dims: str | None = None) -> tuple[bytes, ...]:
+    """Return whole HTTP requests with random tensors of one row, those of several sizes in turn by how many have each.
 
     Parameters
     ----------
@@ -158,12 +160,56 @@ def requests_for(target: Target, model: str, path: str | None, seed: int) -> tup
     path : str or None
         Its ONNX file, which says what indices its tables hold; None: guessed from the server's metadata.
     seed : int
+    dims : str, optional
+        Sizes of the model's free dimensions, or their distribution, as slo.csv has them.
+
+    Raises
+    ------
+    GpuprofError
+        When the model is unknown to the server, has no such dimension, or nobody says how large one is of which no size
+        is usual.
     """
     specs = target.model_inputs(model)
     return tuple(
-        encode_request(target, model, specs, inputs)
-        for inputs in (_inputs(specs, path, seed + variant) for variant in range(VARIANTS))
+        encode_request(target, model, specs, _inputs(specs, path, seed + variant, sizes))
+        for variant, sizes in enumerate(_spread_sizes(dims))
     )
+
+
+def describe_assumed(target: Target, model: str, path: str | None, dims: str | None) -> str | None:
+    """Return a remark on the sizes of a model's requests that nobody gave, None where all are known.
+
+    Raises
+    ------
+    GpuprofError
+        As `requests_for`.
+    """
+    if dims is not None:
+        return None
+    if path is not None and Path(path).is_file():
+        from gpuprof.graph.load import assumed_sizes, load_graph, only_batch
+
+        return assumed_sizes(load_graph(Path(path), only_batch(Path(path)) or 1, model))
+    free = [name for spec in target.model_inputs(model) for name in _free_names(spec)]
+    if not free:
+        return None
+    return f"{model}: {', '.join(f'{name}=1' for name in free)} assumed; another size: --dim {free[0]}=SIZE"
+
+
+def _spread_sizes(dims: str | None) -> list[Sizes]:
+    """Return the sizes of each variant: as many of each as the distribution says, spread evenly."""
+    parts = (((), 1.0),) if dims is None else parse_mix(dims).parts
+    if len(parts) == 1:
+        return [parts[0][0]] * VARIANTS
+    counts = [max(1, round(part * _MIXED_VARIANTS)) for _, part in parts]
+    places = [
+        ((turn + 0.5) / count, sizes) for (sizes, _), count in zip(parts, counts, strict=True) for turn in range(count)
+    ]
+    return [sizes for _, sizes in sorted(places)]
+
+
+def _free_names(spec: TensorSpec) -> list[str]:
+    return [f"{spec.name}:{axis}" for axis, size in enumerate(spec.shape) if axis and size == -1]
 
 
 def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: Mapping[str, Array]) -> bytes:
@@ -202,20 +248,26 @@ def _bytes(array: Array, datatype: str) -> bytes:
     return array.tobytes()
 
 
-def _inputs(specs: list[TensorSpec], path: str | None, seed: int) -> Mapping[str, Array]:
+def _inputs(specs: list[TensorSpec], path: str | None, seed: int, sizes: Sizes) -> Mapping[str, Array]:
     if path is not None and Path(path).is_file():
         from gpuprof.graph.inputs import random_inputs
-        from gpuprof.graph.load import load_graph
+        from gpuprof.graph.load import load_graph, require_sizes
 
-        return random_inputs(load_graph(Path(path)), seed)
-    return {spec.name: _guess(spec, seed + position) for position, spec in enumerate(specs)}
+        return random_inputs(require_sizes(load_graph(Path(path), dims=dict(sizes))), seed)
+    free = [name for spec in specs for name in _free_names(spec)]
+    if unknown := [name for name, _ in sizes if name not in free]:
+        raise InputError(
+            f"the server does not say which dimension {unknown[0]!r} is, and the model's file is not there",
+            f"it leaves open: {', '.join(free) or 'none'}",
+        )
+    return {spec.name: _guess(spec, seed + position, dict(sizes)) for position, spec in enumerate(specs)}
 
 
-def _guess(spec: TensorSpec, seed: int) -> Array:
+def _guess(spec: TensorSpec, seed: int, sizes: Mapping[str, int]) -> Array:
     import numpy as np
 
     random = np.random.default_rng(seed)
-    shape = tuple(1 if size == -1 else size for size in spec.shape)
+    shape = tuple(sizes.get(f"{spec.name}:{axis}", 1) if size == -1 else size for axis, size in enumerate(spec.shape))
     if spec.datatype == "BYTES":
         return np.full(shape, "gpuprof", dtype=object)
     if spec.datatype == "BF16":  # the upper half of a float32

@@ -8,6 +8,7 @@ import zlib
 from math import prod
 from pathlib import Path
 
+from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
@@ -101,13 +102,19 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
     if path.startswith(NULL_PREFIX) or not Path(path).is_file():
         size = null_bytes(path) if path.startswith(NULL_PREFIX) else ITEM_BYTES["FP32"]
         return NullRuntime(order.model, order.version, size, order.batch).spec
+    from gpuprof.graph.dims import declared_dims
+    from gpuprof.graph.file import read_onnx
     from gpuprof.graph.load import load_graph
 
-    graph = load_graph(Path(path))
-    inputs, outputs = (
-        tuple(TensorSpec(t.name, _ONNX_NAMES.get(t.dtype, "FP32"), (-1, *t.shape[1:])) for t in tensors)
-        for tensors in (graph.inputs, graph.outputs)
-    )
+    graph, file = load_graph(Path(path)), read_onnx(Path(path)).model.graph
+    declared = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
+
+    def describe(tensor: Tensor) -> TensorSpec:
+        dims = declared.get(tensor.name) or tensor.shape
+        free = [-1 if isinstance(dim, str | None) else size for dim, size in zip(dims, tensor.shape, strict=True)]
+        return TensorSpec(tensor.name, _ONNX_NAMES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
+
+    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, graph.outputs))
     batched = is_batched(inputs, outputs)
     return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
 

@@ -1,0 +1,237 @@
+"""Sizes of a model's free dimensions, as users write them, as the kernel database keeps them and as names carry them.
+
+A workload is a model, a batch and the sizes of its other free dimensions. ``"bert[seq=64]"`` is the model ``bert`` with
+64 in its dimension ``seq``: wherever a model goes by its name, so does the model at these sizes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from gpuprof.errors import InputError
+
+#: Sizes by the dimension's name, or by ``"input:axis"`` where it has none, sorted.
+Sizes = tuple[tuple[str, int], ...]
+
+LARGEST_SIZE = 2**31 - 1
+_MOST_COMBINATIONS = 1000
+_SIZED = re.compile(r"(?P<model>.+)\[(?P<sizes>[^\[\]]*=[^\[\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class SizeMix:
+    """How often requests have which sizes.
+
+    Attributes
+    ----------
+    parts : tuple of (Sizes, float)
+        Sizes and which part of the requests has them; the parts add up to 1.
+    """
+
+    parts: tuple[tuple[Sizes, float], ...]
+
+    def __str__(self) -> str:
+        if len(self.parts) == 1:
+            return describe_sizes(self.parts[0][0])
+        return "|".join(f"{describe_sizes(sizes)}:{part:g}" for sizes, part in self.parts)
+
+
+def describe_sizes(sizes: Iterable[tuple[str, int]]) -> str:
+    """Return ``"height=224,width=224"``: what `parse_sizes` reads."""
+    return ",".join(f"{name}={size}" for name, size in sorted(sizes))
+
+
+def parse_sizes(text: str) -> Sizes:
+    """Read ``"height=224,width=224"``, also with semicolons; nothing for an empty text.
+
+    Raises
+    ------
+    InputError
+        When a part is not NAME=SIZE, a size is no whole number from 1 to 2³¹-1, or a name stands twice.
+    """
+    found: dict[str, int] = {}
+    for word in filter(None, (word.strip() for word in re.split("[,;]", text))):
+        name, size = _parse_size(word, text)
+        if name in found:
+            raise InputError(f"{text!r} gives {name!r} two sizes", "write each dimension once: NAME=SIZE,OTHER=SIZE")
+        found[name] = size
+    return tuple(sorted(found.items()))
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Read ``("seq=64,256", "height=224")``: the sizes of each dimension.
+
+    Raises
+    ------
+    InputError
+        When one is not NAME=SIZE[,SIZE...], a size is no whole number from 1 on, or a name stands twice.
+    """
+    values: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, separator, listed = text.rpartition("=")
+        name = name.strip()
+        if not separator or not name:
+            raise InputError(f"cannot read the dimension {text!r}", "write NAME=SIZE, or NAME=SIZE,SIZE for several")
+        if name in values:
+            raise InputError(f"the dimension {name!r} is given twice", f"write {name}=SIZE,SIZE")
+        values[name] = tuple(dict.fromkeys(_parse_size(f"{name}={word}", text)[1] for word in listed.split(",")))
+    return values
+
+
+def single_sizes(dims: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the one size of each dimension.
+
+    Raises
+    ------
+    InputError
+        When one has several.
+    """
+    for name, sizes in dims.items():
+        if len(sizes) != 1:
+            fix = f"slo.csv's column dims takes a distribution: {name}={'|'.join(f'{size}:PART' for size in sizes)}"
+            raise InputError(f"the dimension {name!r} has several sizes where one is needed", fix)
+    return {name: sizes[0] for name, sizes in dims.items()}
+
+
+def combine_sizes(dims: Mapping[str, Iterable[int]]) -> tuple[Sizes, ...]:
+    """Return every combination of sizes; of no dimensions the one without sizes.
+
+    Raises
+    ------
+    InputError
+        When there are too many, or a size is no whole number from 1 on.
+    """
+    values = {name: tuple(sizes) for name, sizes in dims.items()}
+    for name, sizes in values.items():
+        for size in sizes:
+            if not 1 <= size <= LARGEST_SIZE:
+                raise InputError(f"the size of {name!r} must be a whole number from 1 on but got {size!r}")
+    combinations = math.prod(len(sizes) for sizes in values.values())
+    if combinations > _MOST_COMBINATIONS:
+        raise InputError(f"{combinations} combinations of sizes are asked for", f"at most {_MOST_COMBINATIONS}")
+    return tuple(tuple(sorted(zip(values, combination, strict=True))) for combination in product(*values.values()))
+
+
+def parse_mix(text: str) -> SizeMix:
+    """Read ``"seq=128"``, or a distribution ``"seq=64:0.7|seq=256:0.3"``, whose names may be left out from the second.
+
+    Parts that do not add up to 1 are taken in proportion.
+
+    Raises
+    ------
+    InputError
+        When sizes or parts cannot be read, a part is not positive, or the same sizes stand twice.
+    """
+    parts: dict[Sizes, float] = {}
+    first = ""
+    choices = text.split("|")
+    for choice in choices:
+        body, part = _split_part(choice.strip(), text, len(choices) > 1)
+        if "=" not in body and first:
+            body = f"{first}={body}"
+        sizes = parse_sizes(body)
+        if not sizes:
+            raise InputError(f"cannot read the sizes {text!r}", "write NAME=SIZE, or NAME=SIZE:PART|NAME=SIZE:PART")
+        if parts and {name for name, _ in sizes} != {name for name, _ in next(iter(parts))}:
+            raise InputError(f"{text!r} does not size the same dimensions everywhere", "name them in each part")
+        if sizes in parts:
+            raise InputError(f"{text!r} has {describe_sizes(sizes)} twice", "add the parts up")
+        first = sizes[0][0] if len(sizes) == 1 else ""
+        parts[sizes] = part
+    total = sum(parts.values())
+    return SizeMix(tuple((sizes, part / total) for sizes, part in parts.items()))
+
+
+def sized_name(model: str, sizes: Iterable[tuple[str, int]]) -> str:
+    """Return ``"bert[seq=64]"``, the name alone where there are no sizes."""
+    text = describe_sizes(sizes)
+    return f"{model}[{text}]" if text else model
+
+
+def split_name(name: str) -> tuple[str, Sizes]:
+    """Return the model and the sizes that `sized_name` made a name of; no sizes where it has none, or none to read."""
+    match = _SIZED.fullmatch(name)
+    if match is None:
+        return name, ()
+    try:
+        return match["model"], parse_sizes(match["sizes"])
+    except InputError:
+        return name, ()
+
+
+def mixed_name(model: str, mix: SizeMix | None) -> str:
+    """Return the model's name with its sizes, or their distribution, behind it: ``"bert[seq=64:0.7|seq=256:0.3]"``."""
+    return model if mix is None else f"{model}[{mix}]"
+
+
+def name_parts(name: str) -> tuple[tuple[str, float], ...]:
+    """Return the models with sizes of which a `mixed_name` speaks, and which part of the requests each has."""
+    match = _SIZED.fullmatch(name)
+    if match is None or "|" not in match["sizes"]:
+        return ((name, 1.0),)
+    try:
+        mix = parse_mix(match["sizes"])
+    except InputError:
+        return ((name, 1.0),)
+    return tuple((sized_name(match["model"], sizes), part) for sizes, part in mix.parts)
+
+
+def blend_sizes(measured: Iterable[Sizes], wanted: Sizes) -> dict[Sizes, float] | None:
+    """Return weights of measured sizes whose mean is ``wanted``: 1 for itself, else linear in each dimension between
+    the nearest on either side; None where ``wanted`` lies outside of what was measured.
+
+    Sizes of other dimensions than those of ``wanted`` do not count.
+    """
+    names = [name for name, _ in wanted]
+    points = {sizes for sizes in measured if [name for name, _ in sizes] == names}
+    found = _blend({tuple(size for _, size in sizes): sizes for sizes in points}, [size for _, size in wanted])
+    return found or None
+
+
+def _blend(points: Mapping[tuple[int, ...], Sizes], wanted: Sequence[int]) -> dict[Sizes, float]:
+    if not wanted:
+        return dict.fromkeys(points.values(), 1.0)
+    groups: dict[int, dict[tuple[int, ...], Sizes]] = {}
+    for key, sizes in points.items():
+        groups.setdefault(key[0], {})[key[1:]] = sizes
+    known = {size: blended for size, group in groups.items() if (blended := _blend(group, wanted[1:]))}
+    if wanted[0] in known:
+        return known[wanted[0]]
+    below = max((size for size in known if size < wanted[0]), default=None)
+    above = min((size for size in known if size > wanted[0]), default=None)
+    if below is None or above is None:
+        return {}
+    weight = (wanted[0] - below) / (above - below)
+    blended = {sizes: (1.0 - weight) * part for sizes, part in known[below].items()}
+    for sizes, part in known[above].items():
+        blended[sizes] = blended.get(sizes, 0.0) + weight * part
+    return blended
+
+
+def _parse_size(word: str, text: str) -> tuple[str, int]:
+    name, separator, size = word.rpartition("=")
+    if not separator or not name.strip():
+        raise InputError(f"cannot read the sizes {text!r}", "write NAME=SIZE, such as seq=128")
+    if not size.strip().isdecimal() or not 1 <= int(size) <= LARGEST_SIZE:
+        raise InputError(f"the size of {name.strip()!r} must be a whole number from 1 on but got {size.strip()!r}")
+    return name.strip(), int(size)
+
+
+def _split_part(choice: str, text: str, several: bool) -> tuple[str, float]:
+    """Return the sizes of one choice and its part; an axis after a colon, as in ``x:1=64``, is no part."""
+    body, separator, part = choice.rpartition(":")
+    if not separator or "=" in part:
+        if several:
+            raise InputError(f"{text!r} does not say how many requests have {choice}", "write seq=64:0.7|seq=256:0.3")
+        return choice, 1.0
+    try:
+        value = float(part)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0.0:
+        raise InputError(f"the part of the requests with {body} must be a positive number but got {part!r}")
+    return body, value

@@ -1,0 +1,127 @@
+"""Finds what was measured of a model at the sizes of its free dimensions that are asked for, or around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.sizes import Sizes, blend_sizes, describe_sizes, sized_name
+from gpuprof.errors import InputError
+from gpuprof.estimators.measured.measured import MeasuredModel
+
+
+def group_by_model(measured: Mapping[str, MeasuredModel]) -> dict[str, dict[Sizes, MeasuredModel]]:
+    """Return what was measured by the models' names without sizes, then by sizes; ``()``: the rows do not say."""
+    found: dict[str, dict[Sizes, MeasuredModel]] = {}
+    for one in measured.values():
+        found.setdefault(one.model, {})[one.sizes] = one
+    return found
+
+
+def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> ModelGraph | None:
+    """Return the graph of the file at ``sizes``, what they leave out at usual ones; None where the file is gone or has
+    become another.
+
+    Raises
+    ------
+    InputError
+        When the model has no such dimension, or cannot be read at these sizes.
+    """
+    from gpuprof.graph.load import load_graph, only_batch
+
+    file = Path(path or "")
+    if not file.is_file():
+        return None
+    graph = load_graph(file, only_batch(file) or 1, dims=dict(sizes))
+    return graph if sha256 in (None, graph.sha256) else None
+
+
+def choose_sizes(name: str, known: Mapping[Sizes, MeasuredModel], sizes: Sizes) -> MeasuredModel:
+    """Return what is known of a model at ``sizes``, which may leave dimensions out.
+
+    Those are taken as they were measured, if that was at one size only; else at the usual ones. Rows that do not say
+    their sizes are of the usual ones.
+
+    Parameters
+    ----------
+    name : str
+        Of the model, without sizes.
+    known : mapping of Sizes to MeasuredModel
+        What was measured of it.
+    sizes : Sizes
+        Asked for.
+
+    Raises
+    ------
+    InputError
+        When several sizes were measured and nothing says which is meant, or the model has no such dimension.
+    """
+    said = {own: one for own, one in known.items() if own}
+    if not said and not sizes:
+        return known[()]
+    agreeing = {own: one for own, one in said.items() if set(sizes) <= set(own)}
+    if len(agreeing) == 1 and () not in known:
+        return _beside_others(next(iter(agreeing.values())), said.values())
+    any_one = next(iter(known.values()))
+    graph = read_at_sizes(any_one.path, sizes, any_one.sha256)
+    if graph is None:
+        return _without_file(name, known, agreeing, sizes)
+    if graph.guessed and agreeing:
+        raise _ask(name, said)
+    if () in known:
+        usual = read_at_sizes(any_one.path, ())
+        if usual is not None and usual.sizes not in said:
+            said[usual.sizes] = replace(known[()], name=sized_name(name, usual.sizes))
+    if graph.sizes in said:
+        return _beside_others(said[graph.sizes], said.values())
+    if agreeing and not sizes:
+        raise _ask(name, said)
+    return unmeasured_at(any_one, name, graph.sizes, said.values())
+
+
+def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable[MeasuredModel] = ()) -> MeasuredModel:
+    """Return a model at sizes of which nothing was measured."""
+    others = tuple(others)
+    variants = {device: one for other in others for device, one in other.variants.items()}
+    return MeasuredModel(
+        sized_name(name, sizes), like.path, like.sha256, like.weight_bytes, {}, {}, like.superseded, variants, others
+    )
+
+
+def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
+    """Return the sizes measured on a device between which ``known`` lies, and the weight of each; empty outside."""
+    measured = {one.sizes: one for one in known.others if one.points.get(device)}
+    weights = blend_sizes(measured, known.sizes) or {}
+    return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]
+
+
+def _beside_others(one: MeasuredModel, others: Iterable[MeasuredModel]) -> MeasuredModel:
+    return replace(one, others=tuple(other for other in others if other is not one))
+
+
+def _without_file(
+    name: str, known: Mapping[Sizes, MeasuredModel], agreeing: Mapping[Sizes, MeasuredModel], sizes: Sizes
+) -> MeasuredModel:
+    """Return what is known at ``sizes`` where the file is not there to say what the model's dimensions are."""
+    said = {own: one for own, one in known.items() if own}
+    if sizes in said:
+        return _beside_others(said[sizes], said.values())
+    if not sizes and () in known:
+        return known[()]
+    if not said:
+        raise InputError(
+            f"{name} was measured at sizes that the database does not say, and its ONNX file is not there",
+            f"give the file, or measure it: gpuprof profile MODEL --dim {describe_sizes(sizes[:1])}",
+        )
+    names = {own: {dim for dim, _ in own} for own in said}
+    if {dim for dim, _ in sizes} not in names.values():
+        raise _ask(name, said)
+    return unmeasured_at(next(iter(said.values())), name, sizes, said.values())
+
+
+def _ask(name: str, said: Iterable[Sizes]) -> InputError:
+    listed = list(map(describe_sizes, sorted(said)))
+    dims = " ".join(f"--dim {dim}=SIZE" for dim in sorted({dim for sizes in said for dim, _ in sizes}))
+    return InputError(f"{name} was measured at {' and at '.join(listed)}: say which is meant", dims)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpuprof.domain.sizes import (
+    blend_sizes,
+    combine_sizes,
+    describe_sizes,
+    mixed_name,
+    name_parts,
+    parse_dims,
+    parse_mix,
+    parse_sizes,
+    sized_name,
+    split_name,
+)
+from gpuprof.errors import InputError
+
+
+def test_a_sweep_has_every_combination() -> None:
+    assert combine_sizes({}) == ((),)
+    assert combine_sizes(parse_dims(["seq=64,256", "height=8"])) == (
+        (("height", 8), ("seq", 64)),
+        (("height", 8), ("seq", 256)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("seq", "cannot read the dimension 'seq'.*NAME=SIZE"),
+        ("seq=", "whole number from 1 on but got ''"),
+        ("seq=0", "whole number from 1 on but got '0'"),
+        ("seq=64,x", "whole number from 1 on but got 'x'"),
+        ("=3", "cannot read the dimension"),
+        ("seq=99999999999", "whole number"),
+    ],
+)
+def test_a_dimension_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_dims([text])
+
+
+def test_a_dimension_given_twice_is_refused() -> None:
+    with pytest.raises(InputError, match="'seq' is given twice"):
+        parse_dims(["seq=1", "seq=2"])
+    with pytest.raises(InputError, match="2000 combinations"):
+        combine_sizes({"a": range(1, 2001)})
+    with pytest.raises(InputError, match="from 1 on but got 0"):
+        combine_sizes({"a": (0,)})
+
+
+def test_a_distribution_is_taken_in_proportion_and_may_leave_out_the_name() -> None:
+    mix = parse_mix("seq=64:7|256:3")
+    assert mix.parts == (((("seq", 64),), 0.7), ((("seq", 256),), 0.3))
+    assert str(mix) == "seq=64:0.7|seq=256:0.3"
+    assert parse_mix(str(mix)) == mix
+
+
+def test_one_size_is_a_distribution_of_one_part_and_an_axis_is_no_part() -> None:
+    assert parse_mix("seq=128").parts == (((("seq", 128),), 1.0),)
+    assert parse_mix("x:1=128").parts == (((("x:1", 128),), 1.0),)
+    assert parse_mix("x:1=64:0.5|x:1=128:0.5").parts[1] == ((("x:1", 128),), 0.5)
+    assert str(parse_mix("width=2,height=1")) == "height=1,width=2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "cannot read the sizes"),
+        ("128", "cannot read the sizes"),
+        ("seq=64|seq=128", "does not say how many requests have seq=64"),
+        ("seq=64:0|seq=128:1", "positive number but got '0'"),
+        ("seq=64:x", "positive number but got 'x'"),
+        ("seq=64:1|width=3:1", "same dimensions"),
+        ("seq=64:1|seq=64:1", "twice"),
+        ("seq=1,seq=2", "two sizes"),
+    ],
+)
+def test_a_distribution_that_cannot_be_read_is_refused(text: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_mix(text)
+
+
+@given(
+    st.dictionaries(st.from_regex(r"[a-z_]+(:[0-9])?", fullmatch=True), st.integers(1, 10**6), min_size=1, max_size=3)
+)
+def test_names_with_sizes_are_read_back(sizes: dict[str, int]) -> None:
+    known = tuple(sorted(sizes.items()))
+    assert parse_sizes(describe_sizes(known)) == known
+    assert split_name(sized_name("dir/bert.onnx", known)) == ("dir/bert.onnx", known)
+
+
+def test_a_name_without_sizes_is_itself() -> None:
+    assert sized_name("bert", ()) == "bert"
+    assert split_name("bert[v2]") == ("bert[v2]", ())
+    assert split_name("bert[seq=many]") == ("bert[seq=many]", ())
+
+
+def test_sizes_between_measured_ones_are_on_the_line_between_the_nearest() -> None:
+    measured = [(("seq", size),) for size in (32, 64, 128, 256)]
+    assert blend_sizes(measured, (("seq", 96),)) == {(("seq", 64),): 0.5, (("seq", 128),): 0.5}
+    assert blend_sizes(measured, (("seq", 64),)) == {(("seq", 64),): 1.0}
+    assert blend_sizes(measured, (("seq", 512),)) is None
+    assert blend_sizes(measured, (("seq", 16),)) is None
+    assert blend_sizes([], (("seq", 16),)) is None
+    assert blend_sizes([(("other", 1),)], (("seq", 16),)) is None
+
+
+@given(st.integers(1, 400), st.integers(1, 400))
+def test_two_dimensions_are_blended_exactly_where_the_time_is_linear_in_both(height: int, width: int) -> None:
+    measured = [(("height", h), ("width", w)) for h in (1, 100, 400) for w in (1, 50, 400)]
+    blended = blend_sizes(measured, (("height", height), ("width", width)))
+    assert blended is not None
+    assert sum(blended.values()) == pytest.approx(1.0)
+    mean = {name: sum(part * dict(sizes)[name] for sizes, part in blended.items()) for name in ("height", "width")}
+    assert mean == {"height": pytest.approx(height), "width": pytest.approx(width)}
+
+
+def test_a_name_with_a_distribution_falls_into_names_with_sizes() -> None:
+    name = mixed_name("bert", parse_mix("seq=64:0.7|256:0.3"))
+    assert name == "bert[seq=64:0.7|seq=256:0.3]"
+    assert name_parts(name) == (("bert[seq=64]", 0.7), ("bert[seq=256]", 0.3))
+    assert name_parts("bert[seq=64]") == (("bert[seq=64]", 1.0),)
+    assert name_parts("bert") == (("bert", 1.0),)
+    assert mixed_name("bert", None) == "bert"
