@@ -6,7 +6,8 @@ A worker is killed with SIGKILL while the server has 80% of the load that it bea
 two, whose requests the other is sent again, and one that has nobody beside it, whose requests wait for its return. The
 latency is back when two windows of half a second in a row have a p99 of at most 1.25 times that of the worst window
 before, with nothing refused. Under three times the capacity, of simulated workers and of the model's own, goodput is to
-stay at 90% of the capacity, and what is accepted within its SLO. Last comes ``bench.recovery``.
+stay at 90% of the capacity, and what is accepted within its SLO. Then come
+``bench.beside``, ``bench.hostile`` and ``bench.recovery``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.beside import measure_beside, show_beside
 from bench.hostile import show_hostile
 from bench.recovery import show_recoveries
 from bench.serving import closed_loop, deployment, server
@@ -240,6 +242,7 @@ def main() -> int:
         capacity_rps, result, cores = overloaded_model(options.model, workers, options.seconds, options.slo_ms)
         show_overloaded(capacity_rps, result, options.seconds)
         print(f"  cores that were busy: {cores}", flush=True)
+    show_beside(measure_beside(3.0, min(10.0, options.seconds)), 3.0)
     show_hostile(options.answers, min(5.0, options.seconds))
     return 0 if show_recoveries() else 1
 

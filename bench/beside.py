@@ -1,0 +1,109 @@
+"""What a model keeps of its goodput while another model is sent several times what it can do.
+
+    python -m bench.beside [--times 3] [--seconds S]
+
+A cheap model (4 bytes a request) and a dear one (600 KB a request, 40/s) are served by a worker each. The dear one's
+goodput is measured alone, then while the cheap one is sent ``--times`` its capacity by clients of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+import psutil
+
+from bench.clients import http_loop, measured
+from bench.serving import deployment
+from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
+from gpuprof.serving.load.target import Target, requests_for
+
+DEAR_RPS, SLO_MS = 40.0, 500.0
+_CLIENTS = 4
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Goodput in requests/s: of the cheap model's capacity, alone and overloaded; of the dear one, alone and beside it.
+
+    ``p99_ms`` is the dear model's, alone and beside the other.
+    """
+
+    capacity_rps: float
+    overloaded_rps: float
+    alone_rps: float
+    beside_rps: float
+    p99_ms: tuple[float, float]
+
+
+def measure_beside(times: float, seconds: float) -> Beside:
+    """Overload one model and ask another meanwhile."""
+    with _two_models() as (process, port), ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        target = Target("127.0.0.1", port)
+        cheap = http_loop(port, requests_for(target, "cheap", None, 0), 16)
+        capacity_rps = measured(process, min(3.0, seconds), cheap).rate_rps
+        alone, alone_ms = ask(port, "dear", DEAR_RPS, seconds, 1)
+        flood = pool.submit(ask, port, "cheap", times * capacity_rps, seconds + 4.0, _CLIENTS)
+        beside, beside_ms = ask(port, "dear", DEAR_RPS, seconds, 1, warmup_s=3.0)
+        return Beside(capacity_rps, flood.result()[0], alone, beside, (alone_ms, beside_ms))
+
+
+def ask(
+    port: int, model: str, rate_rps: float, seconds: float, clients: int, warmup_s: float = 1.0
+) -> tuple[float, float]:
+    """Send requests at a rate; return the goodput in requests/s and the p99 in ms."""
+    settings = LoadSettings(duration_s=seconds, warmup_s=warmup_s, clients=clients)
+    (result,) = run_load(Target("127.0.0.1", port), [RequestStream(model, rate_rps, SLO_MS)], settings).results
+    return result.goodput_rps, result.p99_ms or float("inf")
+
+
+@contextmanager
+def _two_models() -> Iterator[tuple[psutil.Process, int]]:
+    document = deployment("null:4", 1, SLO_MS)
+    (replica,) = document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"]
+    paths = {"cheap": "null:4", "dear": "null:600k"}
+    document["models"] = {name: {"path": path, "rate_rps": 40.0, "slo_ms": SLO_MS} for name, path in paths.items()}
+    document["nodes"][0]["gpus"][0]["partitions"][0]["replicas"] = [replica | {"model": name} for name in paths]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "map.json"
+        path.write_text(json.dumps(document))
+        command = [sys.executable, "-m", "gpuprof", "serve", str(path), "--port", "0"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+            assert process.stdout is not None
+            words = process.stdout.readline().split()
+            try:
+                where = next(word for word in words if word.startswith("http://"))
+                yield psutil.Process(process.pid), int(where.rsplit(":", 1)[1])
+            finally:
+                process.terminate()
+
+
+def show_beside(got: Beside, times: float) -> None:
+    """Print it."""
+    print(f"a cheap model at {times:g} times its {got.capacity_rps:.0f}/s beside a dear one at {DEAR_RPS:.0f}/s:")
+    print(f"  the cheap one answered {got.overloaded_rps:.0f}/s within its SLO of {SLO_MS:.0f} ms")
+    p99 = " → ".join(f"{value:.1f}" for value in got.p99_ms)
+    print(f"  the dear one {got.alone_rps:.1f}/s alone, {got.beside_rps:.1f}/s beside it; p99 {p99} ms", flush=True)
+
+
+def main() -> int:
+    """Print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--times", type=float, default=3.0, help="the cheap model's capacity")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each part")
+    options = parser.parse_args()
+    show_beside(measure_beside(options.times, options.seconds), options.times)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
