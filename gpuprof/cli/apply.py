@@ -14,7 +14,7 @@ _COLUMNS = (Column("replica", "replica", right=False), Column("change", "change"
 
 
 def apply(
-    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="The map to serve from now on.")],
+    map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Map to serve from now on.")],
     port: Annotated[int, typer.Option(help="HTTP port of the server.", min=1, max=65535)] = DEFAULT_PORT,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

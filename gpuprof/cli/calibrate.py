@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices, complete_models
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -20,6 +21,7 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
+from gpuprof.cli.output_path import check_output_file
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,17 @@ class FitOptions:
     """What is fitted, and where it is kept."""
 
     profile: Annotated[
-        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), instead of the database.")
+        Path | None, typer.Option(help="Profile by iGniter's own tools (config.jsonl), in place of the database.")
     ] = None
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database.")] = None
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Write iGniter's coefficients here, too.")] = (
-        None
-    )
+    device: Annotated[
+        str | None, typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database.")
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", callback=check_output_file, help="File to write iGniter's coefficients to, too."
+        ),
+    ] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
 
 
@@ -40,10 +47,12 @@ class FitOptions:
 class MeasuringOptions:
     """How MODELs are measured."""
 
-    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 5.0
+    collector: Annotated[str, typer.Option(help="Collector that measures; auto takes the first that works here.")] = (
+        "auto"
+    )
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Longest time in seconds to measure one row.")] = 5.0
     keep_unstable: Annotated[
-        bool, typer.Option("--keep-unstable", help="Leave rows that are there and unstable as they are.")
+        bool, typer.Option("--keep-unstable", help="Keep unstable rows as they are instead of measuring them again.")
     ] = False
 
 
@@ -70,7 +79,12 @@ def calibrate(
     measuring: MeasuringOptions,
     models: Annotated[
         list[str] | None,
-        typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE: measured here first.", show_default=False),
+        typer.Argument(
+            autocompletion=complete_models,
+            metavar="MODEL...",
+            help="ONNX files, or NAME=FILE, to measure here first.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

@@ -10,6 +10,7 @@ import typer
 
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
+from gpuprof.domain.plural import count_of
 
 _COLUMNS = (
     Column("rule", "rule", right=False),
@@ -21,10 +22,12 @@ _COLUMNS = (
 def check(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
     against: Annotated[
-        Path | None, typer.Option(help="slo.csv to check instead of what the map says was asked.")
+        Path | None, typer.Option(help="CSV file of demands to check against, in place of those in the map.")
     ] = None,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
-    estimator: Annotated[str | None, typer.Option(help="Another one than the map was planned with.")] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
+    ] = None,
     precision: PrecisionOption = None,
     runtime: RuntimeOption = None,
     device_file: DeviceFileOption = None,
@@ -52,5 +55,6 @@ def check(
         print_rows(rows, _COLUMNS, chosen)
     else:
         replicas = sum(1 for _ in result.deployment.places())
-        sys.stdout.write(f"{map_file} is sound: {replicas} replicas on {result.deployment.predicted.gpus} devices\n")
+        devices = count_of(result.deployment.predicted.gpus, "device")
+        sys.stdout.write(f"{map_file} is sound: {count_of(replicas, 'replica')} on {devices}\n")
     result.raise_if_broken()

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_policies
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -21,6 +22,7 @@ from gpuprof.cli.output import (
     progress,
     say_note,
 )
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
@@ -66,12 +68,20 @@ class Compared(StrEnum):
 class PolicyListOptions:
     """What is compared, and how policies search."""
 
-    by: Annotated[Compared, typer.Option(help="policy: all on one fleet; gpu: each kind of GPU alone.")] = (
+    by: Annotated[Compared, typer.Option(help="Rows to compare: policies on one fleet, or each kind of gpu alone.")] = (
         Compared.POLICY
     )
-    policies: Annotated[str, typer.Option(help="Names separated by commas, or all; by gpu one.")] = "all"
-    time_limit: Annotated[float | None, typer.Option(help="Seconds for each map; by gpu 5.")] = None
-    seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0
+    policies: Annotated[
+        str,
+        typer.Option(
+            autocompletion=complete_policies,
+            help="Policies by name, separated by commas, or all; with --by gpu one.",
+        ),
+    ] = "all"
+    time_limit: Annotated[
+        float | None, typer.Option(help="Longest search for each map in seconds; with --by gpu 5.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
 
     def names(self) -> list[str] | None:
         """Return the names of the policies, None for all."""
@@ -97,7 +107,9 @@ class PolicyListOptions:
 class ComparisonRuleOptions(PlanningRuleOptions):
     """What every map must keep, and how large its replicas may be."""
 
-    confidence: Annotated[float | None, typer.Option(help="Plan on the upper end of the intervals.")] = None
+    confidence: Annotated[
+        float | None, typer.Option(help="Confidence to plan with, on the upper ends of the intervals.")
+    ] = None
 
 
 @with_groups
@@ -105,7 +117,13 @@ def compare(
     demands: DemandOptions,
     policies: PolicyListOptions,
     rules: ComparisonRuleOptions,
-    picture: Annotated[Path | None, typer.Option(help="Draw the maps into this .svg or .png file.")] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            callback=check_output_file,
+            help="Draw the maps into this .svg or .png file.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:

@@ -61,9 +61,9 @@ def list_models(db: DbOption = DEFAULT_DB, as_json: JsonOption = False, as_csv: 
 @app.command()
 def show(
     table: Annotated[
-        str, typer.Argument(help="runs, devices, models, ops, kernels or colocations; or a model's name.")
+        str, typer.Argument(help="Table: runs, devices, models, ops, kernels or colocations; or a model's name.")
     ],
-    limit: Annotated[int, typer.Option(min=1, help="Rows at most, newest first.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Most rows to show, newest first.")] = 50,
     db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -133,8 +133,10 @@ def import_measurements(
         list[Path],
         typer.Argument(help="Published measurements, or directories of them; the name of their form may stand first."),
     ],
-    device: Annotated[str | None, typer.Option(help="What they were measured on, where they do not say.")] = None,
-    form: Annotated[str | None, typer.Option("--format", help="By default told from each file.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Device that they were measured on, where the files do not say.")
+    ] = None,
+    form: Annotated[str | None, typer.Option("--format", help="Form of the files; default: told from each.")] = None,
     db: DbOption = DEFAULT_DB,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
@@ -149,8 +151,8 @@ def import_measurements(
 
 @app.command()
 def export(
-    output: Annotated[Path, typer.Option("-o", "--output", help="A directory; for a trace, a file.")],
-    format: Annotated[ExportFormat, typer.Option(help="What to write.")] = ExportFormat.CSV,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory to write to; for a trace, a file.")],
+    format: Annotated[ExportFormat, typer.Option(help="Format to write.")] = ExportFormat.CSV,
     db: DbOption = DEFAULT_DB,
 ) -> None:
     """Write the tables as CSV or Parquet, or the kernels as a timeline for Perfetto and chrome://tracing."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_models
 from gpuprof.cli.estimate_options import ScenarioOptions, SourceOptions
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, mebibytes, number, print_rows, say_note
@@ -23,7 +24,7 @@ _COLUMNS = (
     Column("dims", "dims", right=False, role=ColumnRole.KEY),
     Column("device", "device", right=False, role=ColumnRole.KEY),
     Column("share", "share", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("beside", "beside", right=False, role=ColumnRole.KEY),
     Column("latency_ms", "latency ms", number(4)),
     Column("latency_interval", "90% interval", joined=True),
@@ -39,7 +40,11 @@ def estimate(
     running: ScenarioOptions,
     knowledge: SourceOptions,
     models: Annotated[
-        list[str] | None, typer.Argument(help="Names in the database or ONNX files; none: all of the database.")
+        list[str] | None,
+        typer.Argument(
+            autocompletion=complete_models,
+            help="Models by name in the database, or ONNX files; default: all of the database.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

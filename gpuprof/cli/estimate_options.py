@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
 _LARGEST_BATCH = 1_000_000
 
 PrecisionOption = Annotated[
-    str | None, typer.Option(help="Where nothing was measured: float32, tf32, float16, bfloat16, fp8 or int8.")
+    str | None, typer.Option(help="Precision of predictions: float32, tf32, float16, bfloat16, fp8 or int8.")
 ]
-RuntimeOption = Annotated[str | None, typer.Option(help="Where nothing was measured: fused (default) or eager.")]
+RuntimeOption = Annotated[str | None, typer.Option(help="Execution that predictions assume: fused (default) or eager.")]
 DeviceFileOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know.")
 ]
@@ -26,17 +27,23 @@ DeviceFileOption = Annotated[
 class ScenarioOptions:
     """What runs, on which part of which device."""
 
-    batch: Annotated[str, typer.Option(help="Batch sizes, 1,8,32.")] = "1"
-    device: Annotated[str | None, typer.Option(help="Device of the catalogue or the database, or cpu.")] = None
+    batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1"
+    device: Annotated[
+        str | None,
+        typer.Option(autocompletion=complete_devices, help="Device of the catalogue or the database, or cpu."),
+    ] = None
     device_file: DeviceFileOption = None
     share: Annotated[str, typer.Option(help="Part of the device: 50, 50%, 1core, 3g.40gb or 3g.40gb:50.")] = "100"
-    processes: Annotated[int, typer.Option(help="Copies in the share.")] = 1
     dim: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension; may be repeated."),
     ] = None
+    processes: Annotated[int, typer.Option(help="Processes in the share.")] = 1
     beside: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="With this running on the device, too; repeatable."),
+        typer.Option(
+            metavar="MODEL[@BATCH[:SHARE]]", help="Model that runs on the device at the same time; may be repeated."
+        ),
     ] = None
 
     def dims(self) -> dict[str, tuple[int, ...]]:
@@ -72,9 +79,9 @@ class ScenarioOptions:
 class SourceOptions:
     """Where the figures come from."""
 
-    estimator: Annotated[str, typer.Option(help="database, gk, one that was installed, or package.module:Class.")] = (
-        "database"
-    )
+    estimator: Annotated[
+        str, typer.Option(help="Estimator: database, gk, an installed one, or package.module:Class.")
+    ] = "database"
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False

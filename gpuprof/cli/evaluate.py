@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.output import (
     Column,
     CsvOption,
@@ -17,6 +18,7 @@ from gpuprof.cli.output import (
     say_note,
     show_progress,
 )
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.table import ColumnRole
 
 _COLUMNS = (
@@ -33,15 +35,21 @@ _ARCHITECTURE = Column("architecture", "architecture", right=False)
 
 
 def evaluate(
-    device: Annotated[str | None, typer.Option(help="Device that was profiled; the one with most data.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_devices, help="Device that was profiled; default: the one with most data."
+        ),
+    ] = None,
     regressors: Annotated[
-        str, typer.Option(help="Constituents of the stack, separated by commas; lightgbm may be added.")
+        str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")
     ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
     plot: Annotated[
-        Path | None, typer.Option(help="Write predicted against measured into this .svg or .png file.")
+        Path | None,
+        typer.Option(callback=check_output_file, help="File to draw predicted against measured into: .svg or .png."),
     ] = None,
     by_architecture: Annotated[
-        bool, typer.Option("--by-architecture", help="A line for each architecture, not one for all.")
+        bool, typer.Option("--by-architecture", help="Show a line for each architecture instead of one for all.")
     ] = False,
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_map_models
 from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
 
@@ -40,9 +41,11 @@ _WHAT_IFS = (
 
 def explain(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")],
-    model: Annotated[str, typer.Argument(help="A model of the map.")],
+    model: Annotated[str, typer.Argument(autocompletion=complete_map_models, help="Model of the map.")],
     db: Annotated[Path | None, typer.Option(help="Kernel database that the map was planned from.")] = None,
-    estimator: Annotated[str | None, typer.Option(help="Another one than the map was planned with.")] = None,
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""

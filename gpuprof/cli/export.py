@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import say_note
+from gpuprof.cli.output_path import check_output_folder
 from gpuprof.errors import InputError
 
 
@@ -16,7 +17,13 @@ def export(
     map_file: Annotated[Path, typer.Argument(metavar="MAP", help="Deployment map.")] = Path("map.json"),
     to: Annotated[str, typer.Option(help="Tool to write for: json, mig-parted, triton, k8s or kserve.")] = "mig-parted",
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Directory to write to; without it a single file is printed.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_folder,
+            help="Directory to write to; without it a single file is printed.",
+        ),
     ] = None,
     image: Annotated[str | None, typer.Option(help="Container image with gpuprof, for k8s and kserve.")] = None,
     copy: Annotated[
@@ -26,7 +33,7 @@ def export(
         ),
     ] = False,
 ) -> None:
-    """Write a map in the words of another tool."""
+    """Write what another tool needs to run a map."""
     from gpuprof.pipeline.export import export as export_map
 
     result = export_map(map_file, to, image=image, note=say_note)

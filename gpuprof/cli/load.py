@@ -23,6 +23,7 @@ from gpuprof.cli.output import (
     say,
     show_progress,
 )
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
 
@@ -77,11 +78,19 @@ def load(
     traffic: TrafficOptions,
     access: AccessOptions,
     target: Annotated[
-        str, typer.Argument(help="Address of the server, or the map that it serves at the usual one.")
+        str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
     ] = ("map.json"),
-    map_file: Annotated[Path | None, typer.Option("--map", help="Deployment map: rates, SLOs, predictions.")] = None,
+    map_file: Annotated[
+        Path | None, typer.Option("--map", help="Deployment map with rates, SLOs and predictions.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="Also write the results here: .json, .csv or .parquet.")
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_file,
+            help="File to write the results to, too: .json, .csv or .parquet.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

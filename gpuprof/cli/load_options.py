@@ -20,20 +20,24 @@ class TrafficOptions:
     """Which requests are sent, and how long."""
 
     duration: Annotated[
-        float | None, typer.Option(help="Seconds that count; 20, or as long as the trace.", min=0.1)
+        float | None, typer.Option(help="Measured time in seconds; default: 20, or the length of the trace.", min=0.1)
     ] = None
-    rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, instead of the map's.")] = None
     dim: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=SIZE", help="Size of a free dimension in what is sent; repeatable."),
+        typer.Option(metavar="NAME=SIZE", help="Size of a free dimension in what is sent; may be repeated."),
     ] = None
-    rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0
-    trace: Annotated[Path | None, typer.Option(help="Instead replay this CSV of time_s,model.")] = None
-    arrivals: Annotated[str, typer.Option(help="poisson, gamma or constant.")] = "poisson"
-    scv: Annotated[float, typer.Option(help="Burstiness of gamma; Poisson is 1.", min=0.01)] = 4.0
-    warmup: Annotated[float, typer.Option(help="Seconds before those that count.", min=0.0)] = 2.0
-    clients: Annotated[int | None, typer.Option(help="Client processes; as many as needed.", min=1)] = None
-    seed: Annotated[int, typer.Option(help="Same seed, same traffic.", min=0)] = 0
+    rate: Annotated[
+        list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.")
+    ] = None
+    rate_scale: Annotated[float, typer.Option(help="Factor on all rates.", min=1e-6)] = 1.0
+    trace: Annotated[Path | None, typer.Option(help="Trace to replay: a CSV file of time_s,model.")] = None
+    arrivals: Annotated[str, typer.Option(help="Arrival process: poisson, gamma or constant.")] = "poisson"
+    scv: Annotated[
+        float, typer.Option(help="Squared coefficient of variation of gamma arrivals; Poisson has 1.", min=0.01)
+    ] = 4.0
+    warmup: Annotated[float, typer.Option(help="Time in seconds before the measured time.", min=0.0)] = 2.0
+    clients: Annotated[int | None, typer.Option(help="Client processes; default: as many as needed.", min=1)] = None
+    seed: Annotated[int, typer.Option(help="Seed of the traffic.", min=0)] = 0
 
     def load_traffic(self) -> LoadTraffic:
         """Return the traffic as `gpuprof.load` takes it.
@@ -63,9 +67,11 @@ class TrafficOptions:
 class AccessOptions:
     """What the server must be shown, and whom to trust."""
 
-    token_file: Annotated[Path | None, typer.Option(help="File with the server's token; or GPUPROF_TOKEN.")] = None
+    token_file: Annotated[Path | None, typer.Option(help="File with the server's token; default: GPUPROF_TOKEN.")] = (
+        None
+    )
     ca_file: Annotated[
-        Path | None, typer.Option(help="Certificate (PEM) to trust on https; what the system trusts unless given.")
+        Path | None, typer.Option(help="Certificate (PEM) to trust on https; default: those of the system.")
     ] = None
 
     def server_access(self) -> ServerAccess:

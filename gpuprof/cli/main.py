@@ -164,7 +164,9 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
-    debug: bool = typer.Option(False, "--debug", help="Show where an error came from; may stand anywhere."),
+    debug: bool = typer.Option(
+        False, "--debug", help="Show the traceback of an error; may stand anywhere on the line."
+    ),
 ) -> None:
     pass  # both options act before a verb is chosen
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_models
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
@@ -48,7 +49,7 @@ _DIFFERENCES = (
 
 @with_groups
 def merge(
-    models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
+    models: Annotated[list[Path], typer.Argument(autocompletion=complete_models, help="ONNX files, two or more.")],
     result: MergeOutput,
     likeness: SimilarityThresholds,
     sizes: DimensionSizes,

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.errors import InputError
 
 
@@ -16,7 +18,7 @@ from gpuprof.errors import InputError
 class MergeOutput:
     """Where the merged graph is written, and what is told of it."""
 
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")]
+    output: Annotated[Path, typer.Option("--output", "-o", callback=check_output_file, help="File to write.")]
     report: Annotated[bool, typer.Option("--report", help="List every operator and every output.")] = False
 
 
@@ -29,7 +31,9 @@ class SimilarityThresholds:
         float | None,
         typer.Option(help="Largest relative difference of an output.", show_default="1e-4, for float16 4e-3"),
     ] = None
-    weight_tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7
+    weight_tolerance: Annotated[float, typer.Option(help="Largest difference of weights that count as the same.")] = (
+        1e-7
+    )
     eps: Annotated[
         float,
         typer.Option(
@@ -43,8 +47,10 @@ class SimilarityThresholds:
 class DimensionSizes:
     """At which sizes the models run."""
 
-    dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE, repeatable.")] = None
-    batch: Annotated[list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE.")] = None
+    dim: Annotated[list[str] | None, typer.Option(help="Size of a free dimension: NAME=SIZE; may be repeated.")] = None
+    batch: Annotated[
+        list[str] | None, typer.Option(help="Batch that a model will run at: NAME=SIZE; may be repeated.")
+    ] = None
 
     def dims(self) -> dict[str, int]:
         """Return the size of each free dimension that is named.
@@ -71,7 +77,9 @@ class DimensionSizes:
 class GainOptions:
     """For which device merging must pay."""
 
-    device: Annotated[str | None, typer.Option(help="Device that the gain is predicted for.")] = "cpu"
+    device: Annotated[
+        str | None, typer.Option(autocompletion=complete_devices, help="Device that the gain is predicted for.")
+    ] = "cpu"
     db: Annotated[Path | None, typer.Option(help="Kernel database: what ops were measured to take.")] = None
     force: Annotated[bool, typer.Option("--force", help="Merge what is predicted to cost time, too.")] = False
 

@@ -213,7 +213,7 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
 def _above(texts: Sequence[ColumnText], layout: TableLayout) -> str:
     """Return what is the same in every row, without what no row has."""
     shown = ((position, texts[position].cells[0]) for position in layout.above)
-    return ", ".join(f"{_full_heading(texts, position)} {cell}" for position, cell in shown if cell != "–")
+    return ", ".join(f"{_full_heading(texts, position)} {cell}" for position, cell in shown if cell.strip(" –"))
 
 
 def _full_heading(texts: Sequence[ColumnText], position: int) -> str:

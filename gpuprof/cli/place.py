@@ -35,7 +35,7 @@ _COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("share_pct", "share %", number(), role=ColumnRole.KEY),
     Column("processes", "procs", role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("rate_rps", "req/s", number(4)),
     Column("latency_ms", "batch ms", number()),
     Column("p99_ms", "p99 ms", number()),

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.output_path import check_output_file
+
 if TYPE_CHECKING:
     from gpuprof.pipeline.planning_options import MapOutput
     from gpuprof.placement.policies import Policy
@@ -18,12 +21,21 @@ if TYPE_CHECKING:
 class PolicyOptions:
     """Which policy decides, and how it searches."""
 
-    policy: Annotated[str | None, typer.Option(help="Name, or package.module:Class.")] = None
-    policy_option: Annotated[
-        list[str] | None, typer.Option("-O", "--policy-option", help="KEY=VALUE of the policy; may be repeated.")
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_policies,
+            help="Policy by name, or package.module:Class.",
+        ),
     ] = None
-    time_limit: Annotated[float | None, typer.Option(help="Seconds after which the best map so far is taken.")] = None
-    seed: Annotated[int, typer.Option(help="Of policies that draw random numbers.")] = 0
+    policy_option: Annotated[
+        list[str] | None,
+        typer.Option("-O", "--policy-option", help="Option of the policy as KEY=VALUE; may be repeated."),
+    ] = None
+    time_limit: Annotated[
+        float | None, typer.Option(help="Longest search in seconds; the best map so far is taken.")
+    ] = None
+    seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
 
     def make_policy(self) -> Policy:
         """Return the policy.
@@ -42,18 +54,30 @@ class PolicyOptions:
 class MapOptions:
     """Which map is written, and where."""
 
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the map is written.")] = Path("map.json")
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_file,
+            help="File to write the map to.",
+        ),
+    ] = Path("map.json")
     previous: Annotated[
         Path | None,
         typer.Option(
-            "--from", metavar="MAP", help="Map that runs now: of equally good maps, move the fewest replicas."
+            "--from",
+            metavar="MAP",
+            help="Map that runs now; of equally good maps, the one that moves the fewest replicas is taken.",
         ),
     ] = None
     merge: Annotated[
         bool, typer.Option("--merge", help="Let models that share a device and weights run as one graph where it pays.")
     ] = False
     best_effort: Annotated[bool, typer.Option(help="Write the map even when some demands cannot be met.")] = False
-    created: Annotated[str | None, typer.Option(help="Time to write into the map; none, or SOURCE_DATE_EPOCH.")] = None
+    created: Annotated[
+        str | None, typer.Option(help="Time of creation to write into the map; default: SOURCE_DATE_EPOCH, or none.")
+    ] = None
 
     def map_output(self) -> MapOutput:
         """Return where the map goes, and which map may go there."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.estimate_options import DeviceFileOption, PrecisionOption, RuntimeOption
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
@@ -21,11 +22,15 @@ if TYPE_CHECKING:
 class DemandOptions:
     """Which demands are placed, and onto which devices."""
 
-    slo_file: Annotated[Path, typer.Option(help="CSV with model,rate_rps,slo_ms.")] = Path("slo.csv")
+    slo_file: Annotated[Path, typer.Option(help="CSV file with the columns model,rate_rps,slo_ms.")] = Path("slo.csv")
     gpus: Annotated[
-        str | None, typer.Option(help="Devices: a100-80:8,v100; without a count as many as needed; any.")
+        str | None,
+        typer.Option(
+            autocompletion=complete_devices,
+            help="Devices to place on: a100-80:8,v100 or any; without a count, as many as needed.",
+        ),
     ] = None
-    fleet: Annotated[Path | None, typer.Option(help="fleet.toml with devices, counts and prices.")] = None
+    fleet: Annotated[Path | None, typer.Option(help="TOML file with devices, counts and prices.")] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None
 
     dim: Annotated[
@@ -60,25 +65,27 @@ class DemandOptions:
 class PlanningRuleOptions:
     """What a map must keep, how large its replicas may be, and whose times it rests on."""
 
-    estimator: Annotated[str, typer.Option(help="database, measured, gk, igniter, usher, or package.module:Class.")] = (
-        "database"
-    )
+    estimator: Annotated[
+        str, typer.Option(help="Estimator: database, measured, gk, igniter, usher, or package.module:Class.")
+    ] = "database"
     arrivals: Annotated[
         str | None,
-        typer.Option(help="Shape of the requests: gamma:4, batch:8, mmpp:3,2s; or a trace. Else poisson."),
+        typer.Option(help="Arrival process: gamma:4, batch:8, mmpp:3,2s, or a trace file; default: poisson."),
     ] = None
     confidence: Annotated[
-        float | None, typer.Option(help="Plan on the upper end of the estimates' intervals, 0.9 for 90%.")
+        float | None,
+        typer.Option(help="Confidence to plan with, on the upper ends of the estimates' intervals: 0.9 for 90%."),
     ] = None
     latency_budget: Annotated[
-        float | None, typer.Option(help="Instead of queueing: a batch may take this fraction of the SLO.")
+        float | None, typer.Option(help="Fraction of the SLO that a batch may take, in place of the queueing model.")
     ] = None
     max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256
     max_processes: Annotated[
-        int | None, typer.Option(help="Most processes of one replica; three in a MIG instance, else one.")
+        int | None, typer.Option(help="Most processes of one replica; default: three in a MIG instance, else one.")
     ] = None
     overhead_ms: Annotated[
-        float | None, typer.Option(help="Time of a request outside its replica; as profile measured it unless given.")
+        float | None,
+        typer.Option(help="Time in ms that a request spends outside its replica; default: as profile measured it."),
     ] = None
 
     precision: PrecisionOption = None

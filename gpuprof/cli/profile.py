@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_models
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("dims", "dims", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
     Column("latency_p50_ms", "p50 ms", number()),
@@ -53,7 +54,7 @@ _OP_COLUMNS = (
 )
 _CLUSTER_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("processes", "processes", role=ColumnRole.KEY),
     Column("device", "device", right=False, role=ColumnRole.KEY),
@@ -64,7 +65,7 @@ _CLUSTER_COLUMNS = (
 _REPORT_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("device", "device", right=False, role=ColumnRole.KEY),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("share", "share", role=ColumnRole.KEY),
     Column("kernel_count", "kernels"),
     Column("max_occupancy_pct", "max occupancy %", number()),
@@ -83,7 +84,13 @@ def profile(
     instead: OtherMeasurements,
     cluster: ClusterOptions,
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="MODEL...", help="ONNX files, or NAME=FILE.", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            autocompletion=complete_models,
+            metavar="MODEL...",
+            help="ONNX files, or NAME=FILE to name one.",
+            show_default=False,
+        ),
     ] = None,
     db: Annotated[Path, typer.Option(envvar="GPUPROF_DB", help="Kernel database.")] = Path("gpuprof-db"),
     as_json: JsonOption = False,

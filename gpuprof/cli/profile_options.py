@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
@@ -23,16 +24,20 @@ class WorkloadOptions:
     batch: Annotated[str, typer.Option(help="Batch sizes, separated by commas.")] = "1,2,4,8"
     share: Annotated[
         str | None,
-        typer.Option(help="Shares: 50 (percent), 1core, 3g.40gb. On a CPU, by default, 1, 2, 4, … and all cores."),
+        typer.Option(
+            help="Shares to measure: 50 (percent), 1core, 3g.40gb. Default on a CPU: 1, 2, 4, … and all cores."
+        ),
     ] = None
-    processes: Annotated[str, typer.Option(help="Copies that run at once in the share, separated by commas.")] = "1"
     dim: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension to measure at; repeatable."),
+        typer.Option(metavar="NAME=SIZE[,SIZE...]", help="Sizes of a free dimension to measure at; may be repeated."),
     ] = None
+    processes: Annotated[str, typer.Option(help="Numbers of processes that share one share, separated by commas.")] = (
+        "1"
+    )
     beside: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Measure again with this running, too; repeatable."),
+        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
     ] = None
 
     def batches(self) -> tuple[int, ...]:
@@ -78,25 +83,29 @@ class WorkloadOptions:
 class MeasurementOptions:
     """With what it is measured, and how long."""
 
-    collector: Annotated[str, typer.Option(help="What measures; auto takes the first that works here.")] = "auto"
+    collector: Annotated[str, typer.Option(help="Collector that measures; auto takes the first that works here.")] = (
+        "auto"
+    )
     device: Annotated[
         str | None,
         typer.Option(
-            help="cpu, gpu or a GPU's name. By default the first GPU that can be measured here, else the CPU; with "
-            "--from-report the GPU recorded on, where the report does not say."
+            autocompletion=complete_devices,
+            help="Device to measure: cpu, gpu or a GPU's name; default: the first GPU that can be measured, else the "
+            "CPU; with "
+            "--from-report the GPU recorded on, where the report does not say.",
         ),
     ] = None
     device_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="With --from-report: TOML file with GPUs that gpuprof does not know."),
+        typer.Option(metavar="FILE", help="TOML file with GPUs that gpuprof does not know, for --from-report."),
     ] = None
-    time_limit: Annotated[float, typer.Option(min=0.1, help="Seconds for the timing of one row at most.")] = 10.0
+    time_limit: Annotated[float, typer.Option(min=0.1, help="Longest time in seconds to measure one row.")] = 10.0
     profiler_limit: Annotated[
         float, typer.Option(min=1.0, help="Seconds after which a profiler counts as hung and is ended.")
     ] = 900.0
-    force: Annotated[bool, typer.Option("--force", help="Measure what is in the database already, too.")] = False
+    force: Annotated[bool, typer.Option("--force", help="Measure again what is in the database already.")] = False
     keep_unstable: Annotated[
-        bool, typer.Option("--keep-unstable", help="Leave rows that are there and unstable as they are.")
+        bool, typer.Option("--keep-unstable", help="Keep unstable rows as they are instead of measuring them again.")
     ] = False
 
     def settings(
@@ -131,7 +140,8 @@ class OtherMeasurements:
         list[Path] | None,
         typer.Option(
             metavar="REPORT",
-            help="Run nothing, ingest this: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and ncu's "
+            help="Report to read in place of running: .nsys-rep, .sqlite, .ncu-rep, .csv or trace.json; nsys's and "
+            "ncu's "
             "reports of one run, both named, are joined kernel by kernel.",
         ),
     ] = None
@@ -142,10 +152,10 @@ class ClusterOptions:
     """Where it is measured."""
 
     engine: Annotated[
-        str, typer.Option(help="Where to measure: local, or ray: spread over the GPUs, or machines, of a Ray cluster.")
+        str, typer.Option(help="Place to measure: local, or ray for the GPUs or machines of a Ray cluster.")
     ] = "local"
     ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="Address of the Ray cluster; default: this machine's.")
     ] = None
 
     def words(self, workloads: WorkloadOptions, means: MeasurementOptions, instead: OtherMeasurements) -> list[str]:

@@ -8,16 +8,34 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.output import say
+from gpuprof.cli.output_path import check_output_file, check_output_folder
 
 
 def report(
     sources: Annotated[
-        list[Path], typer.Argument(help="A database, maps, and the --json output of simulate, load and evaluate.")
+        list[Path],
+        typer.Argument(help="Sources: a database, maps, and the --json output of simulate, load and evaluate."),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="Of the page.")] = "gpuprof report",
-    figures: Annotated[Path | None, typer.Option(help="Also write each figure into this directory.")] = None,
-    picture_format: Annotated[str, typer.Option("--format", help="Of these figures: svg or png.")] = "svg",
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_file,
+            help="File to write the page to.",
+        ),
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "gpuprof report",
+    figures: Annotated[
+        Path | None,
+        typer.Option(
+            callback=check_output_folder,
+            help="Directory to write each figure to, too.",
+        ),
+    ] = None,
+    picture_format: Annotated[
+        str, typer.Option("--format", help="Format of the figures in that directory: svg or png.")
+    ] = "svg",
 ) -> None:
     """Write one self-contained HTML page that opens from disk: plots to point at, in light and dark."""
     from gpuprof.pipeline.report import report as write_report

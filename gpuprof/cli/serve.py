@@ -11,6 +11,7 @@ import typer
 
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import say, say_note
+from gpuprof.domain.plural import count_of
 
 DEFAULT_PORT = 8000
 #: Options whose names lack the unit that settings have in theirs.
@@ -21,29 +22,36 @@ _NAMES = {"adapt_period": "adapt_period_s"}
 class ListenOptions:
     """Where the server is reached, and by which rule it routes."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on; loopback unless said otherwise.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(help="HTTP port; 0: any that is free.", min=0, max=65535)] = DEFAULT_PORT
-    grpc_port: Annotated[int | None, typer.Option(help="gRPC port too; 0: any that is free.", min=0, max=65535)] = None
-    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest"
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[int, typer.Option(help="HTTP port; 0 takes any free one.", min=0, max=65535)] = DEFAULT_PORT
+    grpc_port: Annotated[
+        int | None, typer.Option(help="gRPC port; 0 takes any free one; default: no gRPC.", min=0, max=65535)
+    ] = None
+    routing: Annotated[str, typer.Option(help="Rule that picks the replica of a request: fastest or round-robin.")] = (
+        "fastest"
+    )
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
     """Which part of the map is served, and by what."""
 
-    node: Annotated[str | None, typer.Option(help="Which node of the map this machine is.")] = None
+    node: Annotated[str | None, typer.Option(help="Node of the map that this machine is.")] = None
     simulate: Annotated[
         bool, typer.Option("--simulate", help="Compute nothing; batches take the time that the map predicts.")
     ] = False
     engine: Annotated[
         str,
-        typer.Option(help="Where the workers run: local, or ray: on the nodes of a Ray cluster that the map names."),
+        typer.Option(help="Place of the workers: local, or ray for the nodes of a Ray cluster that the map names."),
     ] = "local"
     ray_address: Annotated[
-        str | None, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster; the one of this machine unless given.")
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="Address of the Ray cluster; default: this machine's.")
     ] = None
     apply_mig: Annotated[
-        bool, typer.Option("--apply-mig", help="Cut GPUs into the map's MIG instances; put them back in the end.")
+        bool,
+        typer.Option(
+            "--apply-mig", help="Cut GPUs into the map's MIG instances, and put the old layout back at the end."
+        ),
     ] = False
     allow_changed: Annotated[
         bool, typer.Option("--allow-changed", help="Serve model files that changed since the map was planned.")
@@ -54,10 +62,14 @@ class WorkerOptions:
 class LimitOptions:
     """How much memory and time requests and workers may take."""
 
-    buffer_mb: Annotated[int, typer.Option(help="Memory for all tensors on their way, in MiB.", min=1)] = 1024
+    buffer_mb: Annotated[
+        int, typer.Option(help="Memory in MiB for the tensors of all requests in progress.", min=1)
+    ] = 1024
     max_body_mb: Annotated[int, typer.Option(help="Largest inference request, in MiB.", min=1)] = 64
-    hang_s: Annotated[float, typer.Option(help="A worker silent for so long is replaced.", min=0.1)] = 5.0
-    drain_s: Annotated[float, typer.Option(help="Time for the last answers after Ctrl-C.", min=0.0)] = 30.0
+    hang_s: Annotated[float, typer.Option(help="Time in seconds after which a silent worker is replaced.", min=0.1)] = (
+        5.0
+    )
+    drain_s: Annotated[float, typer.Option(help="Time in seconds for the last answers after Ctrl-C.", min=0.0)] = 30.0
     connections_per_peer: Annotated[
         int, typer.Option(help="Connections, and calls of gRPC, that one address may have.", min=1)
     ] = 2048
@@ -71,11 +83,12 @@ class AdaptOptions:
         bool, typer.Option("--shadow", help="Keep standbys with a larger share, for models whose p99 passes its SLO.")
     ] = False
     adapt: Annotated[
-        bool, typer.Option("--adapt", help="Plan the map anew when rates or latencies leave what it was planned for.")
+        bool,
+        typer.Option("--adapt", help="Plan a new map when rates or latencies leave what this one was planned for."),
     ] = False
-    adapt_period: Annotated[float, typer.Option(help="Seconds over which --adapt measures.", min=0.1)] = 5.0
+    adapt_period: Annotated[float, typer.Option(help="Time in seconds over which --adapt measures.", min=0.1)] = 5.0
     adapt_output: Annotated[
-        Path | None, typer.Option(help="Where --adapt writes its maps; MAP.adapted.json unless given.")
+        Path | None, typer.Option(help="File for the maps of --adapt; default: MAP.adapted.json.")
     ] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None
 
@@ -85,10 +98,10 @@ class SecurityOptions:
     """What clients must know and are shown."""
 
     token_file: Annotated[
-        Path | None, typer.Option(help="File with the token that clients must send; or GPUPROF_TOKEN.")
+        Path | None, typer.Option(help="File with the token that clients must send; default: GPUPROF_TOKEN.")
     ] = None
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve https and grpcs.")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM), to serve https and grpcs.")] = None
+    tls_key: Annotated[Path | None, typer.Option(help="Private key of the certificate (PEM).")] = None
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Let other machines in without a token or without TLS.")
     ] = False
@@ -101,7 +114,7 @@ class TelemetryOptions:
     otlp: Annotated[
         str | None, typer.Option(metavar="URL", help="Send OpenTelemetry traces to this collector, http://HOST:4318.")
     ] = None
-    otlp_sample: Annotated[float, typer.Option(help="Part of the requests to trace.", min=0.0, max=1.0)] = 1.0
+    otlp_sample: Annotated[float, typer.Option(help="Fraction of the requests to trace.", min=0.0, max=1.0)] = 1.0
     log: Annotated[str, typer.Option(help="Form of the log on stderr: text or json.")] = "text"
 
 
@@ -129,7 +142,9 @@ def serve(
 
     def ready(url: str, models: int, workers: int) -> None:
         took_s = time.monotonic() - started
-        typer.echo(f"serving {models} model(s) with {workers} worker(s) on {url} (ready in {took_s:.1f} s)")
+        typer.echo(
+            f"serving {count_of(models, 'model')} with {count_of(workers, 'worker')} on {url} (ready in {took_s:.1f} s)"
+        )
 
     run_map_server(map_file, settings, ready, say_note)
     say("drained")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_models
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, show_progress
 from gpuprof.cli.table import ColumnRole
 from gpuprof.errors import InputError
@@ -35,10 +36,10 @@ _LAYERS = (
 
 
 def similarity(
-    models: Annotated[list[Path], typer.Argument(help="Two or more ONNX files.")],
+    models: Annotated[list[Path], typer.Argument(autocompletion=complete_models, help="ONNX files, two or more.")],
     layers: Annotated[bool, typer.Option("--layers", help="List the pairs of layers that share most.")] = False,
-    top: Annotated[int, typer.Option(help="How many pairs of layers --layers lists; 0: all.")] = 20,
-    tolerance: Annotated[float, typer.Option(help="Weights that differ by no more are the same.")] = 1e-7,
+    top: Annotated[int, typer.Option(help="Pairs of layers that --layers lists; 0 lists all.")] = 20,
+    tolerance: Annotated[float, typer.Option(help="Largest difference of weights that count as the same.")] = 1e-7,
     heat_map: Annotated[
         Path | None, typer.Option(help="Write the heat map of layers into this .svg or .png file.")
     ] = None,

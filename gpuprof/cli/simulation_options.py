@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 class ArrivalOptions:
     """Which requests come, and when."""
 
-    trace: Annotated[Path | None, typer.Option(help="Replay this CSV of time_s,model.")] = None
+    trace: Annotated[Path | None, typer.Option(help="Trace to replay: a CSV file of time_s,model.")] = None
     rate: Annotated[
-        list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S, or requests/s of all; else the map's own.")
+        list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S, or one of all; default: the map's.")
     ] = None
-    rate_scale: Annotated[float, typer.Option(help="Times the rates.", min=1e-6)] = 1.0
+    rate_scale: Annotated[float, typer.Option(help="Factor on all rates.", min=1e-6)] = 1.0
     arrivals: Annotated[
-        str, typer.Option(help="constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM, diurnal:PEAK,PERIOD.")
+        str,
+        typer.Option(
+            help="Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
+        ),
     ] = "poisson"
-    duration: Annotated[str | None, typer.Option(help="How long requests arrive: 60s, 5m, 1d.")] = None
+    duration: Annotated[str | None, typer.Option(help="Time in which requests arrive: 60s, 5m, 1d.")] = None
     warmup: Annotated[str | None, typer.Option(help="Time before requests count.")] = None
-    seed: Annotated[int, typer.Option(help="Same seed, same result.", min=0)] = 0
+    seed: Annotated[int, typer.Option(help="Seed of the simulation.", min=0)] = 0
 
     def simulated_traffic(self) -> SimulatedTraffic:
         """Return the traffic as `gpuprof.simulate` takes it.
@@ -59,25 +62,31 @@ class ArrivalOptions:
 class ServiceOptions:
     """How requests are routed, batched, refused and delayed, and what fails meanwhile."""
 
-    routing: Annotated[str, typer.Option(help="Choice among replicas: fastest or round-robin.")] = "fastest"
+    routing: Annotated[str, typer.Option(help="Rule that picks the replica of a request: fastest or round-robin.")] = (
+        "fastest"
+    )
     refuse: Annotated[bool, typer.Option(help="Refuse what cannot be answered in time, as the server does.")] = True
     batch_timeout: Annotated[
         str | None,
-        typer.Option(help="Every batch waits so long to fill, whatever its SLO: 100ms; else as the map says."),
+        typer.Option(help="Time that every batch waits to fill, such as 100ms; default: the map's."),
     ] = None
-    router_ms: Annotated[float, typer.Option(help="Time of the router for a request.", min=0.0)] = 0.0
+    router_ms: Annotated[float, typer.Option(help="Time in ms that the router takes for a request.", min=0.0)] = 0.0
     overhead_ms: Annotated[
-        float | None, typer.Option(help="Time of a request outside router and replica; else the map's own.", min=0.0)
+        float | None,
+        typer.Option(help="Time in ms that a request spends outside router and replica; default: the map's.", min=0.0),
     ] = None
     host_ms: Annotated[
         float | None,
-        typer.Option(help="CPU time of router and clients for a request; else the map's own.", min=0.0),
+        typer.Option(help="CPU time in ms of router and clients for a request; default: the map's.", min=0.0),
     ] = None
-    network: Annotated[str, typer.Option(help="none, thesis, or a CSV of payload_bytes,latency_ms to fit.")] = "none"
+    network: Annotated[
+        str, typer.Option(help="Network model: none, thesis, or a CSV file of payload_bytes,latency_ms to fit.")
+    ] = "none"
     payload_bytes: Annotated[float, typer.Option(help="Size of a request on the network.", min=0.0)] = 602112.0
     answer_bytes: Annotated[float, typer.Option(help="Size of an answer on the network.", min=0.0)] = 4000.0
     fail: Annotated[
-        list[str] | None, typer.Option(help="node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated.")
+        list[str] | None,
+        typer.Option(help="Failure of a node or GPU: node0@30s, node0/1@30s or node0/1@30s+10s; may be repeated."),
     ] = None
 
     def service_settings(self) -> ServiceSettings:
@@ -111,14 +120,15 @@ class RescheduleOptions:
     """How the map follows the load."""
 
     every: Annotated[
-        str | None, typer.Option("--reschedule", help="PlacedInstance anew this often, for the rates seen since: 60s.")
+        str | None, typer.Option("--reschedule", help="Period after which the rates seen since are placed anew: 60s.")
     ] = None
     policy: Annotated[
-        str | None, typer.Option(help="Policy of --reschedule, else the map's own; several, with commas, are compared.")
+        str | None,
+        typer.Option(help="Policy of --reschedule; several, separated by commas, are compared; default: the map's."),
     ] = None
-    headroom: Annotated[float, typer.Option(help="Times the rates that --reschedule sees.", min=0.1)] = 1.2
-    load_time: Annotated[str, typer.Option(help="Of a model into a new replica.")] = "5s"
-    mig_time: Annotated[str, typer.Option(help="Of giving a GPU another MIG layout.")] = "10s"
+    headroom: Annotated[float, typer.Option(help="Factor on the rates that --reschedule plans for.", min=0.1)] = 1.2
+    load_time: Annotated[str, typer.Option(help="Time to load a model into a new replica.")] = "5s"
+    mig_time: Annotated[str, typer.Option(help="Time to give a GPU another MIG layout.")] = "10s"
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule and --interference.")] = None
 
     def __post_init__(self) -> None:
@@ -157,8 +167,12 @@ class FidelityOptions:
     """What is simulated exactly, and what is approximated."""
 
     interference: Annotated[
-        bool, typer.Option("--interference", help="Slow batches by what really runs beside, not by all neighbours.")
+        bool,
+        typer.Option(
+            "--interference", help="Slow batches down by what runs beside them at that moment, not by all neighbours."
+        ),
     ] = False
     sample: Annotated[
-        int | None, typer.Option(help="Approximate: so many replicas of a model; 0: never approximate.", min=0)
+        int | None,
+        typer.Option(help="Replicas of a model that are simulated, for all of them; 0 simulates all.", min=0),
     ] = None

@@ -38,7 +38,7 @@ _MODELS = (
 _REPLICAS = (
     Column("place", "replica", right=False, role=ColumnRole.SUBJECT),
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
-    Column("batch", "batch", role=ColumnRole.KEY),
+    Column("batch", "batch", role=ColumnRole.SUBJECT),
     Column("processes", "processes", role=ColumnRole.KEY),
     Column("throughput_rps", "answered/s", number(4)),
     Column("goodput_rps", "goodput/s", number(4)),

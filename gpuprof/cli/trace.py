@@ -10,7 +10,9 @@ import typer
 
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.verb_help import VerbCommand
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,12 +34,15 @@ _COLUMNS = (
 class ArrivalProcessOptions:
     """By which process requests arrive."""
 
-    rate: Annotated[list[str] | None, typer.Option(help="MODEL=REQUESTS_PER_S; may be repeated.")] = None
-    slo_file: Annotated[Path | None, typer.Option(help="Models and rates of this slo.csv.")] = None
+    rate: Annotated[list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S; may be repeated.")] = None
+    slo_file: Annotated[Path | None, typer.Option(help="CSV file of demands that names models and rates.")] = None
     arrivals: Annotated[
-        str, typer.Option(help="constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM, diurnal:PEAK,PERIOD.")
+        str,
+        typer.Option(
+            help="Arrival process: constant, poisson, gamma:SCV, bursts:RATIO,BURST,CALM or diurnal:PEAK,PERIOD."
+        ),
     ] = "poisson"
-    duration: Annotated[str, typer.Option(help="Length: 60s, 5m, 1d.")] = "60s"
+    duration: Annotated[str, typer.Option(help="Length of the trace: 60s, 5m, 1d.")] = "60s"
 
     def rates_rps(self) -> dict[str, float]:
         """Return requests per second by model.
@@ -66,9 +71,11 @@ class ArrivalProcessOptions:
 class RecordedDayOptions:
     """Which functions of a recorded day are taken instead."""
 
-    azure: Annotated[Path | None, typer.Option(help="Instead: a file of Azure Functions, 2019 or 2021.")] = None
+    azure: Annotated[
+        Path | None, typer.Option(help="File of Azure Functions (2019 or 2021) to take the requests from.")
+    ] = None
     models: Annotated[str | None, typer.Option(help="Names for its busiest functions, busiest first: a,b,c.")] = None
-    functions: Annotated[int, typer.Option(help="Without names: how many functions.", min=1)] = 10
+    functions: Annotated[int, typer.Option(help="Number of functions, where none are named.", min=1)] = 10
 
     def names(self) -> list[str] | None:
         """Return names for the functions, None where none are given."""
@@ -80,8 +87,16 @@ class RecordedDayOptions:
 def make(
     process: ArrivalProcessOptions,
     day: RecordedDayOptions,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The trace, CSV.")] = Path("trace.csv"),
-    seed: Annotated[int, typer.Option(help="Same seed, same trace.", min=0)] = 0,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_file,
+            help="File to write the trace to, CSV.",
+        ),
+    ] = Path("trace.csv"),
+    seed: Annotated[int, typer.Option(help="Seed of the trace.", min=0)] = 0,
 ) -> None:
     """Write a trace: of an arrival process, or of a day of Azure Functions."""
     if day.azure is not None and (process.rate or process.slo_file):
@@ -89,7 +104,8 @@ def make(
     result = _record(process, seed) if day.azure is None else _read_day(day, day.azure, seed)
     result.write(output)
     trace = result.trace
-    say(f"wrote {trace.requests:,} requests of {len(trace.times)} model(s) over {trace.duration_s:g} s to {output}")
+    requests = f"{count_of(trace.requests, 'request')} of {count_of(len(trace.times), 'model')}"
+    say(f"wrote {requests} over {trace.duration_s:g} s to {output}")
 
 
 def _record(process: ArrivalProcessOptions, seed: int) -> TraceResult:
@@ -108,8 +124,16 @@ def _read_day(day: RecordedDayOptions, path: Path, seed: int) -> TraceResult:
 
 @app.command()
 def show(
-    trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV of time_s,model.")],
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Picture, .svg or .png.")] = None,
+    trace_file: Annotated[Path, typer.Argument(metavar="TRACE", help="CSV file of time_s,model.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            callback=check_output_file,
+            help="File to draw the picture into: .svg or .png.",
+        ),
+    ] = None,
     bins: Annotated[int, typer.Option(help="Parts that the time is cut into.", min=2, max=2000)] = 60,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say_note
 
 _COLUMNS = (
@@ -20,9 +21,14 @@ _COLUMNS = (
 
 
 def train(
-    device: Annotated[str | None, typer.Option(help="Device that was profiled; the one with most data.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            autocompletion=complete_devices, help="Device that was profiled; default: the one with most data."
+        ),
+    ] = None,
     regressors: Annotated[
-        str, typer.Option(help="Constituents of the stack, separated by commas; lightgbm may be added.")
+        str, typer.Option(help="Regressors to stack, separated by commas; lightgbm may be added.")
     ] = "lasso,kernel_ridge,gradient_boosting,xgboost",
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None,
     as_json: JsonOption = False,

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
+from gpuprof.cli.completion import complete_networks
 from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.output_path import check_output_file
 from gpuprof.errors import InputError
 
 app = typer.Typer(
@@ -24,8 +26,10 @@ _COLUMNS = [
     Column("needs", "needs", right=False),
 ]
 
-Output = Annotated[Path | None, typer.Option("--output", "-o", help="File to write.", show_default=False)]
-Batch = Annotated[str, typer.Option("--batch", help="A number, or 'dynamic' for a free batch.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", callback=check_output_file, help="File to write.", show_default=False)
+]
+Batch = Annotated[str, typer.Option("--batch", help="Batch size, or dynamic for a free one.")]
 
 
 @app.command("list")
@@ -38,11 +42,13 @@ def list_networks(as_json: JsonOption = False, as_csv: CsvOption = False) -> Non
 
 @app.command("build")
 def build_network(
-    name: Annotated[str, typer.Argument(help="A name from 'gpuprof zoo list'.")],
+    name: Annotated[
+        str, typer.Argument(autocompletion=complete_networks, help="Name of a network, from gpuprof zoo list.")
+    ],
     output: Output = None,
     batch: Batch = "dynamic",
     seed: Annotated[
-        int, typer.Option("--seed", help="Of the random weights, and of the layers of what is called random.")
+        int, typer.Option("--seed", help="Seed of the random weights, and of the layers of random networks.")
     ] = 0,
 ) -> None:
     """Build a network; it goes to NAME.onnx unless -o says otherwise."""
@@ -54,8 +60,8 @@ def build_network(
 
 @app.command("rebatch")
 def rebatch_model(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write.")],
+    model: Annotated[Path, typer.Argument(help="ONNX file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", callback=check_output_file, help="File to write.")],
     batch: Batch = "dynamic",
 ) -> None:
     """Change the batch that a model fixes, and prove by running both that it computes the same."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
@@ -93,11 +94,11 @@ def report(
     with refuse_unwritable(target):
         target.write_text(page(title, sections), encoding="utf-8")
     charts = sum(len(section.charts) for section in sections)
-    notes = [f"wrote {target}: {charts} figure(s) from {len(sources)} source(s)"]
+    notes = [f"wrote {target}: {count_of(charts, 'figure')} from {count_of(len(sources), 'source')}"]
     pictures: tuple[Path, ...] = ()
     if figures is not None:
         pictures = _write_pictures(sections, Path(figures), picture_format)
-        notes.append(f"wrote {len(pictures)} {picture_format} figure(s) into {figures}")
+        notes.append(f"wrote {count_of(len(pictures), f'{picture_format} figure')} into {figures}")
     return ReportResult(notes=tuple(notes), page=target, sections=tuple(sections), pictures=pictures)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gpuprof.domain.deployment import DeploymentMap, write_map
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.apply import ApplyResult, apply
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
@@ -204,7 +205,9 @@ def serve(
         process, answers = _start(path, settings)
         try:
             server = _await_ready(process, answers, found)
-            note(f"serving {server.models} model(s) with {server.workers} worker(s) on {server.url}")
+            note(
+                f"serving {count_of(server.models, 'model')} with {count_of(server.workers, 'worker')} on {server.url}"
+            )
             yield server
         finally:
             os.close(answers)

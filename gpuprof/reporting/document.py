@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
 from gpuprof.reporting.figures import (
@@ -133,7 +134,8 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     predicted = deployment.predicted
     cost = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} dollars an hour"
     replicas = sum(1 for _ in deployment.places())
-    text = f"{where}: {replicas} replicas on {predicted.gpus} device(s){cost}, by the policy {deployment.policy}."
+    what = f"{count_of(replicas, 'replica')} on {count_of(predicted.gpus, 'device')}"
+    text = f"{where}: {what}{cost}, by the policy {deployment.policy}."
     rows = tuple(
         (
             name,

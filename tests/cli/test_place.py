@@ -58,7 +58,7 @@ def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(
     assert placed.models["net"].path == "net.onnx"
     assert placed.created is None
     assert main(["check"]) == 0
-    assert capsys.readouterr().out == "map.json is sound: 1 replicas on 1 devices\n"
+    assert capsys.readouterr().out == "map.json is sound: 1 replica on 1 device\n"
 
 
 def test_the_same_input_gives_the_same_bytes(here: Path) -> None:

@@ -22,7 +22,7 @@ def write(directory: Path, document: dict[str, Any]) -> str:
 
 def test_one_line_says_that_the_server_is_ready(tmp_path: Path) -> None:
     with running(tmp_path, map_of({"m": "null:4"}, [replica("m")])) as server:
-        assert server.line.startswith("serving 1 model(s) with 1 worker(s) on http://127.0.0.1:")
+        assert server.line.startswith("serving 1 model with 1 worker on http://127.0.0.1:")
         assert server.stop()[0] == 0
 
 

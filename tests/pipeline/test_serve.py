@@ -38,7 +38,7 @@ def test_a_map_is_served_while_the_context_lasts_and_no_longer() -> None:
     with serve(deployment, ANY_PORT, note=notes.append) as server:
         assert server.url == f"http://127.0.0.1:{server.port}"
         assert (server.map, server.models, server.workers, server.grpc_url) == (deployment, 1, 1, None)
-        assert notes == [f"serving 1 model(s) with 1 worker(s) on {server.url}"]
+        assert notes == [f"serving 1 model with 1 worker on {server.url}"]
         assert infer(server) == 200
         children = psutil.Process(server.pid).children(recursive=True)
         assert children

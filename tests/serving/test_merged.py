@@ -245,7 +245,7 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
     one |= {"batch": 1, "sm_share_pct": 40.0, "rate_rps": 100.0}
     one["predicted"]["latency_ms"] = 10.0
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
-        assert "2 worker(s)" in server.line
+        assert "2 workers" in server.line
         settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
         streams = [
             RequestStream(model, 56.0, 80.0) for model in ("a", "b")

@@ -80,7 +80,7 @@ def test_a_standby_takes_over_from_a_replica_that_is_too_slow_for_its_load(tmp_p
     slo_ms = 80.0
     document = map_of({"m": "null:4"}, [replica("m", latency_ms=10.0, sm_share_pct=40.0)], slo_ms)
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
-        assert "2 worker(s)" in server.line
+        assert "2 workers" in server.line
         target = Target.parse(server.url)
         settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
         (result,) = run_load(

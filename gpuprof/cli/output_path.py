@@ -1,0 +1,49 @@
+"""Finds out whether an output can be written before the work whose result it is to hold."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpuprof.errors import InputError
+
+
+def check_output_file(path: Path | None) -> Path | None:
+    """Return the path of a file to write, as the callback of an option.
+
+    Raises
+    ------
+    InputError
+        When it is a directory, its directory is not there, or nothing may be written to it.
+    """
+    if path is None:
+        return None
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InputError(f"cannot write {path}: it is a directory", "name a file in it")
+    if not folder.is_dir():
+        what = "is no directory" if folder.exists() else "does not exist"
+        raise InputError(f"cannot write {path}: {folder} {what}", "name a file in a directory that exists")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"cannot write {path}: permission denied", "name a file that you may write")
+    return path
+
+
+def check_output_folder(path: Path | None) -> Path | None:
+    """Return the path of a directory to write into, which is made where it is missing, as the callback of an option.
+
+    Raises
+    ------
+    InputError
+        When it is a file or below one, or may not be made or written to.
+    """
+    if path is None:
+        return None
+    nearest = path.absolute()
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        raise InputError(f"cannot write to {path}: {nearest} is no directory", "name another directory")
+    if not os.access(nearest, os.W_OK):
+        raise InputError(f"cannot write to {path}: permission denied", "name a directory that you may write to")
+    return path
