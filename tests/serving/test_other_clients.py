@@ -1,0 +1,86 @@
+"""Clients of HTTP/2 and gRPC that others wrote, as they are: nghttp and h2load of Debian, @grpc/grpc-js of npm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuprof.serving.protocol.open_inference import SERVICE
+from tests.serving.running import RunningServer, map_of, replica, running
+from tests.serving.test_grpc import address_of
+
+CLIENT = Path(__file__).with_name("grpc_js_client.js")
+PROTO = Path(sys.modules["gpuprof.serving.protocol"].__path__[0]) / "open_inference.proto"
+MODULES = Path(sys.prefix) / "grpc-js" / "node_modules"
+HEADERS = ["-H", "content-type: application/grpc", "-H", "te: trailers"]
+needs_nghttp = pytest.mark.skipif(shutil.which("nghttp") is None, reason="no nghttp here: Debian's nghttp2-client")
+needs_h2load = pytest.mark.skipif(shutil.which("h2load") is None, reason="no h2load here: Debian's nghttp2-client")
+needs_grpc_js = pytest.mark.skipif(
+    shutil.which("node") is None or not MODULES.is_dir(), reason="no @grpc/grpc-js here: .ci/install-grpc-js.sh"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = {"small": "null:4", "large": "null:600k"}
+    document = map_of(models, [replica("small"), replica("large")], slo_ms=60_000.0)
+    with running(tmp_path_factory.mktemp("asked"), document, "--grpc-port", "0") as started:
+        yield started
+
+
+@pytest.fixture
+def empty_message(tmp_path: Path) -> Path:
+    path = tmp_path / "message"
+    path.write_bytes(bytes(5))
+    return path
+
+
+@needs_nghttp
+def test_nghttp_gets_an_answer_and_its_trailers(server: RunningServer, empty_message: Path) -> None:
+    url = f"http://{address_of(server)}/{SERVICE}/ServerLive"
+    command = ["nghttp", "-v", "-n", *HEADERS, "-d", str(empty_message), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "grpc-status: 0" in done.stdout
+    assert "GOAWAY" not in done.stdout.split("grpc-status: 0")[0]
+
+
+@needs_h2load
+@pytest.mark.parametrize("method", ["ServerLive", "ServerMetadata"])
+def test_h2load_has_every_request_answered(server: RunningServer, empty_message: Path, method: str) -> None:
+    url = f"http://{address_of(server)}/{SERVICE}/{method}"
+    command = ["h2load", "-n", "2000", "-c", "20", "-m", "50", *HEADERS, "-d", str(empty_message), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    counts = re.search(r"(\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", done.stdout)
+    assert counts is not None, done.stdout
+    assert counts.groups() == ("2000", "0", "0", "0")
+
+
+@needs_grpc_js
+@pytest.mark.parametrize(("model", "elements"), [("small", 1), ("large", 150_000)])
+def test_grpc_js_asks_in_every_way_that_it_has(server: RunningServer, model: str, elements: int) -> None:
+    node = shutil.which("node")
+    assert node is not None
+    done = subprocess.run(
+        [node, str(CLIENT), address_of(server), str(PROTO), model, str(elements)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "NODE_PATH": str(MODULES)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "live": True,
+        "metadata": model,
+        "answered": 50,
+        "unknown": 5,  # NOT_FOUND
+        "wrong": 3,  # INVALID_ARGUMENT
+        "late": 4,  # DEADLINE_EXCEEDED
+        "stream": {"got": ["0", "1", "2", "3", "4"], "code": 0},
+        "deflate": True,
+        "gzip": True,
+    }
