@@ -28,11 +28,3 @@ def parse_duration(text: str, what: str = "a duration") -> float:
     if not 0.0 < seconds <= LONGEST_S or not math.isfinite(seconds):
         raise InputError(f"{what} must be above 0 and at most 100 years but got {text}")
     return seconds
-
-
-def show_duration(seconds: float) -> str:
-    """Return a short text for a length of time, in the largest unit that keeps it at 1 or more."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} µs"

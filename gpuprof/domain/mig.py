@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from gpuprof.domain.device import Device, MigProfile
-from gpuprof.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,44 +82,12 @@ def is_legal(device: Device, placements: Sequence[MigPlacement]) -> bool:
     return violation(device, placements) is None
 
 
-def check_legal(device: Device, placements: Sequence[MigPlacement]) -> None:
-    """Raise for placements that the driver would refuse.
-
-    Raises
-    ------
-    InputError
-        With the rule that they break and the values.
-    """
-    if (broken := violation(device, placements)) is not None:
-        raise InputError(f"illegal MIG layout on {device.name}: {broken}")
-
-
 def legal_starts(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> tuple[int, ...]:
     """Return every slot at which one more instance of ``profile`` is legal beside the legal ``placed``, ascending."""
     if _too_many(device, [*placed, MigPlacement(profile, 0)]) is not None:
         return ()
     taken = _mask(placed)
     return tuple(start for start in profile.start_slots if not MigPlacement(profile, start).mask & taken)
-
-
-def first_start(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> int | None:
-    """Return the lowest legal start of one more instance of ``profile``, or None when it does not fit."""
-    return next(iter(legal_starts(device, profile, placed)), None)
-
-
-def roomiest_start(device: Device, profile: MigProfile, placed: Sequence[MigPlacement]) -> int | None:
-    """Return the legal start that leaves the most room for others, or None when it does not fit.
-
-    Room is the sum over the device's profiles of their SMs times the starts that they still have; among equals the
-    highest start wins. So a 3g goes to the half in which no 4g can stand, and small ones fill gaps before they
-    break a free half.
-    """
-    starts = legal_starts(device, profile, placed)
-    return max(
-        starts,
-        key=lambda start: (_count_starts_left(device, [*placed, MigPlacement(profile, start)]), start),
-        default=None,
-    )
 
 
 def basic_profiles(device: Device) -> tuple[MigProfile, ...]:
@@ -180,52 +147,6 @@ def distinct_layouts(device: Device, profiles: Sequence[MigProfile] | None = Non
     return tuple(found.values())
 
 
-@cache
-def _drop_dominated(layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
-    kept: list[Layout] = []
-    for layout in layouts:
-        # Of layouts that are equally good the first stays.
-        if not any(dominates(other, layout) for other in kept):
-            kept = [other for other in kept if not dominates(layout, other)] + [layout]
-    return tuple(kept)
-
-
-def undominated_layouts(device: Device, profiles: Sequence[MigProfile] | None = None) -> tuple[Layout, ...]:
-    """Return the distinct maximal layouts of which no other is at least as good instance by instance.
-
-    Whatever can be placed on some layout can be placed on one of these, so only they need to be looked at: 11 on an
-    A100, of its 38 distinct ones.
-
-    An A100's five basic profiles have 14 distinct maximal layouts. 12 of them are contained in no other as they are;
-    of those, two of 3g are left out too, since 4g + 3g has as much memory and more SMs in the place of one of them.
-    """
-    return _drop_dominated(distinct_layouts(device, profiles))
-
-
-def dominates(better: Layout, worse: Layout) -> bool:
-    """Return whether each instance of ``worse`` has one of its own in ``better`` with no fewer SMs and memory."""
-    hosts = [
-        [index for index, host in enumerate(better) if _holds(host.profile, item.profile)]
-        for item in sorted(worse, key=lambda item: -item.profile.sms)
-    ]
-    owner: dict[int, int] = {}
-
-    def assign(guest: int, tried: set[int]) -> bool:
-        for host in hosts[guest]:
-            if host not in tried:
-                tried.add(host)
-                if host not in owner or assign(owner[host], tried):
-                    owner[host] = guest
-                    return True
-        return False
-
-    return all(assign(guest, set()) for guest in range(len(hosts)))
-
-
-def _holds(host: MigProfile, guest: MigProfile) -> bool:
-    return host.sms >= guest.sms and host.memory_bytes >= guest.memory_bytes
-
-
 def _fits(chosen: Layout, profile: MigProfile, start: int, compute: int) -> bool:
     return (
         not MigPlacement(profile, start).mask & _mask(chosen)
@@ -243,10 +164,6 @@ def _mask(placements: Sequence[MigPlacement]) -> int:
     for item in placements:
         mask |= item.mask
     return mask
-
-
-def _count_starts_left(device: Device, placed: Sequence[MigPlacement]) -> int:
-    return sum(profile.sms * len(legal_starts(device, profile, placed)) for profile in device.mig_profiles)
 
 
 def _too_many(device: Device, placements: Sequence[MigPlacement]) -> str | None:

@@ -53,11 +53,6 @@ def cost_of(
     return OpCost(_flops(call), read, written)
 
 
-def known_op_types() -> frozenset[str]:
-    """Return the op types of ONNX's own domain that have a FLOP formula."""
-    return frozenset(_FORMULAS)
-
-
 def _flops(call: OpCall) -> int | None:
     formula = _TABLES.get(call.domain, {}).get(call.op_type)
     if formula is None:

@@ -67,10 +67,6 @@ def _prepare_matrix(matrix: Matrix) -> Matrix:
     return np.ascontiguousarray(matrix, np.float32)
 
 
-def _is_exact_type(matrix: Matrix) -> bool:
-    return matrix.dtype.kind != "f" or matrix.dtype.itemsize <= 2
-
-
 @dataclass(slots=True)
 class _Found:
     """What common neighbours say: displacements at which more than two entries agree, how often, and one pair."""

@@ -92,15 +92,6 @@ class Pools:
         demands = (demand for demand in self.problem.demands if demand.model in pools)
         return {one.model: self.most_rps(one, pools[one.model], one.rate_rps) for one in demands}
 
-    def keep_all(self, gpus: Sequence[PlacedGpu]) -> bool:
-        """Whether every model's replicas keep its SLO at the rates that they have."""
-        rates: defaultdict[str, float] = defaultdict(float)
-        for gpu in gpus:
-            for one in gpu.replicas():
-                rates[one.model] += one.rate_rps
-        pools = self.servers(gpus)
-        return all(self.keeps(self.problem.demand(model), pools[model], rate) for model, rate in rates.items())
-
     def rerate(self, gpus: Sequence[PlacedGpu], rates: Mapping[str, float]) -> Gpus:
         """Return the devices with these rates of the models, each shared out by what its replicas can do at most."""
         pools = self.servers(gpus)

@@ -31,11 +31,6 @@ class Calendar(NamedTuple):
     size: NDArray[np.int64]
 
 
-def new_calendar(capacity: int) -> Calendar:
-    """Return an empty calendar."""
-    return Calendar(np.zeros(capacity, np.int64), np.zeros(capacity, np.int64), np.zeros(1, np.int64))
-
-
 @jit
 def code_of(priority: int, ident: int) -> int:
     """Return the code of an event."""

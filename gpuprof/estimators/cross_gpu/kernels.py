@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
@@ -366,11 +366,3 @@ def _attention_columns(
         "causal": float(causal),
     }
     return "attention", dict(columns)
-
-
-def describe_families(kernels: KernelList, seconds: Sequence[float]) -> dict[str, float]:
-    """Return the seconds of each op type."""
-    found: dict[str, float] = defaultdict(float)
-    for op_type, count, time in zip(kernels.op_types, kernels.count, seconds, strict=True):
-        found[op_type] += count * float(time)
-    return dict(found)

@@ -94,9 +94,3 @@ def table_of(rows: Iterable[tuple[str, Mapping[str, float]]]) -> OpTable:
         for name in names
     }
     return OpTable(family=np.array([FAMILIES.index(family) for family, _ in listed], dtype=np.int64), **columns)
-
-
-def join_tables(tables: Iterable[OpTable]) -> OpTable:
-    """Return the rows of several tables one after another."""
-    listed = list(tables)
-    return OpTable(*(np.concatenate([getattr(t, field.name) for t in listed]) for field in fields(OpTable)))

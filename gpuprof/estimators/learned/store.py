@@ -43,11 +43,6 @@ def folder_of(database: Path, device: str) -> Path:
     return database / _FOLDER / device
 
 
-def is_trained(database: Path, device: str) -> bool:
-    """Return whether there are any for ``device``."""
-    return (folder_of(database, device) / _MANIFEST).is_file()
-
-
 def save(model: LearnedModel, database: Path, data_hash: str, architectures: tuple[str, ...]) -> Path:
     """Write what estimates are made with, and last the manifest that makes them valid; return their folder.
 

@@ -39,11 +39,11 @@ PROBABILITIES = np.unique(
 def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
     """Return a replica with its times in this unit, to the precision that anyone knows them with."""
     return ScaledServer(
-        tuple(_round_figure(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
-        _round_figure(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
+        tuple(round_figure(latency / unit_ms) for latency in server.latency_ms[: server.batch]),
+        round_figure(server.max_wait_ms / unit_ms) if server.max_wait_ms > _NO_WAIT * unit_ms else 0.0,
         server.processes,
         round(server.latency_cv, 4),
-        _round_figure(server.pause_factor),
+        round_figure(server.pause_factor),
         round(server.latency_cv if server.pause_cv is None else server.pause_cv, 4),
     )
 
@@ -84,7 +84,7 @@ def pair_quantiles(probabilities: Array, times: Array) -> tuple[tuple[float, flo
     return (*table[:-1], (max(table[-1][0], 0.99999), table[-1][1]))
 
 
-def _round_figure(value: float) -> float:
+def round_figure(value: float) -> float:
     """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
     return float(f"{value:.5g}")
 

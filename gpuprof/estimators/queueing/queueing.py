@@ -12,7 +12,7 @@ from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPar
 from gpuprof.estimators.queueing import batch_chain, batch_sojourn
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.blas_threads import blas_threads
-from gpuprof.estimators.queueing.pool_table import pair_quantiles, scale_server, simulate_one, solve_pool
+from gpuprof.estimators.queueing.pool_table import pair_quantiles, round_figure, scale_server, simulate_one, solve_pool
 from gpuprof.estimators.queueing.scaled_server import ScaledServer
 
 _REFINEMENTS = 3
@@ -43,7 +43,7 @@ class BatchQueue:
             return _overfull(load, float(server.batch))
         if arrivals.process is not None:
             return self.pool(arrivals, (server,), coarse=coarse).whole
-        rate, scv = _round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
+        rate, scv = round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
         law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
         return _scale_sojourn(law, unit, server.overhead_ms)
 
@@ -65,11 +65,6 @@ class BatchQueue:
 
 def _overfull(load: float, batch: float) -> Sojourn:
     return Sojourn(load, batch, math.inf, ((0.0, math.inf), (1.0, math.inf)))
-
-
-def _round_figure(value: float) -> float:
-    """Round to five significant digits: nobody knows more of a latency, and the cache hits more often."""
-    return float(f"{value:.5g}")
 
 
 def _scale_sojourn(law: Sojourn, unit: float, overhead: float) -> Sojourn:

@@ -8,7 +8,6 @@ that of the arithmetic, with the key and value cache's beside it.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -80,37 +79,27 @@ def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any], precisio
         raise InputError(f"{source.path}:{line}: op {kind!r} is none of {', '.join(_KINDS)}")
     sizes = _gemm(source, line, row) if kind == "gemm" else _attention(source, line, row, kind)
     op = describe_op("gemm" if kind == "gemm" else "attention", sizes, _TYPES[precision])
-    latency = _number(source, line, row, "latency_ms" if "latency_ms" in row else "latency")
+    latency = source.record_number(line, row, "latency_ms" if "latency_ms" in row else "latency")
     return op_row(run, op, sizes.get("b", 1), latency, "fused")
 
 
 def _gemm(source: Source, line: int, row: Mapping[str, Any]) -> dict[str, int]:
-    return {name: int(_number(source, line, row, name)) for name in "mnk"}
+    return {name: int(source.record_number(line, row, name)) for name in "mnk"}
 
 
 def _attention(source: Source, line: int, row: Mapping[str, Any], kind: str) -> dict[str, int]:
     """Return the sizes: in generation one query meets the keys of all steps before it."""
-    length = int(_number(source, line, row, "isl"))
-    heads = int(_number(source, line, row, "num_heads"))
+    length = int(source.record_number(line, row, "isl"))
+    heads = int(source.record_number(line, row, "num_heads"))
     generation = kind == "generation_attention"
     encoder = kind == "encoder_attention"
     return {
-        "b": int(_number(source, line, row, "batch_size")),
+        "b": int(source.record_number(line, row, "batch_size")),
         "heads": heads,
-        "key_heads": heads if encoder else int(_number(source, line, row, "num_key_value_heads")),
+        "key_heads": heads if encoder else int(source.record_number(line, row, "num_key_value_heads")),
         "queries": 1 if generation else length,
-        "keys": length + int(_number(source, line, row, "step")) if generation else length,
-        "head_size": int(_number(source, line, row, "head_dim")),
+        "keys": length + int(source.record_number(line, row, "step")) if generation else length,
+        "head_size": int(source.record_number(line, row, "head_dim")),
         "causal": int(kind == "context_attention"),
-        "window": 0 if encoder else int(_number(source, line, row, "window_size")),
+        "window": 0 if encoder else int(source.record_number(line, row, "window_size")),
     }
-
-
-def _number(source: Source, line: int, row: Mapping[str, Any], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (KeyError, TypeError, ValueError):
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise InputError(f"{source.path}:{line}: {name} must be a number, not negative, but is {row.get(name)!r}")
-    return value

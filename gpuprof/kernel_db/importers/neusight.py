@@ -106,14 +106,14 @@ def _device(source: Source, line: int, row: Mapping[str, Any], device: str | Non
 
 
 def _op(source: Source, run: RunRow, line: int, row: Mapping[str, Any]) -> tuple[OpRow, KernelRow]:
-    latency_ms = _number(source, line, row, "latency_ms")
-    sizes = {name: int(_number(source, line, row, name)) for name in _SIZES if _is_given(row.get(name))}
+    latency_ms = source.record_number(line, row, "latency_ms")
+    sizes = {name: int(source.record_number(line, row, name)) for name in _SIZES if _is_given(row.get(name))}
     try:
         op = describe_op(str(row["op"]), sizes, "float32")
     except KeyError as error:
         raise InputError(f"{source.path}:{line}: op {row['op']!r} with {sizes} lacks {error}") from None
     batch = sizes.get("b", 1)
-    launch = {name: int(_number(source, line, row, name)) for name in _LAUNCH if _is_given(row.get(name))}
+    launch = {name: int(source.record_number(line, row, name)) for name in _LAUNCH if _is_given(row.get(name))}
     kernel = KernelRow(
         run_id=run.run_id,
         model=PER_OP,
@@ -185,13 +185,3 @@ def _model_row(run: RunRow, model: str, batch: int, latency_ms: float, fused: bo
 
 def _is_given(value: object) -> bool:
     return value is not None and value == value  # NaN, as Parquet has it where a column is of another op
-
-
-def _number(source: Source, line: int, row: Mapping[str, Any], name: str) -> float:
-    try:
-        value = float(row[name])
-    except (KeyError, TypeError, ValueError):
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise InputError(f"{source.path}:{line}: {name} must be a number, not negative, but is {row.get(name)!r}")
-    return value

@@ -106,6 +106,22 @@ class Source:
             rows: list[dict[str, Any]] = file.read().to_pylist()
             return rows
 
+    def record_number(self, line: int, row: Mapping[str, Any], name: str) -> float:
+        """Return the number in a column of a record, which may be typed.
+
+        Raises
+        ------
+        InputError
+            With the line, when it is no number, negative or infinite.
+        """
+        try:
+            value = float(row[name])
+        except (KeyError, TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise InputError(f"{self.path}:{line}: {name} must be a number, not negative, but is {row.get(name)!r}")
+        return value
+
     @contextmanager
     def _parquet(self) -> Iterator[pq.ParquetFile]:
         try:
