@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.data_files import parse_data_files
 from gpuprof.domain.sizes import parse_dims, single_sizes
 from gpuprof.errors import InputError
 
@@ -25,6 +26,13 @@ class TrafficOptions:
     dim: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=SIZE", help="Size of a free dimension in what is sent; may be repeated."),
+    ] = None
+    input_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL=]FILE",
+            help="Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        ),
     ] = None
     rate: Annotated[
         list[str] | None, typer.Option(help="Rate as MODEL=REQUESTS_PER_S in place of the map's; may be repeated.")
@@ -59,6 +67,7 @@ class TrafficOptions:
             warmup_s=self.warmup,
             clients=self.clients,
             seed=self.seed,
+            input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
         )
 

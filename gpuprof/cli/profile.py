@@ -127,7 +127,7 @@ def _measure(
     from gpuprof.pipeline.profile import profile as measure
     from gpuprof.pipeline.profile import profile_for_igniter
 
-    batches, settings = workloads.batches(), means.settings(workloads.copies(), workloads.dims())
+    batches, settings = workloads.batches(), means.settings(workloads, workloads.copies())
     with show_progress() as show:
         if igniter:
             result = profile_for_igniter(
@@ -157,8 +157,8 @@ def _measure_ops(
     """Measure each distinct op of all models into a database."""
     from gpuprof.pipeline.profile import profile_ops
 
-    if workloads.beside or workloads.processes != "1":
-        raise InputError("--per-op measures ops one by one", "leave out --beside and --processes")
+    if workloads.beside or workloads.processes != "1" or workloads.input_data:
+        raise InputError("--per-op measures ops one by one", "leave out --beside, --processes and --input-data")
     with show_progress() as show:
         result = profile_ops(
             models,
@@ -166,7 +166,7 @@ def _measure_ops(
             shares=workloads.shares(),
             device=means.device,
             db=db,
-            settings=means.settings(dims=workloads.dims()),
+            settings=means.settings(workloads),
             progress=show,
         )
     print_rows(result.type_rows() if chosen is Format.TABLE else result.rows(), _OP_COLUMNS, chosen)

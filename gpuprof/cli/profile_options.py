@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_devices
+from gpuprof.cli.data_files import parse_data_files
 from gpuprof.domain.sizes import parse_dims
 from gpuprof.errors import InputError
 
@@ -35,6 +35,13 @@ class WorkloadOptions:
     processes: Annotated[str, typer.Option(help="Numbers of processes that share one share, separated by commas.")] = (
         "1"
     )
+    input_data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL=]FILE",
+            help="Input data: .npz, or JSON as perf_analyzer's; default: random. May be repeated.",
+        ),
+    ] = None
     beside: Annotated[
         list[str] | None,
         typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
@@ -108,10 +115,8 @@ class MeasurementOptions:
         bool, typer.Option("--keep-unstable", help="Keep unstable rows as they are instead of measuring them again.")
     ] = False
 
-    def settings(
-        self, processes: tuple[int, ...] = (1,), dims: Mapping[str, Sequence[int]] | None = None
-    ) -> ProfileSettings:
-        """Return the settings of a measurement with so many processes, at these sizes of free dimensions."""
+    def settings(self, workloads: WorkloadOptions, processes: tuple[int, ...] = (1,)) -> ProfileSettings:
+        """Return the settings of a measurement of ``workloads`` with so many processes."""
         from gpuprof.pipeline.profile_result import ProfileSettings
 
         return ProfileSettings(
@@ -121,7 +126,8 @@ class MeasurementOptions:
             self.profiler_limit,
             self.force,
             self.keep_unstable,
-            dims or {},
+            workloads.dims(),
+            parse_data_files(workloads.input_data or ()),
         )
 
 
@@ -178,5 +184,6 @@ class ClusterOptions:
         words = [f"--{name}={value}" for name, value in given.items() if value is not None]
         words += [f"--beside={text}" for text in workloads.beside or ()]
         words += [f"--dim={text}" for text in workloads.dim or ()]
+        words += [f"--input-data={text}" for text in workloads.input_data or ()]
         words += ["--keep-unstable"] * means.keep_unstable
         return [*words, *["--force"] * means.force, *["--igniter"] * instead.igniter]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuprof.machine.core_sharing import allowed_cores, staying_off
@@ -13,7 +13,7 @@ from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
-from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, run_load
+from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
 from gpuprof.serving.load.report import beside_prediction, report_row
 from gpuprof.serving.load.target import describe_assumed
@@ -35,15 +35,19 @@ class LoadResult(Result):
         None without a map.
     warnings : tuple of str
         What was not answered, and what makes the measured figures others than the predicted ones; notes, too.
+    inputs : mapping of str to str
+        By model the file that its inputs came from, with its hash; random ones are absent.
     """
 
     outcome: LoadOutcome
     predictions: LoadPredictions | None = None
     warnings: tuple[str, ...] = ()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def rows(self) -> Sequence[Mapping[str, object]]:
-        """Return a record for each model: rates, goodput, latency, predictions and errors."""
-        return _rows(self.outcome, self.predictions)
+        """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
+        rows = _rows(self.outcome, self.predictions)
+        return [row | {"input_data": self.inputs.get(str(row["model"]))} for row in rows]
 
     def stage_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: mean milliseconds of each stage, beside what the model was to take."""
@@ -115,8 +119,11 @@ def load(
     found = None if deployment is None else resolve_map(deployment)
     streams, settings = traffic.make_streams(found, Path.cwd() if deployment is None else map_folder(deployment))
     target = access.reach(server)
+    inputs = {one.model: str(read_stream_data(target, one)) for one in streams if one.data is not None}
     for stream in streams:
-        if remark := describe_assumed(target, stream.model, stream.path, stream.dims):
+        if stream.model in inputs:
+            notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
+        elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
     predictions = None if found is None else predict_load(found, streams, settings, note=notes.add)
     notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
@@ -128,7 +135,9 @@ def load(
         with report_elapsed(progress, "sending requests", settings.warmup_s + settings.duration_s):
             outcome = run_load(target, streams, settings)
     warnings = tuple(_warnings(outcome, _stage_rows(outcome, predictions)))
-    return LoadResult(notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings)
+    return LoadResult(
+        notes=(*notes.all(), *warnings), outcome=outcome, predictions=predictions, warnings=warnings, inputs=inputs
+    )
 
 
 def _rows(outcome: LoadOutcome, known: LoadPredictions | None) -> list[dict[str, object]]:

@@ -32,6 +32,9 @@ class LoadTraffic:
         What counts; None: 20 s, or as long as the trace.
     rates_rps : mapping of str to float
         Requests per second of models, instead of the map's.
+    input_data : mapping of str to path
+        Inputs by the models' names, ``""`` for all that are not named: .npz, or JSON as perf_analyzer's. Random ones
+        unless given.
     dims : mapping of str to int
         Sizes of free dimensions in what is sent, instead of the map's; without a model's file by ``"input:axis"``.
     rate_scale : float
@@ -59,6 +62,7 @@ class LoadTraffic:
     clients: int | None = None
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
+    input_data: Mapping[str, PathArgument] = field(default_factory=dict)
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
@@ -75,13 +79,24 @@ class LoadTraffic:
             raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
         if self.trace is None:
             streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
-            return size_streams(streams, self.dims), self._make_settings(self.duration_s)
+            return self._fill(streams), self._make_settings(self.duration_s)
         if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
         recorded = read_trace(Path(self.trace))
         whole_s = recorded.duration_s + _AFTER_THE_LAST_S
         streams = make_trace_streams(deployment, folder, recorded)
-        return size_streams(streams, self.dims), self._make_settings(min(self.duration_s or whole_s, whole_s))
+        return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
+
+    def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:
+        """Return the streams with what their requests bring: sizes, or inputs of files."""
+        files = {name: Path(file) for name, file in self.input_data.items()}
+        if files and self.dims:
+            raise InputError("--input-data says how large requests are: --dim cannot change that")
+        if unknown := [name for name in files if name and name not in {one.model for one in streams}]:
+            raise unknown_name("model", unknown[0], [one.model for one in streams])
+        return [
+            replace(stream, data=files.get(stream.model, files.get(""))) for stream in size_streams(streams, self.dims)
+        ]
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
         from gpuprof.serving.load.load import LoadSettings

@@ -241,7 +241,8 @@ def _free_models(
     if not models:
         raise InputError("no model was named", "gpuprof profile MODEL.onnx; gpuprof zoo build makes some")
     parsed = planning.parse_models([str(model) for model in models])
-    sized = planning.size_models(parsed, combine_sizes(settings.dims))
+    files = {name: Path(file) for name, file in settings.input_data.items()}
+    sized = planning.give_data(planning.size_models(parsed, combine_sizes(settings.dims)), files)
     return [planning.free_batch_model(model, batches, db / COPIES) for model in sized]
 
 
@@ -250,7 +251,8 @@ def _describe_sizes(models: Sequence[NamedModel]) -> list[str]:
     from gpuprof.graph.load import assumed_sizes, only_batch
 
     graphs = (model.read(only_batch(model.path) or 1) for model in models)
-    return [remark for graph in graphs if (remark := assumed_sizes(graph))]
+    read = {f"{model.name}: inputs from {model.data}": None for model in models if model.data}
+    return [*read, *(remark for graph in graphs if (remark := assumed_sizes(graph)))]
 
 
 def _measure(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuprof.domain.share import Share
 from gpuprof.errors import UnavailableError, UnstableError
+from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Progress, Result
 from gpuprof.profiling.child.job import TimingLimits, limits_within
 from gpuprof.profiling.per_op.per_op import OpOutcome
@@ -26,6 +27,9 @@ class ProfileSettings:
     dims : mapping of str to sequence of int
         Sizes of free dimensions beside the batch, measured in every combination; those left out are taken at usual
         ones, which a note says.
+    input_data : mapping of str to path
+        Inputs by the models' names, ``""`` for all that are not named: .npz, or JSON as perf_analyzer's; each model is
+        measured at the sizes that they have. Random ones unless given.
     time_limit_s : float
         For the timing of one row at most.
     profiler_limit_s : float
@@ -43,6 +47,7 @@ class ProfileSettings:
     force: bool = False
     keep_unstable: bool = False
     dims: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    input_data: Mapping[str, PathArgument] = field(default_factory=dict)
 
     def limits(self) -> TimingLimits:
         """Return when a measurement ends."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,3 +118,25 @@ def test_the_length_of_a_sound_is_asked_for_before_anything_is_measured(tmp_path
     with pytest.raises(InputError, match=r"--dim samples=SIZE"):
         gpuprof.estimate([file], device="a100-40")
     assert gpuprof.estimate([file], device="a100-40", dims={"samples": (16_000,)}).estimates
+
+
+def test_inputs_of_a_file_are_measured_at_their_sizes_and_recorded(tmp_path: Path) -> None:
+    file, db, data = write_text_model(tmp_path / "text.onnx"), tmp_path / "db", tmp_path / "data.json"
+    data.write_text('{"data": [{"ids": [1, 2, 3]}, {"ids": [4, 5, 6]}, {"ids": [7, 8]}]}')
+    given = replace(QUICK, input_data={"": data}, keep_unstable=True)
+
+    def measure(settings: gpuprof.ProfileSettings) -> ProfileResult:
+        return gpuprof.profile([file], batches=(4,), shares=("100",), device="cpu", db=db, settings=settings)
+
+    assert [row["dims"] for row in measure(given).rows()] == ["seq=3", "seq=2"]
+    settings = [json.loads(text) for text in KernelDb(db).read("runs", ["settings"])["settings"].to_pylist() if text]
+    hashes = [one["input_data_sha256"] for one in settings if "input_data_sha256" in one]
+    assert hashes == [hashlib.sha256(data.read_bytes()).hexdigest()] * 2
+    assert [row["measured_now"] for row in measure(given).rows()] == [False, False]
+    data.write_text('{"data": [{"ids": [9, 9, 9]}]}')  # other values, which may take another time
+    assert [row["measured_now"] for row in measure(given).rows()] == [True]
+    data.write_text('{"data": [{"ids": [[1.5]]}]}')
+    with pytest.raises(InputError, match="int64 cannot hold"):
+        measure(given)
+    with pytest.raises(InputError, match="model 'other'"):
+        measure(replace(QUICK, input_data={"other": data}))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gpuprof
 from gpuprof.domain.demand import read_demands
 from gpuprof.domain.deployment import read_map, write_map
 from gpuprof.errors import InputError
+from gpuprof.serving.load.load import make_requests
 from gpuprof.serving.load.target import Target, describe_assumed, requests_for
 from gpuprof.serving.transport.metadata import TensorSpec
 from tests.small_models import write_text_model
@@ -119,3 +122,29 @@ def test_without_the_file_sizes_are_given_by_input_and_axis_or_noted() -> None:
     assert long - short >= 99 * 8
     with pytest.raises(InputError, match=r"which dimension 'seq' is.*it leaves open: ids:1"):
         requests_for(target, "text", None, 0, "seq=8")
+
+
+def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_results(tmp_path: Path) -> None:
+    text = write_text_model(tmp_path / "text.onnx")
+    (tmp_path / "data.json").write_text('{"data": [{"ids": [1, 2, 3]}, {"ids": [4, 5]}]}')
+    demand = gpuprof.Demand(str(text), 100.0, gpuprof.Slo(50.0), dims="seq=3")
+    plan = gpuprof.place([demand], fleet="a100-40")
+    traffic = gpuprof.LoadTraffic(duration_s=0.5, warmup_s=0.1, input_data={"text": tmp_path / "data.json"})
+    with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
+        seen = gpuprof.load(server.url, server.map, traffic=traffic)
+        sent = make_requests(Target.parse(server.url), *traffic.make_streams(server.map, tmp_path))
+        (tmp_path / "data.json").write_text('{"data": [{"words": [1]}]}')
+        with pytest.raises(InputError, match=r"data\.json: data\[0\] lacks the input 'ids'"):
+            gpuprof.load(server.url, server.map, traffic=traffic)
+    assert [
+        np.frombuffer(request[-8 * length :], np.int64).tolist()
+        for request, length in zip(sent[0], (3, 2), strict=True)
+    ] == [
+        [1, 2, 3],
+        [4, 5],
+    ]
+    (row,) = seen.rows()
+    assert row["answered"] == row["sent"]
+    assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
+    with pytest.raises(InputError, match="--dim cannot change that"):
+        replace(traffic, dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
+
+if TYPE_CHECKING:
+    from gpuprof.graph.input_data import Array, InputData, Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +70,27 @@ class Job:
         The file to run, whose batch dimension takes ``graph.batch``.
     share : Share
         What all ``processes`` copies have together.
+    data : InputData or None
+        Where its inputs come from; None: random ones.
+    samples : tuple of Sample
+        Those of them that have the graph's sizes.
     """
 
     graph: ModelGraph
     path: Path
     share: Share = field(default_factory=Share)
     processes: int = 1
+    data: InputData | None = field(default=None, compare=False)
+    samples: tuple[Sample, ...] = field(default=(), compare=False)
+
+    def inputs(self) -> dict[str, Array]:
+        """Return the arrays of one batch, the same for the same model, batch, sizes and data."""
+        from gpuprof.graph.input_data import join_samples, model_inputs
+        from gpuprof.graph.inputs import random_inputs
+
+        if self.samples:
+            return join_samples(self.samples, self.graph.batch, model_inputs(self.path))
+        return random_inputs(self.graph)
 
     @property
     def workload(self) -> Workload:

@@ -200,10 +200,8 @@ def shared_group(name: str) -> Iterator[str]:
 
 
 def save_inputs(job: Job, path: Path) -> None:
-    """Write random inputs for ``job`` to ``path``, the same for the same model and batch."""
-    from gpuprof.graph.inputs import random_inputs
-
-    save_arrays(random_inputs(job.graph), path)
+    """Write the inputs of ``job`` to ``path``: its data's or random ones, the same for the same model and batch."""
+    save_arrays(job.inputs(), path)
 
 
 def save_arrays(arrays: Mapping[str, Any], path: Path) -> None:

@@ -32,6 +32,7 @@ from gpuprof.runtime.executed_variant import arithmetic_precision
 from gpuprof.runtime.providers import ORT_CPU
 
 _LOAD_S = 600.0
+_DATA_SHA256 = "input_data_sha256"
 MeasuredRow = ModelRow | ColocationRow
 
 
@@ -234,7 +235,7 @@ class Campaign:
             provider=str(collected.settings.get("provider", "")) or None,
             precision=arithmetic_precision(graph, self.device),
             collector_version=self.collector.version(),
-            settings=json.dumps(dict(collected.settings), sort_keys=True),
+            settings=json.dumps({**collected.settings, **_describe_data(cell.job)}, sort_keys=True),
             notes="; ".join(collected.notes) or None,
             clocks_policy=_text(collected.settings.get("clock_control")),
             **machine_columns(),
@@ -250,6 +251,7 @@ class Campaign:
             job.graph.sha256,
             job.graph.batch,
             describe_sizes(job.graph.sizes),
+            None if job.data is None else job.data.sha256,
             round(job.share.sm_pct, 6),
             job.share.mig,
             job.processes,
@@ -304,6 +306,13 @@ def _alone_on(cell: Cell) -> tuple[object, ...] | None:
     return None if cell.beside or job.processes > 1 else (job.graph.sized_name, job.path, job.share)
 
 
+def _describe_data(job: Job) -> dict[str, object]:
+    """Return what a run's settings say of the inputs; nothing of random ones."""
+    if job.data is None:
+        return {}
+    return {"input_data": str(job.data.path), _DATA_SHA256: job.data.sha256, "input_samples": len(job.samples)}
+
+
 def _graphs_of(cells: Iterable[Cell]) -> Iterator[ModelGraph]:
     return (job.graph for cell in cells for job in (cell.job, *cell.beside))
 
@@ -320,6 +329,7 @@ def _run_key(run: RunRow, assumed: Mapping[str, str]) -> tuple[object, ...]:
         run.model_sha256,
         run.batch,
         assumed.get(run.model_sha256 or "", "") if run.dims is None else run.dims,
+        json.loads(run.settings or "{}").get(_DATA_SHA256),
         None if share is None else round(share, 6),
         run.mig_profile,
         run.processes,

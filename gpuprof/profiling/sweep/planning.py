@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes
-from gpuprof.errors import InputError
+from gpuprof.errors import InputError, unknown_name
+from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
 from gpuprof.graph.load import load_graph, only_batch, read_free, require_sizes
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
@@ -24,11 +25,13 @@ _MAX_BATCH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:
-    """An ONNX file, what it is called, and the sizes of its free dimensions that were given."""
+    """An ONNX file, what it is called, the sizes of its free dimensions that were given, and inputs for it."""
 
     name: str
     path: Path
     sizes: Sizes = ()
+    data: InputData | None = field(default=None, compare=False)
+    samples: tuple[Sample, ...] = field(default=(), compare=False)
 
     def read(self, batch: int) -> ModelGraph:
         """Return the model's graph at one batch size.
@@ -48,7 +51,7 @@ class NamedModel:
         InputError
             When it cannot be read at this batch, or nobody gave a dimension a size that has no usual one.
         """
-        return Job(require_sizes(self.read(batch)), self.path, share, processes)
+        return Job(require_sizes(self.read(batch)), self.path, share, processes, self.data, self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,41 @@ def size_models(models: Sequence[NamedModel], sweep: Sequence[Sizes]) -> list[Na
         for model, own in free.items()
         for sizes in dict.fromkeys(tuple(one for one in sizes if one[0] in own) for sizes in sweep)
     ]
+
+
+def give_data(models: Sequence[NamedModel], files: Mapping[str, Path]) -> list[NamedModel]:
+    """Return the models with inputs from files, each at the sizes that these have.
+
+    Parameters
+    ----------
+    models : sequence of NamedModel
+    files : mapping of str to Path
+        By the models' names; ``""``: for all that are not named.
+
+    Raises
+    ------
+    InputError
+        When a file does not fit its model, or names none of them.
+    """
+    if unknown := [name for name in files if name and name not in {model.name for model in models}]:
+        raise unknown_name("model", unknown[0], [model.name for model in models])
+    found = []
+    for model in models:
+        file = files.get(model.name, files.get(""))
+        if file is None:
+            found.append(model)
+            continue
+        data = read_input_data(file, model_inputs(model.path))
+        for sizes, samples in group_by_sizes(data, model.path).items():
+            said = dict(sizes)
+            if wrong := [f"{name}={size}" for name, size in model.sizes if said.get(name, size) != size]:
+                continue
+            found.append(replace(model, sizes=sizes, data=data, samples=samples))
+        if not any(one.data is data for one in found):
+            raise InputError(
+                f"{file} holds no sample with {', '.join(wrong)}", "leave out --dim, or give other samples"
+            )
+    return list({(one.name, one.path, one.sizes): one for one in found}.values())
 
 
 def free_batch_model(model: NamedModel, batches: Sequence[int], directory: Path) -> NamedModel:

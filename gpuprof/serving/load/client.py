@@ -176,9 +176,10 @@ class Connection:
         if end < 0:
             return
         head = self.head[:end].lower()
-        length = head.split(b"content-length:", 1)[1].split(b"\r\n", 1)[0]
-        self.expected = end + 4 + int(length)
-        self.closing = b"connection: close" in head
+        # By its whole name: Triton's answers have an Inference-Header-Content-Length, too, and before it.
+        fields = dict(line.split(b":", 1) for line in head.split(b"\r\n")[1:])
+        self.expected = end + 4 + int(fields[b"content-length"])
+        self.closing = fields.get(b"connection", b"").strip() == b"close"
 
 
 class LoadClient:
@@ -294,7 +295,7 @@ class LoadClient:
     def _read_answer(self, connection: Connection, start: float) -> None:
         try:
             status = connection.read_answer(self._buffer)
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError, KeyError):
             self._drop(connection)
             return
         if status is None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.load.client import Schedule, run_clients
 from gpuprof.serving.load.report import ModelResult, stage_row, summarize
-from gpuprof.serving.load.target import Target, requests_for
+from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data
 from gpuprof.serving.load.traffic import arrival_times
 
 if TYPE_CHECKING:
+    from gpuprof.graph.input_data import InputData
     from gpuprof.serving.load.traffic import Times
 
 #: What one client process sends with ease: requests, and bytes, per second.
@@ -35,6 +37,8 @@ class RequestStream:
         A recording: seconds from its start, ascending. It is sent after the warm-up, which has its mean rate.
     dims : str or None
         Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
+    data : Path or None
+        Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
     """
 
     model: str
@@ -43,6 +47,7 @@ class RequestStream:
     path: str | None = None
     times_s: tuple[float, ...] | None = None
     dims: str | None = None
+    data: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,27 @@ def make_requests(
     GpuprofError
         As `gpuprof.serving.load.target.requests_for`.
     """
-    return tuple(requests_for(target, one.model, one.path, settings.seed, one.dims) for one in streams)
+    return tuple(
+        requests_for(target, one.model, one.path, settings.seed, one.dims)
+        if one.data is None
+        else requests_of_data(target, one.model, read_stream_data(target, one))
+        for one in streams
+    )
+
+
+def read_stream_data(target: Target, stream: RequestStream) -> InputData:
+    """Return the samples of a stream's file, which fit what the model takes.
+
+    Raises
+    ------
+    GpuprofError
+        When they do not, or the server lacks the model.
+    """
+    from gpuprof.graph.input_data import model_inputs, read_input_data
+
+    file = None if stream.path is None else Path(stream.path)
+    shapes = input_shapes(target, stream.model) if file is None or not file.is_file() else model_inputs(file)
+    return read_input_data(stream.data or Path(), shapes)
 
 
 def count_clients(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> int:

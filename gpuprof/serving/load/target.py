@@ -14,11 +14,12 @@ from urllib.parse import urlsplit
 from gpuprof.domain.public_name import model_address
 from gpuprof.domain.sizes import Sizes, parse_mix
 from gpuprof.errors import InputError, UnavailableError
-from gpuprof.serving.transport.datatypes import NUMPY_NAMES, join_strings
+from gpuprof.serving.transport.datatypes import NUMPY_NAMES, ONNX_NAMES, join_strings
 from gpuprof.serving.transport.metadata import TensorSpec
 from gpuprof.serving.transport.security import client_context, is_loopback
 
 if TYPE_CHECKING:
+    from gpuprof.graph.input_data import InputData, InputShape
     from gpuprof.serving.transport.datatypes import Array
 
 #: Different inputs that are sent of each model, in turn; where they have several sizes, so many more.
@@ -173,6 +174,39 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
     return tuple(
         encode_request(target, model, specs, _inputs(specs, path, seed + variant, sizes))
         for variant, sizes in enumerate(_spread_sizes(dims))
+    )
+
+
+def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes, ...]:
+    """Return whole HTTP requests with the samples of a file, in their order.
+
+    Raises
+    ------
+    GpuprofError
+        When the model is unknown to the server.
+    """
+    specs = target.model_inputs(model)
+    return tuple(encode_request(target, model, specs, sample) for sample in data.samples)
+
+
+def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
+    """Return what a model takes, as the server describes it: where the first size is open, it is the batch.
+
+    Raises
+    ------
+    GpuprofError
+        As `Target.get`.
+    """
+    from gpuprof.graph.input_data import InputShape
+
+    return tuple(
+        InputShape(
+            spec.name,
+            ONNX_NAMES[spec.datatype],
+            tuple(None if size == -1 else size for size in spec.shape),
+            0 if spec.shape[:1] == (-1,) else None,
+        )
+        for spec in target.model_inputs(model)
     )
 
 

@@ -12,17 +12,13 @@ from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.launcher import WorkerOrder
 from gpuprof.serving.router.worker_link import BatchAnswer, LinkEvents, SentBatch
 from gpuprof.serving.transport.batch_io import INLINE_BYTES
-from gpuprof.serving.transport.datatypes import ITEM_BYTES
+from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES
 from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
 from gpuprof.serving.worker.runtime import NULL_PREFIX, NullRuntime, null_bytes
 
 SIMULATED_PROVIDER = "simulated"
-_ONNX_NAMES = {
-    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
-    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
-    "bfloat16": "BF16", "string": "BYTES",
-}  # fmt: skip
+_DATATYPES = {onnx: datatype for datatype, onnx in ONNX_NAMES.items()}
 _zeros = bytearray(INLINE_BYTES)
 
 
@@ -112,7 +108,7 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
     def describe(tensor: Tensor) -> TensorSpec:
         dims = declared.get(tensor.name) or tensor.shape
         free = [-1 if isinstance(dim, str | None) else size for dim, size in zip(dims, tensor.shape, strict=True)]
-        return TensorSpec(tensor.name, _ONNX_NAMES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
+        return TensorSpec(tensor.name, _DATATYPES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
 
     inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, graph.outputs))
     batched = is_batched(inputs, outputs)

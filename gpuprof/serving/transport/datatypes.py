@@ -47,6 +47,12 @@ NUMPY_NAMES = {
     "BF16": "uint16",
     "BYTES": "object",
 }
+#: As `gpuprof.domain.model.Tensor` names them.
+ONNX_NAMES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
+    "BF16": "bfloat16", "BYTES": "string",
+}  # fmt: skip
 FROM_ONNX = {
     "tensor(bool)": "BOOL",
     "tensor(uint8)": "UINT8",

@@ -105,3 +105,20 @@ def test_a_large_request_comes_over_whole_however_often_it_is_sent() -> None:
 
 
 MIXED = REQUEST + bytes(number % 251 for number in range(5 << 20))
+
+
+def test_an_answer_is_as_long_as_its_content_whatever_other_lengths_its_head_has() -> None:
+    tensors = b'{"outputs":[]}' + bytes(5000)
+    head = b"HTTP/1.1 200 OK\r\nInference-Header-Content-Length: 14\r\nContent-Type: application/octet-stream\r\n"
+    answer = head + f"Content-Length: {len(tensors)}\r\n\r\n".encode() + tensors
+
+    def serve(connection: socket.socket) -> None:  # as Triton answers, in two parts
+        with connection:
+            while connection.recv(1 << 16):
+                connection.sendall(answer[:200])
+                time.sleep(0.02)
+                connection.sendall(answer[200:])
+
+    sent = sent_to(serve, [0.0, 0.3, 0.6])
+    assert list(sent.status) == [200] * 3
+    assert all(done - begun > 0.015 for begun, done in zip(sent.sent_s, sent.done_s, strict=True))

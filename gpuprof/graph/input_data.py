@@ -1,0 +1,314 @@
+"""Reads what users send to their models: arrays of an .npz file, or JSON as perf_analyzer's ``--input-data`` takes it.
+
+A sample is what one request brings: for each input an array with a batch of one where the input has a batch dimension.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.helper import tensor_dtype_to_np_dtype
+
+from gpuprof.domain.sizes import Sizes, describe_sizes
+from gpuprof.errors import InputError
+from gpuprof.graph.batch_axes import Dim, batch_axes
+from gpuprof.graph.dims import declared_dims, list_free
+from gpuprof.graph.file import dtype_name, elem_type, read_onnx
+
+Array = npt.NDArray[Any]
+Sample = Mapping[str, Array]
+
+_MOST_BYTES = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class InputShape:
+    """What a model takes as one of its inputs.
+
+    Attributes
+    ----------
+    name, dtype : str
+        As `gpuprof.domain.model.Tensor` has them.
+    dims : tuple of int, str or None
+        Sizes; a name, or None, where any will do.
+    batch_axis : int or None
+        Which of them is the batch.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[Dim, ...]
+    batch_axis: int | None
+
+    def check(self, array: Array, where: str) -> None:
+        """Do nothing where a request may bring the array.
+
+        Raises
+        ------
+        InputError
+            With the shape that it must have.
+        """
+        wanted = [1 if axis == self.batch_axis else dim for axis, dim in enumerate(self.dims)]
+        fits = len(wanted) == array.ndim and all(
+            not isinstance(dim, int) or dim == size for dim, size in zip(wanted, array.shape, strict=True)
+        )
+        if not fits or 0 in array.shape:
+            said = ["?" if dim is None else dim for dim in wanted]
+            raise InputError(f"{where}: input {self.name} must have shape {said} but has {list(array.shape)}")
+
+
+@dataclass(frozen=True, slots=True)
+class InputData:
+    """Samples of a file.
+
+    Attributes
+    ----------
+    path : Path
+    sha256 : str
+        Of the file.
+    sequences : tuple of tuple of Sample
+        Requests that belong together, in their order; samples that do not are sequences of one.
+    """
+
+    path: Path
+    sha256: str
+    sequences: tuple[tuple[Sample, ...], ...]
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """All samples, one sequence after another."""
+        return tuple(sample for sequence in self.sequences for sample in sequence)
+
+    def __str__(self) -> str:
+        return f"{self.path.name} ({len(self.samples)} samples, sha256 {self.sha256[:12]})"
+
+
+def model_inputs(path: Path) -> tuple[InputShape, ...]:
+    """Return what the model in ``path`` takes.
+
+    Raises
+    ------
+    InputError
+        If the file is not ONNX or damaged.
+    """
+    file = read_onnx(path)
+    infos = [info for info in file.model.graph.input if info.name not in file.weights]
+    declared = {info.name: declared_dims(info) or () for info in infos if info.type.HasField("tensor_type")}
+    axes = batch_axes(declared)
+    return tuple(
+        InputShape(info.name, dtype_name(info.type.tensor_type.elem_type), declared[info.name], axes.get(info.name))
+        for info in infos
+        if info.name in declared
+    )
+
+
+def read_input_data(path: Path, inputs: Sequence[InputShape]) -> InputData:
+    """Read the samples of a file for a model with these inputs.
+
+    ``.npz``: an array for each input, several samples one behind another in the batch dimension. JSON: ``{"data":
+    [{"INPUT": [1, 2, …], "OTHER": {"content": […], "shape": […]}, "TEXT": {"b64": "…"}}, …]}``, shapes without the
+    batch, a list of such objects where requests belong together.
+
+    Raises
+    ------
+    InputError
+        When the file cannot be read, lacks an input, has one that the model has not, or an array of another shape or
+        type.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError(f"{path} has more than {_MOST_BYTES >> 30} GiB", "take fewer samples")
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}", "give an .npz or JSON file") from None
+    sequences = _read_npz(path, inputs) if content[:2] == b"PK" else _read_json(content, path, inputs)
+    if not sequences:
+        raise InputError(f"{path} holds no samples", "give at least one value for each input")
+    return InputData(path, hashlib.sha256(content).hexdigest(), tuple(sequences))
+
+
+def sample_sizes(sample: Sample, path: Path) -> Sizes:
+    """Return the sizes that a sample gives the free dimensions of the model in ``path``.
+
+    Raises
+    ------
+    InputError
+        When two inputs give a dimension different ones.
+    """
+    file = read_onnx(path)
+    infos = [info for info in file.model.graph.input if info.name not in file.weights]
+    free = {one.name for one in list_free(infos)}
+    found: dict[str, int] = {}
+    for shape in model_inputs(path):
+        for axis, dim in enumerate(shape.dims):
+            name = f"{shape.name}:{axis}" if dim is None else str(dim)
+            if name not in free:
+                continue
+            size = sample[shape.name].shape[axis]
+            if found.setdefault(name, size) != size:
+                raise InputError(f"the samples give the dimension {name} the sizes {found[name]} and {size}")
+    return tuple(sorted(found.items()))
+
+
+def group_by_sizes(data: InputData, path: Path) -> dict[Sizes, tuple[Sample, ...]]:
+    """Return the samples by the sizes that they give the free dimensions of the model in ``path``, first come first.
+
+    Raises
+    ------
+    InputError
+        As `sample_sizes`.
+    """
+    groups: dict[Sizes, list[Sample]] = {}
+    for sample in data.samples:
+        groups.setdefault(sample_sizes(sample, path), []).append(sample)
+    return {sizes: tuple(samples) for sizes, samples in groups.items()}
+
+
+def join_samples(samples: Sequence[Sample], batch: int, inputs: Sequence[InputShape]) -> dict[str, Array]:
+    """Return a batch of samples of one size, again from the first where there are fewer; inputs without a batch as in
+    the first."""
+    chosen = [samples[number % len(samples)] for number in range(batch)]
+    return {
+        one.name: chosen[0][one.name]
+        if one.batch_axis is None
+        else np.concatenate([sample[one.name] for sample in chosen], axis=one.batch_axis)
+        for one in inputs
+    }
+
+
+def describe_data_sizes(groups: Mapping[Sizes, Sequence[Sample]]) -> str:
+    """Return ``"seq=64:0.7|seq=256:0.3"``, how many of the samples have which sizes; empty where nothing is free."""
+    total = sum(map(len, groups.values()))
+    if len(groups) == 1:
+        return describe_sizes(next(iter(groups)))
+    return "|".join(f"{describe_sizes(sizes)}:{len(samples) / total:g}" for sizes, samples in groups.items())
+
+
+def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, zipfile.BadZipFile, KeyError) as error:
+        raise InputError(
+            f"cannot read {path} as .npz: {error}", "write it with numpy.savez, texts as fixed width"
+        ) from None
+    _check_names(arrays, inputs, str(path))
+    typed = {one.name: _typed(arrays[one.name], one, str(path)) for one in inputs}
+    counts = {
+        one.name: typed[one.name].shape[one.batch_axis]
+        for one in inputs
+        if one.batch_axis is not None and typed[one.name].ndim > one.batch_axis
+    }
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} {count}" for name, count in counts.items())
+        raise InputError(f"{path} does not hold as many samples of each input: {said}")
+    samples: list[tuple[Sample, ...]] = []
+    for number in range(next(iter(counts.values()), 1)):
+        sample = {
+            one.name: np.take(typed[one.name], [number], one.batch_axis) if one.name in counts else typed[one.name]
+            for one in inputs
+        }
+        for one in inputs:
+            one.check(sample[one.name], str(path))
+        samples.append((sample,))
+    return samples
+
+
+def _read_json(content: bytes, path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ...]]:
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is neither .npz nor JSON: {error}", "see perf_analyzer's --input-data") from None
+    listed = document.get("data") if isinstance(document, dict) else None
+    if not isinstance(listed, list):
+        raise InputError(f'{path} has no list "data"', 'write {"data": [{"INPUT": [1, 2]}]}')
+    return [tuple(_steps(entry, f"{path}: data[{number}]", inputs)) for number, entry in enumerate(listed)]
+
+
+def _steps(entry: object, where: str, inputs: Sequence[InputShape]) -> Iterator[Sample]:
+    steps = entry if isinstance(entry, list) else [entry]
+    if not steps:
+        raise InputError(f"{where} is an empty sequence")
+    for number, step in enumerate(steps):
+        here = f"{where}[{number}]" if isinstance(entry, list) else where
+        if not isinstance(step, dict):
+            raise InputError(f"{here} must be an object with a value for each input but is {type(step).__name__}")
+        _check_names(step, inputs, here)
+        yield {one.name: _from_json(step[one.name], one, here) for one in inputs}
+
+
+def _from_json(value: object, one: InputShape, where: str) -> Array:
+    shape: Any = None
+    content = value
+    if isinstance(value, dict):
+        shape, content = value.get("shape"), value.get("content", value)
+    free = [dim for axis, dim in enumerate(one.dims) if axis != one.batch_axis]
+    if shape is None and all(isinstance(dim, int) for dim in free):
+        shape = free
+    try:
+        array = _content(content, one, where)
+        if shape is None and sum(not isinstance(dim, int) for dim in free) == 1:
+            known = prod(dim for dim in free if isinstance(dim, int))
+            shape = [dim if isinstance(dim, int) else array.size // max(1, known) for dim in free]
+        if shape is None:
+            raise InputError(
+                f"{where}: input {one.name} has several free dimensions", 'give {"content": …, "shape": …}'
+            )
+        array = array.reshape([int(size) for size in shape])
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"{where}: input {one.name}: {error}") from None
+    if one.batch_axis is not None:
+        array = np.expand_dims(array, one.batch_axis)
+    one.check(array, where)
+    return array
+
+
+def _content(content: object, one: InputShape, where: str) -> Array:
+    """Return the values in one row; bytes in base64 are little-endian, texts with their length before them."""
+    if isinstance(content, dict):
+        if not isinstance(content.get("b64"), str):
+            raise InputError(f'{where}: input {one.name} has neither "content" nor "b64"')
+        raw = base64.b64decode(content["b64"], validate=True)
+        if one.dtype == "string":
+            return np.array([raw.decode(errors="surrogateescape")], dtype=object)
+        return np.frombuffer(raw, tensor_dtype_to_np_dtype(elem_type(one.dtype)))
+    if one.dtype == "string":
+        texts = [content] if isinstance(content, str) else np.asarray(content, dtype=object).ravel().tolist()
+        return np.array([str(text) for text in texts], dtype=object)
+    return _typed(np.asarray(content).ravel(), one, where)
+
+
+def _typed(array: Array, one: InputShape, where: str) -> Array:
+    """Return the array with the input's type; numbers that it cannot hold are refused."""
+    if one.dtype == "string":
+        if array.dtype.kind not in "USO":
+            raise InputError(f"{where}: input {one.name} takes texts but has {array.dtype}")
+        return array.astype(str).astype(object)
+    wanted = tensor_dtype_to_np_dtype(elem_type(one.dtype))
+    if array.dtype == wanted:
+        return array
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"{where}: input {one.name} takes {one.dtype} but has {array.dtype}")
+    with np.errstate(all="ignore"):
+        cast: Array = array.astype(wanted)
+    if np.dtype(wanted).kind in "biu" and not np.array_equal(cast.astype(array.dtype), array):
+        raise InputError(f"{where}: input {one.name} has values that {one.dtype} cannot hold")
+    return cast
+
+
+def _check_names(given: Mapping[str, object], inputs: Sequence[InputShape], where: str) -> None:
+    names = [one.name for one in inputs]
+    if missing := [name for name in names if name not in given]:
+        raise InputError(f"{where} lacks the input {missing[0]!r}", f"the model takes {', '.join(names)}")
+    if unknown := [name for name in given if name not in names]:
+        raise InputError(f"{where} has {unknown[0]!r}, which is no input", f"the model takes {', '.join(names)}")
