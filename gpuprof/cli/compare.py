@@ -84,8 +84,17 @@ class PolicyListOptions:
     seed: Annotated[int, typer.Option(help="Seed of policies that draw random numbers.")] = 0
 
     def names(self) -> list[str] | None:
-        """Return the names of the policies, None for all."""
-        return None if self.policies == "all" else [name.strip() for name in self.policies.split(",") if name.strip()]
+        """Return the names of the policies, None for all.
+
+        Raises
+        ------
+        InputError
+            When none is named.
+        """
+        names = [name.strip() for name in self.policies.split(",") if name.strip()]
+        if not names:
+            raise InputError(f"--policies names no policy: {self.policies!r}", "name some, as in ffd,optimal, or all")
+        return None if names == ["all"] else names
 
     def only_name(self) -> str:
         """Return the policy that plans for each kind of GPU.

@@ -60,7 +60,7 @@ def chosen_format(as_json: bool, as_csv: bool) -> Format:
         When both are set.
     """
     if as_json and as_csv:
-        raise InputError("--json and --csv exclude each other")
+        raise InputError("--json and --csv exclude each other", "leave one of them out")
     return Format.JSON if as_json else Format.CSV if as_csv else Format.TABLE
 
 

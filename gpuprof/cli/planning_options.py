@@ -57,7 +57,7 @@ class DemandOptions:
             When they are named twice.
         """
         if self.gpus is not None and self.fleet is not None:
-            raise InputError("--gpus and --fleet exclude each other")
+            raise InputError("--gpus and --fleet exclude each other", "leave one of them out")
         return self.fleet if self.gpus is None else self.gpus
 
 

@@ -44,7 +44,7 @@ class WorkloadOptions:
     ] = None
     beside: Annotated[
         list[str] | None,
-        typer.Option(metavar="MODEL[:BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
+        typer.Option(metavar="MODEL[@BATCH[:SHARE]]", help="Model to run beside the measured ones; may be repeated."),
     ] = None
 
     def batches(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class WorkloadOptions:
         """
         from gpuprof.profiling.sweep.planning import parse_batches
 
-        return parse_batches(self.processes)
+        return parse_batches(self.processes, "--processes")
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def export_timeline(database: KernelDb, path: Path) -> int:
     with refuse_unwritable(path):
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"displayTimeUnit": "ns", "traceEvents": events}, file)
+        Path(file.name).chmod(0o644)  # temporary files are for their owner alone
         flush(Path(file.name))
         Path(file.name).replace(path)
     return sum(event["ph"] == "X" for event in events)

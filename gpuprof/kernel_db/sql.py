@@ -59,6 +59,14 @@ def query(database: KernelDb, statement: str) -> QueryResult:
         return QueryResult(columns, tuple(answer.fetchall()))
     except duckdb.Error as error:
         detail = " ".join(str(error).split("\n\n")[0].split())
-        raise InputError(f"the query failed: {detail}", "gpuprof db show TABLE lists columns") from error
+        raise InputError(f"the query failed: {detail}", _query_remedy(statement)) from error
     finally:
         connection.close()
+
+
+def _query_remedy(statement: str) -> str:
+    """Return what to do about a statement that failed: it may only read."""
+    words = statement.split(None, 1)
+    if words and words[0].lower() not in {"select", "with", "from", "describe", "summarize"}:
+        return "a query reads and changes nothing: begin with select"
+    return f"tables: {', '.join(TABLES)}; describe TABLE lists its columns"

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.kernel_db.compaction import Compaction, compact
 from gpuprof.kernel_db.export import export_tables, export_timeline
@@ -70,7 +71,10 @@ class VerifyResult(Result):
         """
         broken = [defect for defect in self.defects if not defect.harmless]
         if broken:
-            raise InputError(f"{len(broken)} problems in {self.database}, first {broken[0].path}: {broken[0].what}")
+            raise InputError(
+                f"{count_of(len(broken), 'problem')} in {self.database}, first {broken[0].path}: {broken[0].what}",
+                f"restore {broken[0].path.parent} from a copy, or remove it and profile again",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,6 +30,7 @@ def test_tables_are_exported_with_every_column(database: KernelDb, tmp_path: Pat
 
 def test_the_timeline_is_what_chrome_reads(database: KernelDb, tmp_path: Path) -> None:
     assert export_timeline(database, tmp_path / "trace.json") == 3
+    assert (tmp_path / "trace.json").stat().st_mode & 0o777 == 0o644
     trace = json.loads((tmp_path / "trace.json").read_text())
     spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(span["ts"], span["dur"]) for span in spans] == [(0.0, 0.007), (0.01, 0.007), (0.02, 0.007)]

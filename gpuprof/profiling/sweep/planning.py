@@ -19,7 +19,7 @@ from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
 
-_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?::(?P<batch>\d+)(?::(?P<share>[^:]+))?)?")
+_NEIGHBOUR = re.compile(r"(?P<model>.+?)(?:[@:](?P<batch>\d+)(?::(?P<share>[^:]+))?)?")
 _MAX_BATCH = 65_536
 
 
@@ -188,8 +188,8 @@ def _free_copy(path: Path, directory: Path, only: int) -> Path:
         raise InputError(error.message, fix) from error
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """Read ``"1,2,4,8"``, ascending and without doubles.
+def parse_batches(text: str, what: str = "a batch size") -> tuple[int, ...]:
+    """Read ``"1,2,4,8"``, ascending and without doubles; ``what`` it is says what errors call it.
 
     Raises
     ------
@@ -199,7 +199,7 @@ def parse_batches(text: str) -> tuple[int, ...]:
     batches = set()
     for word in text.split(","):
         if not word.strip().isdecimal() or not 1 <= int(word) <= _MAX_BATCH:
-            raise InputError(f"a batch size must be a whole number from 1 to {_MAX_BATCH} but got {word.strip()!r}")
+            raise InputError(f"{what} must be a whole number from 1 to {_MAX_BATCH} but got {word.strip()!r}")
         batches.add(int(word))
     return tuple(sorted(batches))
 
@@ -222,7 +222,7 @@ def parse_shares(text: str | None, device: Device) -> tuple[Share, ...]:
 
 
 def parse_neighbour(text: str, device: Device) -> Neighbour:
-    """Read ``"MODEL"``, ``"MODEL:batch"`` or ``"MODEL:batch:share"``.
+    """Read ``"MODEL"``, ``"MODEL@batch"`` or ``"MODEL@batch:share"``; a colon may stand for the ``@``.
 
     Raises
     ------
@@ -231,7 +231,7 @@ def parse_neighbour(text: str, device: Device) -> Neighbour:
     """
     match = _NEIGHBOUR.fullmatch(text)
     if match is None:
-        raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL:batch or MODEL:batch:share")
+        raise InputError(f"cannot read the neighbour {text!r}", "write MODEL, MODEL@batch or MODEL@batch:share")
     batch = None if match["batch"] is None else parse_batches(match["batch"])[0]
     share = None if match["share"] is None else parse_share(match["share"], device.compute_units)
     return Neighbour(parse_model(match["model"]), batch, share)

@@ -63,6 +63,7 @@ def test_cells_are_the_product_and_each_appears_once(tmp_path: Path) -> None:
 def test_what_runs_beside_shares_what_is_left_and_is_measured_alone_too(tmp_path: Path) -> None:
     a, b = write_mlp(tmp_path / "a.onnx"), write_mlp(tmp_path / "b.onnx")
     neighbours = [parse_neighbour(f"{b}:4:30%", CPU), parse_neighbour(str(b), CPU)]
+    assert parse_neighbour(f"{b}@4:30%", CPU) == neighbours[0]  # as estimate writes it
     cells = plan_cells(parse_models([str(a)]), (1,), (Share(50.0),), neighbours=neighbours)
     assert [str(cell) for cell in cells] == [
         "a:1:50%",

@@ -1,0 +1,180 @@
+"""Sixty wrong inputs: each is refused in one line that names a remedy, with an exit code, without a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from tests.placement.test_export import MAP
+from tests.small_models import floats, write_model
+
+DATABASE = Path(__file__).parents[1] / "kernel_db/database_of_0_1_0/gpuprof-db"
+#: What is written before: name → content.
+_FILES = {
+    "empty.onnx": "",
+    "text.onnx": "not a model",
+    "empty.csv": "",
+    "header.csv": "model,rate_rps,slo_ms\n",
+    "columns.csv": "model,rate\nnet,1\n",
+    "word.csv": "model,rate_rps,slo_ms\nnet.onnx,fast,20\n",
+    "negative.csv": "model,rate_rps,slo_ms\nnet.onnx,-5,20\n",
+    "zero.csv": "model,rate_rps,slo_ms\nnet.onnx,5,0\n",
+    "nan.csv": "model,rate_rps,slo_ms\nnet.onnx,nan,20\n",
+    "twice.csv": "model,rate_rps,slo_ms\nnet.onnx,5,20\nnet.onnx,6,20\n",
+    "percentile.csv": "model,rate_rps,slo_ms,percentile\nnet.onnx,5,20,101\n",
+    "extra.csv": "model,rate_rps,slo_ms,colour\nnet.onnx,5,20,red\n",
+    "unknown.csv": "model,rate_rps,slo_ms\nnowhere,5,20\n",
+    "slo.csv": "model,rate_rps,slo_ms\nnet.onnx,5,20\n",
+    "absurd.csv": "model,rate_rps,slo_ms\nnet.onnx,1e15,20\n",
+    "map.json": MAP.to_json(),
+    "list.json": "[]",
+    "half.json": MAP.to_json()[:200],
+    "newer.json": json.dumps({"schema": "gpuprof.deployment/9"}),
+    "other.json": json.dumps({"schema": "x/1"}),
+    "rates.json": json.dumps(json.loads(MAP.to_json()) | {"models": {"b": {"rate_rps": -1, "slo_ms": 5}}}),
+    "fleet.toml": "this is = = no TOML",
+    "fleet2.toml": "[[devices]]\nname = 'nonsense'\n",
+    "trace.csv": "time_s,model\nlater,b\n",
+    "trace2.csv": "when,what\n1,b\n",
+    "token": "",
+    "folder/file": "",
+}
+
+#: Words of a command line → part of what is said.
+_WRONG: list[tuple[str, str]] = [
+    ("profile", "model"),
+    ("profile none.onnx", "none.onnx"),
+    ("profile empty.onnx --device cpu", "empty"),
+    ("profile text.onnx --device cpu", "text.onnx"),
+    ("profile folder --device cpu", "folder"),
+    ("profile net.onnx --batch 0", "batch"),
+    ("profile net.onnx --batch 1,two", "two"),
+    ("profile net.onnx --batch ,", "batch"),
+    ("profile net.onnx --processes 0", "processes"),
+    ("profile net.onnx --share 0 --device cpu", "share"),
+    ("profile net.onnx --share 101 --device cpu", "share"),
+    ("profile net.onnx --share 3g.40gb --device cpu", "3g.40gb"),
+    ("profile net.onnx --collector perf", "perf"),
+    ("profile net.onnx --time-limit -1", "time-limit"),
+    ("profile net.onnx --beside other:x --device cpu", "other"),
+    ("profile net.onnx --device tpu", "tpu"),
+    ("profile --from-report none.sqlite --batch 1", "none.sqlite"),
+    ("estimate net.onnx --batch x --device a100-80", "x"),
+    ("estimate net.onnx --batch 99999999999 --device a100-80", "batch"),
+    ("estimate net.onnx --device a100-8", "a100-80"),
+    ("estimate net.onnx --device a100-80 --share 9g.1gb", "9g.1gb"),
+    ("estimate net.onnx --device a100-80 --processes 0", "processes"),
+    ("estimate net.onnx --device a100-80 --estimator oracle", "oracle"),
+    ("estimate net.onnx --device a100-80 --precision float13", "float13"),
+    ("estimate net.onnx --device a100-80 --beside net.onnx@x --share 50", "net.onnx@x"),
+    ("estimate nowhere --device a100-80", "nowhere"),
+    ("place --slo-file none.csv", "none.csv"),
+    ("place --slo-file empty.csv --gpus a100-80", "empty.csv"),
+    ("place --slo-file header.csv --gpus a100-80", "header.csv"),
+    ("place --slo-file columns.csv --gpus a100-80", "rate_rps"),
+    ("place --slo-file word.csv --gpus a100-80", "fast"),
+    ("place --slo-file negative.csv --gpus a100-80", "-5"),
+    ("place --slo-file zero.csv --gpus a100-80", "slo_ms"),
+    ("place --slo-file nan.csv --gpus a100-80", "nan"),
+    ("place --slo-file twice.csv --gpus a100-80", "net"),
+    ("place --slo-file percentile.csv --gpus a100-80", "101"),
+    ("place --slo-file extra.csv --gpus a100-80", "colour"),
+    ("place --slo-file unknown.csv --gpus a100-80 --db DB", "nowhere"),
+    ("place --slo-file slo.csv --gpus a100-80:0", "a100-80:0"),
+    ("place --slo-file slo.csv --gpus a100-80:many", "many"),
+    ("place --slo-file slo.csv --gpus a100-80 --fleet fleet.toml", "--fleet"),
+    ("place --slo-file slo.csv --fleet fleet.toml", "fleet.toml"),
+    ("place --slo-file slo.csv --fleet fleet2.toml", "fleet2.toml"),
+    ("place --slo-file slo.csv --gpus a100-80 --policy best", "best"),
+    ("place --slo-file slo.csv --gpus a100-80 -O magic=1", "magic"),
+    ("place --slo-file slo.csv --gpus a100-80 --confidence 2", "confidence"),
+    ("place --slo-file slo.csv --gpus a100-80 --arrivals sometimes", "sometimes"),
+    ("place --slo-file absurd.csv --gpus a100-80:1 --policy ffd", "net"),
+    ("compare --slo-file slo.csv --gpus a100-80 --policies ''", "polic"),
+    ("compare --slo-file slo.csv --gpus a100-80 --policies ffd,best", "best"),
+    ("check none.json", "none.json"),
+    ("check list.json", "list.json"),
+    ("check half.json", "half.json"),
+    ("check newer.json", "newer"),
+    ("check other.json", "other.json"),
+    ("check rates.json", "rate_rps"),
+    ("explain map.json nowhere", "nowhere"),
+    ("explain map.json", "MODEL"),
+    ("export map.json --to helm", "helm"),
+    ("export map.json --to k8s", "--image"),
+    ("simulate map.json --duration soon", "soon"),
+    ("simulate map.json --trace trace.csv", "trace.csv"),
+    ("simulate map.json --trace trace2.csv", "time_s"),
+    ("simulate map.json --arrivals sometimes", "sometimes"),
+    ("simulate map.json --fail node9@1s", "node9"),
+    ("simulate map.json --rate nowhere=5", "nowhere"),
+    ("serve map.json --simulate --node node9", "node9"),
+    ("serve map.json --simulate --host 0.0.0.0", "--token-file"),
+    ("serve map.json --simulate --token-file token", "token"),
+    ("serve map.json --simulate --routing random", "random"),
+    ("load http://127.0.0.1:9 --map map.json --duration 1", "127.0.0.1:9"),
+    ("load ftp://x --map map.json", "ftp"),
+    ("load http://127.0.0.1:9 --map map.json -o out.xlsx", ".csv"),
+    ("merge net.onnx -o both.onnx", "two"),
+    ("merge a.onnx b.onnx -o both.onnx", "a.onnx"),
+    ("merge net.onnx net.onnx -o net.onnx", "net.onnx"),
+    ("similarity net.onnx", "two"),
+    ("zoo build resnet51", "resnet50"),
+    ("zoo build mlp --batch many", "many"),
+    ("zoo rebatch text.onnx -o out.onnx", "text.onnx"),
+    ("trace make --rate b", "b"),
+    ("trace show trace.csv", "trace.csv"),
+    ("db sql 'select nothing from models' --db DB", "nothing"),
+    ("db sql 'drop table models' --db DB", "select"),
+    ("db ls --db none", "none"),
+    ("db show cats --db DB", "cats"),
+    ("db import none.csv --db db", "none.csv"),
+    ("report none", "none"),
+    ("train --db none", "none"),
+    ("evaluate --db db", "db"),
+    ("calibrate --db none --device a100-80", "none"),
+    ("apply map.json --port 9", "9"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("wrong")
+    for name, content in _FILES.items():
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_text(content)
+    from onnx import helper
+
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    write_model(made / "net.onnx", nodes, {"x": ["batch", 4]}, {"y": ["batch", 4]}, {"w": floats(4, 4)})
+    return made
+
+
+@pytest.mark.parametrize(("line", "named"), _WRONG, ids=[line for line, _ in _WRONG])
+def test_a_wrong_input_is_refused_in_one_line_with_a_remedy(
+    line: str,
+    named: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import shlex
+
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith("GPUPROF_")]:
+        monkeypatch.delenv(name)
+    assert main([str(DATABASE) if word == "DB" else word for word in shlex.split(line)]) in {1, 3}
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said and said[-1].startswith("gpuprof: "), said
+    last = said[-1]
+    assert "bug:" not in last and "Traceback" not in "".join(said), last
+    assert named.lower() in last.lower(), last
+    assert last.endswith(")") or " must " in last or ": " in last.removeprefix("gpuprof: "), f"no remedy: {last}"
+
+
+def test_there_are_more_than_sixty() -> None:
+    assert len({line for line, _ in _WRONG}) == len(_WRONG) > 60
