@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint types check clean constraints
+.PHONY: demo test lint types check docs clean constraints
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m bench.demo
@@ -36,8 +36,12 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,ray,learn,report,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[cpu,serve,ray,learn,report,docs,dev]'
 	touch $@
+
+# The site, in site/; tests/test_site.py builds it, too.
+docs: $(VENV)/.test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Pins what the environment holds now; run it after an upgrade that passed the tests.
 constraints:

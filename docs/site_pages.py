@@ -1,0 +1,77 @@
+"""Fills in, while the site is built, what stands in the sources already: policies, metrics, glossary, public names.
+
+A page has ``<!-- policies -->`` and the like where the text goes.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Return the page with its markers filled in; mkdocs calls it for each page."""
+    writers: dict[str, Callable[[], str]] = {
+        "policies": list_policies,
+        "metrics": list_metrics,
+        "glossary": read_glossary,
+        "reference": list_public_names,
+    }
+    for name, write in writers.items():
+        if (marker := f"<!-- {name} -->") in markdown:
+            markdown = markdown.replace(marker, write())
+    return markdown
+
+
+def list_policies() -> str:
+    """Return a table of the policies that are built in, with their options."""
+    from gpuprof.placement.policies import BUILTIN, make_policy
+
+    lines = ["| policy | what it does | options |", "|---|---|---|"]
+    for name in BUILTIN:
+        policy = make_policy(name)
+        options: tuple[Field[Any], ...] = fields(policy) if is_dataclass(policy) else ()
+        told = ", ".join(f"`{one.name}={one.default}`" for one in options if one.init and one.default is not MISSING)
+        lines.append(f"| `{name}` | {_first_sentence(type(policy))} | {told or '–'} |")
+    return "\n".join(lines)
+
+
+def list_metrics() -> str:
+    """Return a table of the metrics that a server tells, as its source names and describes them."""
+    tree = ast.parse((ROOT / "gpuprof/serving/protocol/metrics.py").read_text(encoding="utf-8"))
+    lines = ["| metric | kind | what it counts |", "|---|---|---|"]
+    for node in ast.walk(tree):
+        name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+        if isinstance(node, ast.Call) and name.endswith("MetricFamily"):
+            metric, text = (ast.literal_eval(argument) for argument in node.args[:2])
+            lines.append(f"| `{metric}` | {name.removesuffix('MetricFamily').lower()} | {text} |")
+    return "\n".join(lines)
+
+
+def read_glossary() -> str:
+    """Return the glossary of ARCHITECTURE.md."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    found = re.search(r"^## Glossary\n(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, "ARCHITECTURE.md has no glossary"
+    return found[1].strip()
+
+
+def list_public_names() -> str:
+    """Return what makes mkdocstrings describe every public name: functions first, then types."""
+    import gpuprof
+
+    public: dict[str, Any] = {name: getattr(gpuprof, name) for name in gpuprof.__all__ if name != "__version__"}
+    functions = [name for name, one in public.items() if inspect.isfunction(one)]
+    rest = [name for name in public if name not in functions]
+    return "\n\n".join(f"::: {public[name].__module__}.{public[name].__qualname__}" for name in [*functions, *rest])
+
+
+def _first_sentence(kind: type) -> str:
+    return " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split()).replace("|", "\\|")
