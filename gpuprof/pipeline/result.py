@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,8 +100,19 @@ class Result(ABC):
         return pd.DataFrame.from_records([dict(row) for row in self.rows()])
 
     def _repr_html_(self) -> str:
-        """Return the frame and the notes as notebooks show them."""
+        """Return the frame and the notes as notebooks show them: four digits, without columns that say nothing."""
         from html import escape
 
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"{self.to_frame().to_html(index=False, na_rep='–')}{notes}"
+        frame = self.to_frame().dropna(axis="columns", how="all").astype(object)
+        if frame.empty:
+            return f"<p>no rows</p>{notes}"
+        return f"{frame.where(frame.notna(), '–').map(_shorten).to_html(index=False)}{notes}"
+
+
+def _shorten(value: object) -> object:
+    """Return a number with a fraction as text of four digits; anything else as it is."""
+    if not isinstance(value, float) or not math.isfinite(value):
+        return value
+    decimals = 3 - math.floor(math.log10(abs(value))) if value else 0
+    return f"{value:,.{max(0, decimals)}f}"

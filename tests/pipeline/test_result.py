@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,26 @@ def test_a_result_is_a_frame_with_a_row_for_each_record() -> None:
 
 def test_a_notebook_shows_the_rows_and_escapes_the_notes() -> None:
     html = Two(notes=("a < b",))._repr_html_()
-    assert "<td>1.5</td>" in html
+    assert "<td>1.500</td>" in html
     assert "<p>a &lt; b</p>" in html
+    assert "<td>–</td>" in html
+
+
+@dataclass(frozen=True)
+class Given(Result):
+    given: tuple[Mapping[str, object], ...] = ()
+
+    def rows(self) -> Sequence[Mapping[str, object]]:
+        return self.given
+
+
+def test_a_notebook_shows_four_digits_and_no_column_that_says_nothing() -> None:
+    record = {"rate_rps": 24955.016321, "latency_ms": 0.247508, "busy": 0.0, "batch": 100_000, "dims": None}
+    html = Given(given=(record, {**record, "latency_ms": math.inf}))._repr_html_()
+    assert "<td>24,955</td>" in html and "<td>0.2475</td>" in html and "<td>0</td>" in html
+    assert "<td>100000</td>" in html and "<td>inf</td>" in html
+    assert "dims" not in html
+    assert Given(notes=("sound",))._repr_html_() == "<p>no rows</p><p>sound</p>"
 
 
 def test_an_error_takes_the_notes_along_and_each_is_told_at_once() -> None:
