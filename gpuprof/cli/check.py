@@ -31,6 +31,9 @@ def check(
     precision: PrecisionOption = None,
     runtime: RuntimeOption = None,
     device_file: DeviceFileOption = None,
+    allow_changed: Annotated[
+        bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
+    ] = False,
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
@@ -46,6 +49,7 @@ def check(
         precision=precision,
         runtime=runtime,
         device_file=device_file,
+        allow_changed=allow_changed,
         note=say_note,
     )
     rows = result.rows()

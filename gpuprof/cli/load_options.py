@@ -45,6 +45,9 @@ class TrafficOptions:
     ] = 4.0
     warmup: Annotated[float, typer.Option(help="Time in seconds before the measured time.", min=0.0)] = 2.0
     clients: Annotated[int | None, typer.Option(help="Client processes; default: as many as needed.", min=1)] = None
+    allow_changed: Annotated[
+        bool, typer.Option("--allow-changed", help="Models may be other files than the map was planned with.")
+    ] = False
     seed: Annotated[int, typer.Option(help="Seed of the traffic.", min=0)] = 0
 
     def load_traffic(self) -> LoadTraffic:
@@ -67,6 +70,7 @@ class TrafficOptions:
             warmup_s=self.warmup,
             clients=self.clients,
             seed=self.seed,
+            allow_changed=self.allow_changed,
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
         )

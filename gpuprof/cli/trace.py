@@ -53,11 +53,12 @@ class ArrivalProcessOptions:
             When nothing says what comes, or a rate cannot be read.
         """
         from gpuprof.domain.demand import read_demands
+        from gpuprof.pipeline.problem import name_demand
         from gpuprof.simulator.load import parse_rates
 
         rates, alone = parse_rates(self.rate or [])
         if self.slo_file is not None:
-            rates = {demand.model: demand.rate_rps for demand in read_demands(self.slo_file)} | rates
+            rates = {name_demand(one).model: one.rate_rps for one in read_demands(self.slo_file)} | rates
         if alone is not None:
             rates[""] = alone
         if not rates:

@@ -11,6 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Estimator, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
+from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class MapReplanner:
         from gpuprof.pipeline.planning import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
-        problem = restore_problem(deployment, self.db)
+        problem = restore_problem(locate_files(deployment, self.base), self.db)
         fleet = problem.fleet if self.more_devices else _fix_counts(problem.fleet, self.first)
         estimator = CorrectedEstimator(problem.estimator, load.slowdowns)
         problem = replace(

@@ -18,6 +18,7 @@ from gpuprof.pipeline.arguments import (
     resolve_demands,
     resolve_map,
 )
+from gpuprof.pipeline.model_files import find_changed, locate_files
 from gpuprof.pipeline.recorded_problem import OtherTimes, collect_map_evidence
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement import feasibility
@@ -63,6 +64,7 @@ def check(
     precision: str | None = None,
     runtime: str | None = None,
     device_file: PathArgument | None = None,
+    allow_changed: bool = False,
     note: NoteCallback = ignore_note,
 ) -> CheckResult:
     """Check geometry, shares, memory, rates and SLOs of a map.
@@ -79,6 +81,8 @@ def check(
         Others than the map was planned with.
     device_file : path, optional
         TOML file with GPUs that the catalogue lacks.
+    allow_changed : bool
+        Take models whose files are others than those that the map was planned with as they are.
     note : callable, optional
         Told each remark as soon as it is known.
 
@@ -109,4 +113,9 @@ def check(
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
     violations = feasibility.check(found, evidence)
+    for name, said in find_changed(locate_files(found, map_folder(deployment))):
+        if allow_changed:
+            notes.add(said)
+        else:
+            violations = (*violations, Violation("file", name, said))
     return CheckResult(notes=notes.all(), label=map_label(deployment), deployment=found, violations=violations)

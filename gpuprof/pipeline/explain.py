@@ -8,7 +8,8 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import unknown_name
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 from gpuprof.pipeline.result import NoteCallback, NoteList, Result, ignore_note
 from gpuprof.placement.explanation import (
@@ -92,7 +93,7 @@ def explain(
         model = next(iter(found.models))
     if model not in found.models:
         raise unknown_name("model of the map", model, sorted(found.models))
-    problem = restore_problem(found, optional_path(db), notes.add, estimator)
+    problem = restore_problem(locate_files(found, map_folder(deployment)), optional_path(db), notes.add, estimator)
     return ExplainResult(
         model=model,
         deployment=found,

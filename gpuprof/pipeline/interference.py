@@ -15,20 +15,18 @@ if TYPE_CHECKING:
 
 
 def make_interference(deployment: DeploymentMap, db: Path | None) -> Interference:
-    """Return what the database's estimator says of batches beside some of their neighbours, over beside all.
+    """Return what the default estimator says of batches beside some of their neighbours, over beside all.
 
     Raises
     ------
     InputError
-        When there is no database, or a device of the map is not known.
+        When there is neither a database nor the models' files, or a device of the map is not known.
     """
-    from gpuprof.estimators.database import DatabaseEstimator
-    from gpuprof.pipeline.devices import open_database, resolve_device
+    from gpuprof.estimators.builtin import DEFAULT
+    from gpuprof.pipeline.recorded_problem import restore_problem
 
-    database = open_database(db)
-    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
-    devices = {kind: resolve_device(kind, database) for kind in kinds}
-    return over_all_neighbours(DatabaseEstimator(database), devices)
+    problem = restore_problem(deployment, db, estimator=DEFAULT)
+    return over_all_neighbours(problem.estimator, {one.device.name: one.device for one in problem.fleet.entries})
 
 
 def over_all_neighbours(estimator: Estimator, devices: dict[str, Device]) -> Interference:

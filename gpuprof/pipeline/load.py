@@ -12,6 +12,7 @@ from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
@@ -117,7 +118,10 @@ def load(
     """
     notes = NoteList(note)
     found = None if deployment is None else resolve_map(deployment)
-    streams, settings = traffic.make_streams(found, Path.cwd() if deployment is None else map_folder(deployment))
+    folder = Path.cwd() if deployment is None else map_folder(deployment)
+    if found is not None and not traffic.allow_changed:
+        require_planned_files(locate_files(found, folder))
+    streams, settings = traffic.make_streams(found, folder)
     target = access.reach(server)
     inputs = {one.model: str(read_stream_data(target, one)) for one in streams if one.data is not None}
     for stream in streams:

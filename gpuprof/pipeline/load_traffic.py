@@ -35,6 +35,8 @@ class LoadTraffic:
     input_data : mapping of str to path
         Inputs by the models' names, ``""`` for all that are not named: .npz, or JSON as perf_analyzer's. Random ones
         unless given.
+    allow_changed : bool
+        Whether models may be other files than the map was planned with.
     dims : mapping of str to int
         Sizes of free dimensions in what is sent, instead of the map's; without a model's file by ``"input:axis"``.
     rate_scale : float
@@ -63,6 +65,7 @@ class LoadTraffic:
     seed: int = 0
     dims: Mapping[str, int] = field(default_factory=dict)
     input_data: Mapping[str, PathArgument] = field(default_factory=dict)
+    allow_changed: bool = False
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.

@@ -19,6 +19,7 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.devices import open_database
+from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
 from gpuprof.pipeline.problem import build_problem
@@ -77,7 +78,7 @@ class PlaceResult(Result):
         """
         target = optional_path(path) or self.output.path
         if self.is_complete or self.output.best_effort:
-            write_map(self.deployment, target)
+            write_map(relate_files(self.deployment, target.absolute().parent), target)
         if not self.is_complete:
             names = ", ".join(dict.fromkeys(one.model for one in self.deployment.unplaced))
             fix = f"{target} holds the rest" if self.output.best_effort else "--best-effort places the rest"

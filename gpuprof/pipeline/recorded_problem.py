@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuprof.domain.sizes import mixed_name, name_parts, parse_mix
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import PathArgument
+from gpuprof.pipeline.model_files import locate_files, model_paths
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
@@ -47,7 +48,9 @@ class OtherTimes:
 def restore_problem(
     deployment: DeploymentMap, db: Path | None, note: NoteCallback = ignore_note, estimator: str | None = None
 ) -> Problem:
-    """Return the problem that a map answers, from what the map says of it; its estimator unless another is named.
+    """Return the problem that a located map answers, from what it says of it; its estimator unless another is named.
+
+    Models that the database lacks are read from their files; where these are all there, no database is needed.
 
     Raises
     ------
@@ -69,20 +72,24 @@ def restore_problem(
     from gpuprof.placement.problem import Options, Problem
     from gpuprof.rules.host_work import recorded_work
 
-    database = open_database(db)
+    paths, sources = model_paths(deployment), source_models(deployment)
+    lacking = [name for name, model in deployment.models.items() if (model.source_model or name) not in paths]
+    database = open_database(db, needed=bool(lacking))
     settings = deployment.planned_with
     kinds = sorted({gpu.device for node in deployment.nodes for gpu in node.gpus})
     devices = settings.fleet or tuple(PlannedDevices(device=kind) for kind in kinds)
-    known = make_database_estimator(database, note=note, execution=_recorded_execution(settings, OtherTimes()))
+    execution = _recorded_execution(settings, OtherTimes())
+    measured = make_database_estimator(database, note=note)
+    graphs = {name: path for name, path in paths.items() if not measured.has_measured(name)}
+    known = make_database_estimator(database, graphs, note, execution)
     name = estimator or settings.estimator
-    sources = source_models(deployment)
     return Problem(
         demands=tuple(
             Demand(name, m.rate_rps, Slo(m.slo_ms, m.percentile), source_model=m.source_model, dims=m.dims)
             for name, m in deployment.models.items()
         ),
         fleet=Fleet(tuple(FleetEntry(resolve_device(one.device, database), one.count) for one in devices)),
-        estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database), sources),
+        estimator=name_services(known if name == DEFAULT else make_named_estimator(name, database, graphs), sources),
         tried=name_tried_services(collect_tried_runs(known, _list_parts(sources.values())), sources),
         queueing=make_queueing(settings.arrivals),
         options=Options(
@@ -112,7 +119,7 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
         return False
     for name, model in deployment.models.items():
         path, sha256 = graphs.get(model.source_model or name), model.sha256
-        if path is None or not path.is_file() or (sha256 and read_onnx(path).sha256 != sha256):
+        if path is None or (sha256 and read_onnx(path).sha256 != sha256):
             return False
     return True
 
@@ -176,13 +183,13 @@ def collect_map_evidence(
         except InputError:
             continue  # the check names it
     sources = source_models(deployment)
-    graphs = {model.source_model or name: Path(model.path) for name, model in deployment.models.items() if model.path}
+    graphs = model_paths(locate_files(deployment, base))
     asked: Estimator | None = None
     tried = NOTHING_TRIED
     name = other.estimator or settings.estimator
     if database is not None or _is_recomputable(deployment, graphs):
         measured = make_database_estimator(database, note=note)
-        known = {name: path for name, path in graphs.items() if not measured.has_measured(name) and path.is_file()}
+        known = {name: path for name, path in graphs.items() if not measured.has_measured(name)}
         measured = make_database_estimator(database, known, note, _recorded_execution(settings, other))
         asked = measured if name == DEFAULT else make_named_estimator(name, database, known)
         tried = name_tried_services(collect_tried_runs(measured, _list_parts(sources.values())), sources)

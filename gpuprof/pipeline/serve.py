@@ -19,6 +19,7 @@ from gpuprof.domain.plural import count_of
 from gpuprof.errors import GpuprofError, InfeasibleError, InputError, UnavailableError, UnstableError, unknown_name
 from gpuprof.pipeline.apply import ApplyResult, apply
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.serving.change.adapt import AdaptSettings
@@ -144,7 +145,7 @@ def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, not
     from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 
     db = optional_path(settings.db)
-    check_adaptable(source.deployment, db, settings.node, note)
+    check_adaptable(locate_files(source.deployment, path.absolute().parent), db, settings.node, note)
     replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment)
     output = optional_path(settings.adapt_output) or path.with_suffix(".adapted.json")
     return AdaptSettings(replan, output, period_s=settings.adapt_period_s)
@@ -199,7 +200,7 @@ def serve(
     with tempfile.TemporaryDirectory(prefix="gpuprof-serve-") as folder:
         path = Path(folder) / "map.json"
         if isinstance(deployment, DeploymentMap):
-            write_map(_with_absolute_paths(found, map_folder(deployment)), path)
+            write_map(locate_files(found, map_folder(deployment)), path)
         else:
             path = Path(deployment)
         process, answers = _start(path, settings)
@@ -212,17 +213,6 @@ def serve(
         finally:
             os.close(answers)
             _end(process, settings.drain_s + _END_S)
-
-
-def _with_absolute_paths(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
-    """Return the map for a file in another folder: the files that are in ``folder`` by their whole path."""
-
-    def find(path: str | None) -> str | None:
-        return str((folder / path).resolve()) if path is not None and (folder / path).is_file() else path
-
-    models = {name: one.model_copy(update={"path": find(one.path)}) for name, one in deployment.models.items()}
-    merges = {name: one.model_copy(update={"path": find(one.path)}) for name, one in deployment.merges.items()}
-    return deployment.model_copy(update={"models": models, "merges": merges})
 
 
 def _start(map_file: Path, settings: ServeSettings) -> tuple[subprocess.Popen[bytes], int]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError, refuse_unwritable
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, optional_path, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.model_files import locate_files
 from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
 from gpuprof.pipeline.result import (
     NoteCallback,
@@ -140,7 +141,7 @@ def simulate(
     >>> seen.to_frame()[["model", "in_time_pct"]].to_dict("records")
     [{'model': 'mlp', 'in_time_pct': 100.0}]
     """
-    notes, original = NoteList(note), resolve_map(deployment)
+    notes, original = NoteList(note), locate_files(resolve_map(deployment), map_folder(deployment))
     policies = () if rescheduling is None else check_policies(rescheduling.policies)
     queues = merged_queues(original)
     _check_merged(queues, original, rescheduling, notes)

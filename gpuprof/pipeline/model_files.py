@@ -1,0 +1,86 @@
+"""Where the model files of a map are, and whether they are still those that it was planned with.
+
+A map says of each model its name, path and sha256; a relative path counts from the map's own folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuprof.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuprof.domain.deployment import DeploymentMap
+
+
+def locate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
+    """Return a map from a file in ``folder`` for use anywhere: what lies in the folder has its whole path."""
+
+    def find(path: str | None) -> str | None:
+        return str((folder / path).resolve()) if path is not None and (folder / path).is_file() else path
+
+    return _with_paths(deployment, find)
+
+
+def relate_files(deployment: DeploymentMap, folder: Path) -> DeploymentMap:
+    """Return a map for a file in ``folder``: relative paths, which count from here, count from there."""
+
+    def relate(path: str | None) -> str | None:
+        if path is None or Path(path).is_absolute() or not Path(path).is_file():
+            return path
+        return os.path.relpath(path, folder)
+
+    return _with_paths(deployment, relate)
+
+
+def model_paths(deployment: DeploymentMap) -> dict[str, Path]:
+    """Return the files of a map's models by their names in the kernel database, those that are there."""
+    return {
+        model.source_model or name: Path(model.path)
+        for name, model in deployment.models.items()
+        if model.path is not None and Path(model.path).is_file()
+    }
+
+
+def find_changed(deployment: DeploymentMap) -> Iterator[tuple[str, str]]:
+    """Yield the models of a located map whose file is another than the one that was planned, and what is wrong.
+
+    What cannot be read as a model is another, too; what is not there nobody can tell.
+    """
+    from gpuprof.graph.file import read_onnx
+
+    for name, model in deployment.models.items():
+        if model.path is None or not model.sha256 or not Path(model.path).is_file():
+            continue
+        try:
+            found = read_onnx(Path(model.path)).sha256
+        except InputError as error:
+            yield name, f"{model.path} is not the file that the map was planned with: {error.message}"
+            continue
+        if found != model.sha256:
+            yield (
+                name,
+                f"{model.path} is not the file that the map was planned with: its sha256 is {found[:12]}… but the map "
+                f"has {model.sha256[:12]}…",
+            )
+
+
+def require_planned_files(deployment: DeploymentMap) -> None:
+    """Do nothing where the files of a located map are those that it was planned with.
+
+    Raises
+    ------
+    InputError
+        When one is another: what was predicted of its times does not hold for it.
+    """
+    for _, said in find_changed(deployment):
+        raise InputError(said, "profile and place it anew; or take it as it is with --allow-changed")
+
+
+def _with_paths(deployment: DeploymentMap, change: Callable[[str | None], str | None]) -> DeploymentMap:
+    models = {name: one.model_copy(update={"path": change(one.path)}) for name, one in deployment.models.items()}
+    merges = {name: one.model_copy(update={"path": change(one.path)}) for name, one in deployment.merges.items()}
+    return deployment.model_copy(update={"models": models, "merges": merges})
