@@ -116,8 +116,7 @@ def _simulate(
 
     from gpuprof.rules.host_work import recorded_work
     from gpuprof.simulator.cluster import SimulationOptions
-    from gpuprof.simulator.compiled import is_compiled
-    from gpuprof.simulator.engine import simulate
+    from gpuprof.simulator.engine import is_compiled, simulate
     from gpuprof.simulator.trace import Trace
 
     if not is_compiled():

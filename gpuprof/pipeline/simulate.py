@@ -31,7 +31,7 @@ from gpuprof.pipeline.simulation_settings import (
 )
 from gpuprof.simulator.autoscaling import Autoscaling, autoscaling
 from gpuprof.simulator.cluster import SimulationOptions
-from gpuprof.simulator.compiled import is_compiled
+from gpuprof.simulator.engine import is_compiled
 from gpuprof.simulator.engine import simulate as simulate_all
 from gpuprof.simulator.interference import Interference
 from gpuprof.simulator.merged_queues import MergedQueues, merged_queues

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Replica
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.file import read_onnx
-from gpuprof.placement.bundle import Bundle, folder_name, is_cpu, model_file, model_files, public_name, replica_names
-from gpuprof.placement.mps_environment import replica_environment
+from gpuprof.placement.bundle import (
+    Bundle,
+    folder_name,
+    is_cpu,
+    model_file,
+    model_files,
+    public_name,
+    replica_names,
+    slug,
+)
 
 
 def triton(deployment: DeploymentMap, base: Path) -> Bundle:
@@ -51,7 +59,7 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
                 "its inputs and outputs do not all begin with a free batch dimension",
             )
         bundle.files[f"{name}/{folder}/config.pbtxt"] = _config(folder, replica, gpu, batched)
-        environment = replica_environment(node, gpu, partition, replica)
+        environment = _replica_environment(node, gpu, partition, replica)
         bundle.files[f"{name}/server.env"] = "".join(f"{key}={value}\n" for key, value in environment.items())
     return bundle
 
@@ -101,3 +109,16 @@ def _config(name: str, replica: Replica, gpu: Gpu, batched: bool) -> str:
 def _add_note(bundle: Bundle, note: str) -> None:
     if note not in bundle.notes:
         bundle.notes.append(note)
+
+
+def _replica_environment(node: Node, gpu: Gpu, partition: Partition, replica: Replica) -> dict[str, str]:
+    """Return the environment of a replica's process: its GPU, its MPS daemon and its share; empty on a CPU."""
+    if is_cpu(gpu):
+        return {}
+    slot = "" if partition.mig is None else f"-slot{partition.mig.start}"
+    environment = {"CUDA_VISIBLE_DEVICES": str(gpu.index)} if partition.mig is None else {}
+    environment["CUDA_MPS_PIPE_DIRECTORY"] = f"/tmp/nvidia-mps-{slug(node.name)}-gpu{gpu.index}{slot}"
+    environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{replica.sm_share_pct:g}"
+    if replica.memory_limit_bytes:
+        environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-replica.memory_limit_bytes // 2**20)}M"
+    return environment

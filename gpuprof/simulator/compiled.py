@@ -1,11 +1,11 @@
-"""Compiles the functions of the simulator, and tells whether that was done before."""
+"""Compiles the functions of the simulator."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpuprof.machine.machine_code import compile_function, is_kept
+from gpuprof.machine.machine_code import compile_function
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -23,10 +23,3 @@ _OPTIONS: dict[str, Any] = {
 def jit(function: Function) -> Function:
     """Return ``function`` compiled, the machine code kept on disk."""
     return compile_function(function, **_OPTIONS)
-
-
-def is_compiled() -> bool:
-    """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
-    from gpuprof.simulator import kernel
-
-    return is_kept(kernel.run)

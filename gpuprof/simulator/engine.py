@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from gpuprof.domain.arrival_process import NS_PER_S, ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.errors import InputError
+from gpuprof.machine.machine_code import is_kept
 from gpuprof.simulator import changes, kernel
 from gpuprof.simulator.changes import changes_of
 from gpuprof.simulator.choice import set_alive
@@ -191,3 +192,8 @@ def _varies(cluster: ClusterArrays) -> NDArray[np.bool_]:
 
 def _share(total: int, among: int) -> int:
     return max(64, min(2**16, total // among))
+
+
+def is_compiled() -> bool:
+    """Return whether machine code of this version is kept already, so that nothing needs to be compiled."""
+    return is_kept(kernel.run)
