@@ -9,7 +9,9 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import typer
 
@@ -131,17 +133,32 @@ def _extra_with(module: str) -> str | None:
     return next((found[1] for found in extras if found), None)
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(line: Sequence[str]) -> int:
+    words, config = list(line), None
+    if any(word.startswith("--config") for word in line):
+        from gpuprof.cli.config_file import take_config  # which imports a parser that few command lines need
+
+        words, config = take_config(line)
     wanted = [words[0]] if words and words[0] in VERBS else list(VERBS)  # one verb starts faster than all
     app = build_app(wanted, names_only=True) if list(words) in (["-h"], ["--help"]) else build_app(wanted)
     try:
         with termination_as_interrupt():
-            result = typer.main.get_command(app).main(words, prog_name="gpuprof", standalone_mode=False)
+            command = typer.main.get_command(app)
+            defaults = _read_defaults(config, command)
+            result = command.main(words, prog_name="gpuprof", standalone_mode=False, default_map=defaults)
     except (typer.Abort, KeyboardInterrupt):
         result = INTERRUPTED_EXIT_CODE
     if result == INTERRUPTED_EXIT_CODE:
         return _fail("interrupted", INTERRUPTED_EXIT_CODE)
     return result if isinstance(result, int) else 0
+
+
+def _read_defaults(config: Path | None, command: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    from gpuprof.cli.config_file import read_config
+
+    return read_config(config, command, list(VERBS))
 
 
 def console_script() -> None:
@@ -167,8 +184,11 @@ def _root(
     debug: bool = typer.Option(
         False, "--debug", help="Show the traceback of an error; may stand anywhere on the line."
     ),
+    config: Path | None = typer.Option(  # noqa: B008 - typer reads it
+        None, "--config", help="YAML file with options of verbs; may stand anywhere on the line."
+    ),
 ) -> None:
-    pass  # both options act before a verb is chosen
+    pass  # all of them act before a verb is chosen
 
 
 def _describe(module: ModuleType, verb: str) -> str | None:

@@ -1,0 +1,148 @@
+"""Options of verbs from a YAML file: what the command line leaves out is taken from there.
+
+A key a verb, below it a key an option, named as on the command line without dashes::
+
+    place:
+      slo-file: slo.csv
+      gpus: a100-80:8
+      confidence: 0.9
+    db:
+      show: {limit: 10}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gpuprof.errors import InputError, unknown_name
+
+FLAG = "--config"
+_MAX_BYTES = 1 << 20
+
+
+def take_config(words: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Return a command line without its ``--config FILE``, and the file.
+
+    Raises
+    ------
+    InputError
+        When no file follows, or there are two.
+    """
+    rest: list[str] = []
+    files: list[str] = []
+    given = iter(words)
+    for word in given:
+        if word == "--":
+            rest += [word, *given]
+        elif word == FLAG:
+            files.append(next(given, ""))
+        elif word.startswith(f"{FLAG}="):
+            files.append(word.partition("=")[2])
+        else:
+            rest.append(word)
+    if "" in files or len(files) > 1:
+        raise InputError(f"{FLAG} takes one file but got {len([one for one in files if one])}", f"{FLAG} FILE")
+    return rest, Path(files[0]) if files else None
+
+
+def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
+    """Return the defaults of a group's commands, as click takes them.
+
+    Parameters
+    ----------
+    path : Path
+    group : click.Group
+        Of the commands that may run; what is said of others is not read.
+    verbs : sequence of str
+        All commands that there are.
+
+    Raises
+    ------
+    InputError
+        With the line: no YAML, a verb or an option that does not exist, or a value that no option can have.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", "which no file of options is")
+        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}", f"{FLAG} FILE") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+    if root is None:
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in _pairs(root, path, "a verb"):
+        if key.value not in verbs:
+            raise _at(path, key, unknown_name("verb", key.value, list(verbs)))
+        if key.value in group.commands:
+            found[key.value] = _command_defaults(path, value, group.commands[key.value])
+    return found
+
+
+def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, Any]:
+    """Return the defaults of a command, or of the commands of a group."""
+    inner: Mapping[str, Any] = getattr(command, "commands", {})
+    options = {} if inner else _options(command)
+    found: dict[str, Any] = {}
+    for key, value in _pairs(node, path, "a command" if inner else "an option"):
+        known = inner or options
+        if key.value not in known:
+            raise _at(
+                path, key, unknown_name(f"{'command' if inner else 'option'} of {command.name}", key.value, [*known])
+            )
+        if inner:
+            found[key.value] = _command_defaults(path, value, inner[key.value])
+        elif (read := _value(path, value, options[key.value])) is not None:
+            found[options[key.value].name] = read
+    return found
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """Return the parameters of a command by what they are called on the command line."""
+    return {
+        name: parameter
+        for parameter in command.params
+        if parameter.name != "help"
+        for name in {word.lstrip("-") for word in parameter.opts if not word.startswith("-") or word.startswith("--")}
+    }
+
+
+def _value(path: Path, node: yaml.Node, parameter: Any) -> Any:
+    """Return a value as the command line would give it: texts, a flag, or several where a parameter takes them."""
+    several = parameter.multiple or parameter.nargs == -1
+    if isinstance(node, yaml.SequenceNode):
+        texts = [_scalar(path, one) for one in node.value]
+        return texts if several else ",".join(str(text) for text in texts)
+    read = _scalar(path, node)
+    if read is None:
+        return None
+    if getattr(parameter, "is_flag", False) is not isinstance(read, bool):
+        kind = "true or false" if not isinstance(read, bool) else "a value"
+        raise _at(path, node, InputError(f"{parameter.name} takes {kind} but got {node.value!r}"))
+    return [read] if several else read
+
+
+def _scalar(path: Path, node: yaml.Node) -> str | bool | None:
+    if not isinstance(node, yaml.ScalarNode):
+        raise _at(path, node, InputError("an option takes a value or a list of values"))
+    if node.tag == "tag:yaml.org,2002:bool":
+        return node.value.lower() in {"true", "yes", "on"}
+    return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
+
+
+def _pairs(node: yaml.Node, path: Path, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
+        raise _at(path, node, InputError(f"expected {what} on each line, as in NAME: …"))
+    return list(node.value)
+
+
+def _at(path: Path, node: yaml.Node, error: InputError) -> InputError:
+    return InputError(f"{path}:{node.start_mark.line + 1}: {error.message}", error.fix)
