@@ -42,7 +42,8 @@ POISON_VARIABLE = "GPUPROF_POISON"
 _WATCH_S = 0.5
 _GRACE_S = 0.15
 _HANDSHAKE_S = 10.0
-_QUIET_S = 3.0
+#: Nothing to do: for so long no request and no more work for the router's thread than so much of the time.
+_QUIET_S, _QUIET_PART = 3.0, 0.2
 
 #: Makes what keeps the machines; given the arena and `ServerSettings`.
 EngineMaker = Callable[[Arena, "ServerSettings"], Engine]
@@ -124,6 +125,7 @@ class Server:
         self._cores = CoreSharing()
         self.stalls = StallMeter(time.monotonic())
         self._busy_at = time.monotonic()
+        self._computed_s = 0.0
         self._arena = Arena(settings.buffer_bytes, poison=os.environ.get(POISON_VARIABLE) == "1")
         self.router = Router(self._arena, settings.tracer)
         self._engine = (make_engine or _local_engine)(self._arena, settings)
@@ -323,10 +325,12 @@ class Server:
     async def _return_memory(self, now: float) -> None:
         """Return to the system what a time of much to do has left, again and again while there is nothing to do."""
         self._arena.trim()
-        if self._arena.used or self.router.in_flight:
+        computed_s, self._computed_s = time.thread_time() - self._computed_s, time.thread_time()
+        if self._arena.used or self.router.in_flight or computed_s > _QUIET_PART * _WATCH_S:
             self._busy_at = now
         elif now - self._busy_at > _QUIET_S:
             self._busy_at = now
+            gc.collect()  # what refused requests leave in cycles, with their bodies; nobody waits now
             await asyncio.to_thread(return_free_memory)
             if self._grpc is not None:
                 self._grpc.forget_what_is_free()

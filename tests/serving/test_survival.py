@@ -218,4 +218,4 @@ def test_a_thousand_connections_that_ask_nothing_or_half_take_little_memory(tmp_
 def test_unfinished_messages_of_grpc_take_no_more_than_there_is_for_tensors_and_all_of_it_comes_back() -> None:
     got = suffer(unfinished_messages, 4.0)
     assert got.peak_mb < got.before_mb + 2.0 * BUFFER_MB  # without a limit gigabytes
-    assert got.after_mb < got.before_mb + 40.0
+    assert got.after_mb < got.before_mb + 40.0  # within forty seconds
