@@ -1,9 +1,10 @@
 """The Open Inference Protocol over gRPC: grpcio's asyncio server, in the router's process.
 
-HTTP/2, with everything that a client can do to it, is the C core's, which reads and writes in threads of its own without
-Python's lock; what it hands over are whole messages of a bounded size, as they were sent (`grpc_reader`). A process of its own in front of the
-router has not been built or measured: every request would cross one process more on its way to a worker, and large
-tensors would be copied once more. What this way costs beside a bare echo of grpcio `bench.serving --only grpc` prints.
+HTTP/2, with everything that a client can do to it, is the C core's, which reads and writes in threads of its own
+without Python's lock; what it hands over are whole messages of a bounded size, as they were sent (`grpc_reader`). A
+process of its own in front of the router has not been built or measured: every request would cross one process more on
+its way to a worker, and large tensors would be copied once more. What this way costs beside a bare echo of grpcio
+`bench.serving --only grpc` prints.
 """
 
 from __future__ import annotations
