@@ -102,6 +102,8 @@ class Problem:
         What the database knows to fail; estimators refuse it, and the check of a map looks again.
     limits : RateLimits
         What was found out about queues; problems made from this one share it.
+    alike : dict
+        Which of some demands are alike (`gpuprof.placement.alike`), by the demands; shared in the same way.
     """
 
     demands: tuple[Demand, ...]
@@ -114,6 +116,7 @@ class Problem:
     previous: DeploymentMap | None = None
     tried: TriedRuns = NOTHING_TRIED
     limits: RateLimits = field(default_factory=RateLimits, repr=False, compare=False)
+    alike: dict[object, Mapping[str, str]] = field(default_factory=dict, repr=False, compare=False)
     _by_model: dict[str, Demand] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

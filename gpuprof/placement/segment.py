@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
@@ -13,6 +14,7 @@ from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
+from gpuprof.placement.alike import find_alike
 from gpuprof.placement.menu import Menu
 from gpuprof.placement.placement import PlacedPartition, PlacedReplica
 from gpuprof.placement.problem import Problem
@@ -107,9 +109,30 @@ class Segments:
         self._best_of: dict[tuple[str, str], dict[Share, Segment | None]] = {}
         self._servers: dict[tuple[str, Workload], BatchServer] = {}
         self._alone_ms: dict[tuple[str, str, Share, int], list[float]] = {}
+        self._first_alike = {model: first for model, first in find_alike(problem).items() if model != first}
+        self._as_first: dict[Workload, Workload] = {}
+
+    def first_alike(self, model: str) -> str:
+        """Return the first demand that is alike, by its model: what holds for it holds for this one."""
+        return self._first_alike.get(model, model)
+
+    def _first_workload(self, workload: Workload) -> Workload:
+        if workload.model not in self._first_alike:
+            return workload
+        if workload not in self._as_first:
+            self._as_first[workload] = replace(workload, model=self._first_alike[workload.model])
+        return self._as_first[workload]
+
+    def _first_demand(self, demand: Demand) -> Demand:
+        """Return the first demand that is alike; the demand itself where it is not as the problem has it."""
+        first = self._first_alike.get(demand.model)
+        return demand if first is None or demand != self.problem.demand(demand.model) else self.problem.demand(first)
 
     def estimate(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> Estimate:
-        """Return the estimator's answer, asked once for each question."""
+        """Return the estimator's answer, asked once for each question; of demands that are alike, of the first."""
+        if self._first_alike:
+            self.problem.limits.check_time()  # of many that are alike a million known answers are asked for
+            workload, beside = self._first_workload(workload), [self._first_workload(one) for one in beside]
         key = (device.name, workload, tuple(sorted(beside)) if beside else ())
         if key not in self._estimates:
             self.problem.limits.check_time()
@@ -299,12 +322,36 @@ class Segments:
         Where batches between the listed ones may run too, it is the best of all, given that larger batches take longer.
         """
         known = self._best_of.setdefault((demand.model, device.name), {})
+        first = self._first_demand(demand)
+        if share not in known and first is not demand:
+            found = self.best_of(first, device, share)
+            known[share] = None if found is None else replace(found, model=demand.model)
         if share not in known:
             best = self._best_listed(demand, device, share)
             if self.menu.is_dense(demand.model, device, share):
                 best = self._best_between(demand, device, share, best)
             known[share] = best
         return known[share]
+
+    def leaner(self, demand: Demand, device: Device, best: Segment) -> Iterator[Segment]:
+        """Yield the segments under the share of ``best`` in listed batches that hold less memory, the least first.
+
+        Each serves more than all that hold less.
+        """
+        able: list[tuple[int, Workload]] = []
+        for workload in self.workloads(demand.model, device, best.share):
+            with suppress(InputError):
+                memory = self.memory_bytes(self.estimate(device, workload))
+                if memory is not None and memory < (best.memory_bytes or 0):
+                    able.append((memory, workload))
+        most = 0.0
+        for _, workload in sorted(able):
+            segment = self.make(demand, device, workload, least_rps=most)
+            if segment is not None and most < segment.capacity_rps:
+                most = segment.capacity_rps
+                yield segment
+                if most >= best.capacity_rps:
+                    return
 
     def looked_at(self, demand: Demand, device: Device) -> tuple[Segment, ...]:
         """Return the best segments under the shares that were looked at so far."""

@@ -4,13 +4,19 @@ An estimator lists shares worth considering, and may answer for others too: part
 between the listed ones. Of those, some are offered at once, and the rest as guesses: segments whose capacity is only
 bounded from above. Where a bound on the cost rests on a guess, the guess is worked out; so little is computed that
 does not matter, and the bound holds for every share that some policy might use.
+
+Of a share the segment of largest capacity is offered. Where the best segments together may hold more memory than there
+is, so are those that hold less and serve less: memory and batch are then decided with all the rest.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
@@ -18,6 +24,8 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.menu import PARTS
+from gpuprof.placement.optimal.memory_grid import is_binding
+from gpuprof.placement.optimal.pattern import SPACE, PartitionKind, share_units
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import RATE_PRECISION
 from gpuprof.placement.segment import Segment, Segments
@@ -28,6 +36,7 @@ _MOST_DEMANDS = 40
 _MOST_DEVICES = 100
 
 Choices = Mapping[str, tuple[Segment, ...]]
+_Place = tuple[str, str, Share]
 
 
 @dataclass(slots=True)
@@ -45,40 +54,107 @@ class CandidateSegments:
     _sure: dict[str, list[Segment]] = field(default_factory=dict)
     _guesses: dict[str, dict[tuple[str, Share], Segment]] = field(default_factory=dict)
     _lean: dict[tuple[str, str, Share], int] = field(default_factory=dict)
+    _by_memory: dict[_Place, tuple[Segment, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         few = len(self.problem.demands) <= _MOST_DEMANDS
-        for demand in self.problem.demands:
+        demands = [one for one in self.problem.demands if self.segments.first_alike(one.model) == one.model]
+        for demand in demands:
             sure: list[Segment] = []
-            guesses: dict[tuple[str, Share], Segment] = {}
             for entry in self.problem.fleet.entries:
                 own = list(self.segments.best(demand, entry.device))
                 if few:
                     own += self._parts(demand, entry.device, tuple(own))
-                few_devices = demand.rate_rps < _MOST_DEVICES * max((one.capacity_rps for one in own), default=0.0)
-                if few_devices and entry.device.kind == "gpu":
+                if self._is_guessed(demand, entry.device, own):
                     steps = self.segments.menu.steps(demand.model, entry.device, None)
                     own += self._between(demand, entry.device, steps, tuple(own))
-                    guesses |= self._make_guesses(demand, entry.device, steps, own)
                 sure += own
-            self._sure[demand.model], self._guesses[demand.model] = sure, guesses
+            self._sure[demand.model] = sure
+        binding = self._offer_leaner()
+        for demand in demands:
+            self._guesses[demand.model] = {}
+            for entry in self.problem.fleet.entries:
+                own = [one for one in self._sure[demand.model] if one.device == entry.device.name]
+                if self._is_guessed(demand, entry.device, own):
+                    self._guesses[demand.model] |= self._make_guesses(demand, entry.device, own, binding)
+
+    def _is_guessed(self, demand: Demand, device: Device, known: Sequence[Segment]) -> bool:
+        """Whether shares that are not listed matter: not to demands that fill many devices, nor on CPUs."""
+        most = max((one.capacity_rps for one in known), default=0.0)
+        return demand.rate_rps < _MOST_DEVICES * most and device.kind == "gpu"
+
+    def _offer_leaner(self) -> frozenset[PartitionKind]:
+        """Offer what holds less memory in the partitions whose memory may not suffice, and return those.
+
+        By queues not of many demands: their bounds then rest on the least memory of each share.
+        """
+        found: defaultdict[PartitionKind, list[Segment]] = defaultdict(list)
+        for one in chain.from_iterable(self._sure.values()):
+            found[one.device, one.share.mig].append(one)
+        binding = frozenset(kind for kind, own in found.items() if self._is_memory_binding(kind, own))
+        if self.problem.options.latency_budget is None and len(self.problem.demands) > _MOST_DEMANDS:
+            return binding
+        for model, sure in self._sure.items():
+            for best in tuple(sure):
+                place = (model, best.device, best.share)
+                if (best.device, best.share.mig) in binding and place not in self._by_memory:
+                    demand, device = self.problem.demand(model), self.problem.device(best.device)
+                    leaner = tuple(self.segments.leaner(demand, device, best))
+                    sure += leaner
+                    self._by_memory[place] = self._bound_by_memory(demand, device, best, leaner)
+        return binding
+
+    def _is_memory_binding(self, kind: PartitionKind, known: Sequence[Segment]) -> bool:
+        held: defaultdict[Share, int] = defaultdict(int)
+        for one in known:
+            held[one.share] = max(held[one.share], one.memory_bytes or 0)
+        capacity = self.problem.device(kind[0]).memory_bytes(Share(100.0, kind[1]))
+        return is_binding([share_units(share) for share in held], list(held.values()), SPACE, capacity)
+
+    def _bound_by_memory(
+        self, demand: Demand, device: Device, best: Segment, leaner: Sequence[Segment]
+    ) -> tuple[Segment, ...]:
+        """Return what no batch under the share of ``best`` exceeds in capacity with as little memory."""
+        if not self.segments.menu.is_dense(demand.model, device, best.share):
+            return (*leaner, best)
+        found = []
+        for workload, larger in self._pair_with_next_batch(demand.model, device, best.share, dense=True):
+            with suppress(InputError):
+                memory = self.segments.memory_bytes(self.segments.estimate(device, workload))
+                reach = self.segments.most_between_rps(demand, device, workload, max(larger, workload.batch + 1))
+                most = min(reach, best.capacity_rps)
+                if most > 0.0:
+                    found.append(replace(best, capacity_rps=most, memory_bytes=memory))
+        return _drop_dominated(found)
 
     def known_segments(self) -> Choices:
         """Return the segments that are known, by model."""
-        return {model: _drop_dominated(found) for model, found in self._sure.items()}
+        return self._for_all_alike({model: _drop_dominated(found) for model, found in self._sure.items()})
+
+    def _for_all_alike(self, found: Choices) -> Choices:
+        """Return the segments of the first demands that are alike for all of them."""
+        every = {}
+        for demand in self.problem.demands:
+            first = self.segments.first_alike(demand.model)
+            if first in found:
+                own = found[first]
+                every[demand.model] = (
+                    own if first == demand.model else tuple(replace(s, model=demand.model) for s in own)
+                )
+        return every
 
     def listed_segments(self) -> Choices:
         """Return the segments under the shares that the estimator lists, and parts of instances, by model."""
         kept = {}
-        for demand in self.problem.demands:
+        for model, sure in self._sure.items():
             shares = {
                 (entry.device.name, share)
                 for entry in self.problem.fleet.entries
-                for share in self.problem.estimator.shares(demand.model, entry.device)
+                for share in self.problem.estimator.shares(model, entry.device)
             }
-            own = (s for s in self._sure[demand.model] if s.share.mig is not None or (s.device, s.share) in shares)
-            kept[demand.model] = _drop_dominated(tuple(own))
-        return kept
+            own = (s for s in sure if s.share.mig is not None or (s.device, s.share) in shares)
+            kept[model] = _drop_dominated(tuple(own))
+        return self._for_all_alike(kept)
 
     def optimistic_segments(self, demands: Sequence[Demand], *, guessing: bool = True) -> Choices:
         """Return the segments as they could be at best: capacities as high and memories as low as is not excluded.
@@ -86,19 +162,33 @@ class CandidateSegments:
         With ``guessing`` also those that were not worked out.
         """
         rates = {demand.model: demand.rate_rps for demand in demands}
-        return {
-            model: tuple(
-                self._at_best(one, rates[model])
-                for one in (*found, *(self._guesses[model].values() if guessing else ()))
-            )
-            for model, found in self._sure.items()
-            if model in rates
-        }
+        return self._for_all_alike(
+            {
+                model: _drop_dominated(
+                    tuple(self._at_best(one, rates[model]) for one in self._could_be(model, guessing=guessing))
+                )
+                for model in self._sure
+                if model in rates
+            }
+        )
+
+    def _could_be(self, model: str, *, guessing: bool) -> Iterator[Segment]:
+        """Yield the segments that no other under their shares exceeds, and the guesses."""
+        for place in dict.fromkeys((model, one.device, one.share) for one in self._sure[model]):
+            if place in self._by_memory:
+                yield from self._by_memory[place]
+            else:
+                same = (one for one in self._sure[model] if (model, one.device, one.share) == place)
+                yield from (replace(one, memory_bytes=self._least_memory(one)) for one in same)
+        if guessing:
+            yield from self._guesses[model].values()
 
     def work_out(self, used: Mapping[str, Sequence[tuple[str, Share]]]) -> bool:
         """Replace the guesses among the (device, share) that are used by what is true of them; whether any was."""
         worked = False
         for model, places in used.items():
+            if model not in self._sure:
+                continue  # the first that is alike is among them
             demand = self.problem.demand(model)
             for device, share in places:
                 if self._guesses[model].pop((device, share), None) is None:
@@ -107,6 +197,8 @@ class CandidateSegments:
                 segment = self.segments.best_of(demand, self.problem.device(device), share)
                 if segment is not None:
                     self._sure[model].append(segment)
+        if worked:
+            self._offer_leaner()
         return worked
 
     def work_out_all(self) -> bool:
@@ -117,7 +209,7 @@ class CandidateSegments:
         wider = segment.capacity_rps
         if self.problem.options.latency_budget is None and not self.segments.bounds_any_map:
             wider = min(max(rate_rps, wider), wider * (1.0 + RATE_PRECISION))
-        return replace(segment, capacity_rps=wider, memory_bytes=self._least_memory(segment))
+        return replace(segment, capacity_rps=wider)
 
     def _least_memory(self, segment: Segment) -> int | None:
         """Return what a replica under this share holds at the smallest batch."""
@@ -212,19 +304,25 @@ class CandidateSegments:
             return False
 
     def _make_guesses(
-        self, demand: Demand, device: Device, steps: Sequence[float], known: Sequence[Segment]
+        self, demand: Demand, device: Device, known: Sequence[Segment], binding: frozenset[PartitionKind]
     ) -> dict[tuple[str, Share], Segment]:
-        """Return a guess for every step below the smallest share that serves everything."""
-        whole = {one.share.sm_pct: one for one in known if one.share.mig is None}
-        enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
+        """Return a guess for every step, of the whole device and of its instances, that is not known.
+
+        Steps above the smallest share that serves everything are of use only where memory binds: the same with smaller
+        batches.
+        """
         guesses = {}
-        for percent in steps:
-            larger = min((pct for pct in whole if pct > percent), default=None)
-            if percent >= enough or percent in whole or larger is None:
-                continue
-            guess = self._guess(demand, device, Share(percent), whole[larger])
-            if guess is not None:
-                guesses[device.name, guess.share] = guess
+        for mig in dict.fromkeys(one.share.mig for one in known):
+            whole = {one.share.sm_pct: one for one in known if one.share.mig == mig}
+            enough = min((pct for pct, one in whole.items() if one.capacity_rps >= demand.rate_rps), default=100.0)
+            for percent in self.segments.menu.steps(demand.model, device, mig):
+                larger = min((pct for pct in whole if pct > percent), default=None)
+                useless = percent >= enough and (device.name, mig) not in binding
+                if useless or percent in whole or larger is None:
+                    continue
+                guess = self._guess(demand, device, Share(percent, mig), whole[larger])
+                if guess is not None:
+                    guesses[device.name, guess.share] = guess
         return guesses
 
     def _pair_with_next_batch(
@@ -270,9 +368,10 @@ class CandidateSegments:
 
 
 def _drop_dominated(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Leave out shares of a partition that do no more, and hold no less, than a smaller one; the order stays."""
+    """Leave out what does no more, and holds no less, than another of no larger share; the order stays."""
     kept: list[Segment] = []
-    for one in sorted(segments, key=lambda segment: segment.share.sm_pct):
+    order = sorted(segments, key=lambda one: (one.share.sm_pct, one.memory_bytes or 0, -one.capacity_rps))
+    for one in order:
         rivals = (other for other in kept if (other.device, other.share.mig) == (one.device, one.share.mig))
         if not any(
             other.capacity_rps >= one.capacity_rps and (other.memory_bytes or 0) <= (one.memory_bytes or 0)

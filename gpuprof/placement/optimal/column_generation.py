@@ -1,7 +1,8 @@
 """Column generation: the patterns of partitions that are too many to be listed, found by pricing.
 
-The relaxation's duals price a slot of every share; the pricing problem is a knapsack, whose best pattern enters the
-program when it is worth more than its partition costs. When none does, the relaxation is solved over all patterns.
+The relaxation's duals price a slot of every size; the pricing problem is a knapsack, over shares and where memory is
+counted over both, whose best pattern enters the program when it is worth more than its partition costs. When none does,
+the relaxation is solved over all patterns.
 Before that, and after a time limit, its duals still give a bound (Farley 1990, "A note on bounding a class of linear
 programming problems": dual prices scaled down until no column beats its cost are feasible in the dual).
 """
@@ -54,6 +55,17 @@ def solve_relaxation(
     return solution, best
 
 
+def generate_patterns(master: RestrictedMaster, limit: Limit, seed: int = 0) -> None:
+    """Add the patterns that the relaxation of a program with whatever objective takes, until the time is up."""
+    for _ in range(_MOST_ROUNDS if master.generated else 0):
+        found = master.program.solve(relaxed=True, time_limit_s=limit.left_s, seed=seed)
+        if found is None or not found.proven or limit.is_over:
+            return
+        values = {kind: _pattern_value(master, kind, found) for kind in master.kind_rows}
+        if not _add_columns(master, found, values):
+            return
+
+
 def farley_bound(
     master: RestrictedMaster, prices: dict[str, float], solution: Solution, values: dict[PartitionKind, float]
 ) -> float:
@@ -80,8 +92,7 @@ def _pattern_value(master: RestrictedMaster, kind: PartitionKind, solution: Solu
     """Return what the best pattern of a partition is worth; where all are listed, the partition's own dual says it."""
     if kind not in master.generated:
         return 0.0
-    slots, memory = master.slot_values(kind, solution.duals)
-    return master.packers[kind].best_pattern(slots)[1] + memory
+    return master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))[1]
 
 
 def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[PartitionKind, float]) -> bool:
@@ -90,6 +101,6 @@ def _add_columns(master: RestrictedMaster, solution: Solution, values: dict[Part
     for kind in sorted(master.generated, key=str):
         cost = solution.duals[master.kind_rows[kind]]
         if values[kind] > cost + _EPSILON * max(1.0, math.fabs(cost)):
-            pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals)[0])
+            pattern, _ = master.packers[kind].best_pattern(master.slot_values(kind, solution.duals))
             added = master.add_pattern(pattern) or added
     return added

@@ -16,37 +16,42 @@ from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segments
 
+#: Of so many demands at most, parts of instances are looked at one by one.
+_MOST_DEMANDS = 40
+
 
 def with_cost_bound(problem: Problem, segments: Segments, placement: Placement) -> Placement:
     """Return the placement with bounds for whatever serves as much of the demands.
 
-    No request costs less than in full batches under the share that does most for its price. Parts of an instance are
-    regarded where the whole serves a demand, as if the smallest part did.
+    No request costs less than in full batches under the share that does most for its price. Of many demands, parts of
+    instances are taken to do as much as the whole, which is quick and loose.
     """
     rates = placement.rates_rps()
     prices = [entry.price_per_hour for entry in problem.fleet.entries]
-    cost = math.fsum(
-        min(_costs(problem, segments, demand, rates[demand.model]), default=0.0)
-        for demand in problem.demands
-        if demand.model in rates
-    )
+    per_rps: dict[str, float] = {}
+    for model in rates:
+        first = segments.first_alike(model)
+        if first not in per_rps:
+            per_rps[first] = min(_costs_per_rps(problem, segments, problem.demand(first)), default=0.0)
+    cost = math.fsum(rate * per_rps[segments.first_alike(model)] for model, rate in rates.items())
     gpus = math.ceil(cost / max(prices) - 1e-6)
     least = gpus * min(prices) if len(set(prices)) == 1 else cost
     return replace(placement, lower_bound_gpus=gpus, lower_bound_cost_per_hour=least)
 
 
-def _costs(problem: Problem, segments: Segments, demand: Demand, rate_rps: float) -> Iterator[float]:
-    """Yield what ``rate_rps`` costs at least under each share of each kind of device."""
+def _costs_per_rps(problem: Problem, segments: Segments, demand: Demand) -> Iterator[float]:
+    """Yield what a request per second costs at least under each share of each kind of device."""
+    few = len(problem.demands) <= _MOST_DEMANDS
     for entry in problem.fleet.entries:
-        device, steps = entry.device, segments.menu.steps(demand.model, entry.device, None)
-        for share in (*problem.estimator.shares(demand.model, device), *map(Share, steps)):
+        device = entry.device
+        listed = problem.estimator.shares(demand.model, device)
+        migs = dict.fromkeys((None, *(share.mig for share in listed))) if few else (None,)
+        between = (Share(pct, mig) for mig in migs for pct in segments.menu.steps(demand.model, device, mig))
+        for share in (*listed, *between):
             most = max(_throughput_bounds(segments, demand, entry, share), default=0.0)
-            if most <= 0.0:
-                continue
-            needed = rate_rps / most
-            if share.mig is not None and needed <= 1.0:
-                needed = min(needed, PARTS[0] / 100.0)
-            yield entry.price_per_hour * device.fraction(share) * needed
+            if most > 0.0:
+                part = 1.0 if few or share.mig is None else PARTS[0] / 100.0
+                yield entry.price_per_hour * device.fraction(share) * part / most
 
 
 def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, share: Share) -> Iterator[float]:
@@ -54,7 +59,7 @@ def _throughput_bounds(segments: Segments, demand: Demand, entry: FleetEntry, sh
     listed = segments.menu.listed_batches(demand.model, entry.device, share)
     dense = segments.menu.is_dense(demand.model, entry.device, share)
     sizes = sorted({1, *listed}) if dense else listed
-    for batch, larger in zip(sizes, (*sizes[1:], 0), strict=True):
+    for batch, larger in zip(sizes, (*sizes[1:], 0), strict=False):
         for processes in segments.menu.processes(share):
             try:
                 most = segments.throughput_rps(entry.device, Workload(demand.model, batch, share, processes))

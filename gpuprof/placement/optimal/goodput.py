@@ -8,6 +8,7 @@ from typing import Protocol
 
 from gpuprof.domain.demand import Demand
 from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.column_generation import generate_patterns
 from gpuprof.placement.optimal.restricted_master import Choice, DemandClass, RestrictedMaster
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
@@ -18,6 +19,9 @@ _GIVE = 1e-6
 _BETTER = 1e-3
 #: Levels of fairness that are told apart; what is left then is maximised together.
 _MOST_LEVELS = 8
+
+#: What a request of a priority counts beside one of the next lower, while patterns are generated.
+_PER_LEVEL = 4
 
 _Served = Sequence[tuple[Demand, int]]
 
@@ -42,6 +46,11 @@ def maximise_goodput(problem: Problem, classes: Sequence[DemandClass], limit: Li
     With ``fair`` the served fractions are maximised from the smallest up, before the sum and over all priorities.
     """
     master = RestrictedMaster(problem.fleet.entries, classes, partial=True)
+    if master.generated:
+        master.program.recost(
+            {column: -float(_PER_LEVEL**demand.priority) for demand, column in master.served_columns()}
+        )
+        generate_patterns(master, limit, problem.options.seed)
     solution = solve_for_goodput(problem, master, limit, fair=fair)
     return None if solution is None else master.read_solution(solution)
 
@@ -87,7 +96,7 @@ def bound_goodput(problem: Problem, demands: Sequence[Demand], classes: Sequence
     total = math.fsum(demand.rate_rps for demand in demands)
     if not demands:
         return 0.0
-    master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False)
+    master = RestrictedMaster(problem.fleet.entries, classes, partial=True, summed=True, floors=False, relaxed=True)
     master.program.recost({column: -1.0 for _, column in master.served_columns()})
     first = master.program.solve(relaxed=True, seed=problem.options.seed)
     if first is None or not first.proven:

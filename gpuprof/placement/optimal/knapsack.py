@@ -1,4 +1,4 @@
-"""The unbounded knapsack: what of some sizes, each as often as wanted, is worth most within a capacity."""
+"""The unbounded knapsack: what of some sizes, each as often as wanted, is worth most within one capacity or two."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def best_packing(sizes: Sequence[int], values: Sequence[float], capacity: int) -> tuple[tuple[int, ...], float]:
+def best_packing(
+    sizes: Sequence[int],
+    values: Sequence[float],
+    capacity: int,
+    weights: Sequence[int] | None = None,
+    most_weight: int = 0,
+) -> tuple[tuple[int, ...], float]:
     """Return how often each size is taken in a packing of the greatest value, and the value.
 
-    Exact, by dynamic programming over the capacity; taking a size n times is split into taking it 1, 2, 4, … times at
-    once, so that each step is one operation on arrays.
+    Exact, by dynamic programming over the capacity and the weight; taking a size n times is split into taking it 1, 2,
+    4, … times at once, so that each step is one operation on arrays.
 
     Parameters
     ----------
@@ -21,27 +27,32 @@ def best_packing(sizes: Sequence[int], values: Sequence[float], capacity: int) -
     values : sequence of float, length n
         What is worth nothing is never taken.
     capacity : int
+    weights : sequence of int, length n, optional
+        A second size, of which a packing has no more than ``most_weight``.
+    most_weight : int
     """
     unit = math.gcd(capacity, *sizes)
     space = capacity // unit
-    best = np.zeros(space + 1)
-    steps: list[tuple[int, int, np.ndarray[tuple[int], np.dtype[np.bool_]]]] = []
+    best = np.zeros((space + 1, most_weight + 1))
+    steps: list[tuple[int, int, np.ndarray[tuple[int, int], np.dtype[np.bool_]]]] = []
+    held = [0] * len(sizes) if weights is None else weights
     for index, (size, value) in enumerate(zip(sizes, values, strict=True)):
-        times = 1
-        while value > 0.0 and times * (size // unit) <= space:
-            width = times * (size // unit)
-            taken = np.zeros(space + 1, dtype=bool)
-            with_it = best[:-width] + times * value
-            taken[width:] = with_it > best[width:]
-            best[width:] = np.maximum(best[width:], with_it)
+        width, height, times = size // unit, held[index], 1
+        while value > 0.0 and times * width <= space and times * height <= most_weight:
+            lower, left = times * width, times * height
+            taken = np.zeros(best.shape, dtype=bool)
+            with_it = best[: space + 1 - lower, : most_weight + 1 - left] + times * value
+            taken[lower:, left:] = with_it > best[lower:, left:]
+            best[lower:, left:] = np.maximum(best[lower:, left:], with_it)
             steps.append((index, times, taken))
             times *= 2
-    counts, left = [0] * len(sizes), space
+    counts, free, light = [0] * len(sizes), space, most_weight
     for index, times, taken in reversed(steps):
-        if taken[left]:
+        if taken[free, light]:
             counts[index] += times
-            left -= times * (sizes[index] // unit)
-    return tuple(counts), float(best[space])
+            free -= times * (sizes[index] // unit)
+            light -= times * held[index]
+    return tuple(counts), float(best[space, most_weight])
 
 
 def multisets(sizes: Sequence[int], capacity: int) -> float:

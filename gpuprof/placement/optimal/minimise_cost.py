@@ -55,13 +55,17 @@ class _Bound:
 
 @dataclass(frozen=True, slots=True)
 class _MasterSolution:
-    """A master's solution and the bound on its objective; ``is_large``: one device is next to nothing."""
+    """A master's solution and the bound on its objective; ``is_large``: one device is next to nothing.
+
+    Where memory is rounded up (not ``is_exact``) the bound is none of what could be done.
+    """
 
     choice: Choice | None
     cost: float
     bound: float
     feasible: bool
     is_large: bool = False
+    is_exact: bool = True
 
 
 def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> CostResult:
@@ -86,6 +90,14 @@ def minimise_cost(problem: Problem, demands: Sequence[Demand], offers: Candidate
     return CostResult(found.choice, counted, fewest, bound.cost)
 
 
+def bound_relaxed(problem: Problem, demands: Sequence[Demand], offers: CandidateSegments, limit: Limit) -> float:
+    """Return what no way to serve ``demands`` costs less than, from the relaxation alone, which is quick."""
+    classes = group_demands(demands, offers.optimistic_segments(demands))
+    prices = _prices(problem.fleet.entries)
+    master = RestrictedMaster(problem.fleet.entries, classes, relaxed=True)
+    return _round_up_to_step(solve_relaxation(master, prices, limit, problem.options.seed)[1], prices)
+
+
 def find_cheapest(problem: Problem, classes: Sequence[DemandClass], limit: Limit) -> Choice | None:
     """Return the cheapest choice of the segments of ``classes``, None where none serves all; nothing is proven."""
     return _solve_master(problem, classes, limit).choice
@@ -107,7 +119,7 @@ def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit
     master, prices = RestrictedMaster(problem.fleet.entries, classes), _prices(problem.fleet.entries)
     first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
-        return _MasterSolution(None, math.inf, bound, feasible=False)
+        return _MasterSolution(None, math.inf, bound, feasible=False, is_exact=master.is_exact)
     many = first.objective > _MANY_DEVICES * max(prices.values())
     solution = master.program.solve(
         time_limit_s=limit.left_s,
@@ -116,13 +128,12 @@ def _solve_master(problem: Problem, classes: Sequence[DemandClass], limit: Limit
         least_step=_step(prices),
     )
     if solution is None:
-        return _MasterSolution(None, math.inf, bound, True, many)
+        return _MasterSolution(None, math.inf, bound, True, many, master.is_exact)
     if not master.generated:
         bound = max(bound, solution.bound)
     bound = _round_up_to_step(bound, prices)
-    return _MasterSolution(
-        master.read_solution(solution), solution.objective, min(bound, solution.objective), True, many
-    )
+    choice = master.read_solution(solution)
+    return _MasterSolution(choice, solution.objective, min(bound, solution.objective), True, many, master.is_exact)
 
 
 def _bound_cost(
@@ -136,14 +147,15 @@ def _bound_cost(
     """Return a bound over everything that could be offered, and what it rests on."""
     optimistic = offers.optimistic_segments(demands, guessing=not found.is_large)
     entries = problem.fleet.entries
-    if _are_same(optimistic, choices) and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
+    same = found.is_exact and _are_same(optimistic, choices)
+    if same and (found.bound >= found.cost * (1.0 - EXACT) or found.is_large):
         return _Bound(found.bound, found.feasible, {})
     classes, prices = group_demands(demands, optimistic), _prices(entries)
-    master = RestrictedMaster(entries, classes)
+    master = RestrictedMaster(entries, classes, relaxed=True)
     first, bound = solve_relaxation(master, prices, limit, problem.options.seed)
     if first is None:
         return _Bound(bound, False, {})
-    bound = max(_round_up_to_step(bound, prices), found.bound if _are_same(optimistic, choices) else 0.0)
+    bound = max(_round_up_to_step(bound, prices), found.bound if same else 0.0)
     if bound < found.cost * (1.0 - EXACT) and not found.is_large:
         bound = max(bound, _bound_of_whole_devices(problem, master, classes, limit))
     return _Bound(min(_round_up_to_step(bound, prices), found.cost), True, _used_shares(master, first, optimistic))
@@ -154,7 +166,9 @@ def _bound_of_whole_devices(
 ) -> float:
     """Return a bound that knows that devices are whole; where patterns were generated, not how shares fit into them."""
     entries = problem.fleet.entries
-    program = RestrictedMaster(entries, classes, summed=True).program if master.generated else master.program
+    program = (
+        RestrictedMaster(entries, classes, summed=True, relaxed=True).program if master.generated else master.program
+    )
     step = _step(_prices(entries))
     solution = program.solve(time_limit_s=limit.left_s, seed=problem.options.seed, least_step=step)
     return 0.0 if solution is None else solution.bound
@@ -197,5 +211,5 @@ def _bound_devices(problem: Problem, classes: Sequence[DemandClass], cost: float
     if step := _step(_prices(entries)):
         return math.ceil(cost / step - 1e-6)
     counted = [replace(entry, device=replace(entry.device, price_per_hour=1.0)) for entry in entries]
-    first, bound = solve_relaxation(RestrictedMaster(counted, classes), _prices(counted), limit, seed)
+    first, bound = solve_relaxation(RestrictedMaster(counted, classes, relaxed=True), _prices(counted), limit, seed)
     return None if first is None else math.ceil(bound - 1e-6)

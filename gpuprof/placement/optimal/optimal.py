@@ -13,6 +13,7 @@ from gpuprof.placement.device_assignment import assign_devices
 from gpuprof.placement.fleet_bins import FleetBins
 from gpuprof.placement.limit import Limit, TimeUpError
 from gpuprof.placement.optimal.candidates import CandidateSegments, Choices
+from gpuprof.placement.optimal.class_search import ClassSearch, is_of_few_classes
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.optimal.goodput import bound_goodput, maximise_goodput
 from gpuprof.placement.optimal.headroom import slow_down
@@ -26,7 +27,7 @@ from gpuprof.placement.optimal.incumbent import (
 )
 from gpuprof.placement.optimal.local_search import LocalSearch
 from gpuprof.placement.optimal.merge_replicas import merge_replicas
-from gpuprof.placement.optimal.minimise_cost import find_cheapest, minimise_cost
+from gpuprof.placement.optimal.minimise_cost import bound_relaxed, find_cheapest, minimise_cost
 from gpuprof.placement.optimal.packing import pack_replicas
 from gpuprof.placement.optimal.pattern_search import PatternSearch, PatternSolution
 from gpuprof.placement.optimal.pooled import PooledPlanner, raise_demands
@@ -47,8 +48,12 @@ _IMPROVED = 3
 _HEADROOM = (1.25, 1.6)
 #: Part of a time limit that the quick policies leave to the search where each question takes a queue to be solved.
 _FOR_SEARCH = 0.75
+#: Part that they leave where demands are few classes, of which more can be made.
+_FOR_CLASSES = 0.9
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
+#: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
+_FOR_BOUND = 0.3
 #: Of more demands no such maps are made: each takes as long as the program itself.
 _MOST_SLOWED = 20
 
@@ -57,17 +62,19 @@ _MOST_SLOWED = 20
 class Optimal:
     """Decides batch, processes, replicas, shares and places together, by the integer program `RestrictedMaster`.
 
-    Of every share the segment of largest capacity is considered; that is enough, since what a share costs does not
-    depend on what runs in it. Demands that can all be met are met at the least cost; else as much as possible is
+    Of every share the segment of largest capacity is considered, and where memory may not suffice those that hold less
+    and serve less. Demands that can all be met are met at the least cost; else as much as possible is
     served, higher priorities first, and that at the least cost. The lower bounds hold for every placement in what is on
     the `Menu`, which all policies obey; of demands that fill more than a hundred devices only in the listed shares.
-    That program ignores neighbours: interference and memory among models that share a partition are seen when the
-    chosen segments are packed. Where the result is then above the bound, few demands are combined anew with their
+    That program ignores neighbours: interference among models that share a partition is seen when the chosen segments
+    are packed. Where the result is then above the bound, few demands are combined anew with their
     interference (`PatternSearch`): where all patterns can be listed, the map is the best there is and the bound that of
     the program over them; elsewhere the best of many patterns is kept, and the quick policies' maps (`run_portfolio`)
-    and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). The best
-    becomes the incumbent; the map's ``found_by`` says which it is. What is left over goes to the least sure estimates
-    (`SpareCapacity`), and what runs already stays where an equally good map leaves it.
+    and the program's for slower models, which leave headroom, are improved by local search (`LocalSearch`). Demands
+    that are alike are worked out once; where they are many of few classes, patterns of classes are generated with their
+    neighbours (`ClassSearch`). The best becomes the incumbent; the map's ``found_by`` says which it is. What is left
+    over goes to the least sure estimates (`SpareCapacity`), and what runs already stays where an equally good map
+    leaves it.
 
     Attributes
     ----------
@@ -115,16 +122,34 @@ class Optimal:
             return found
         first = found = self._first_plan(problem, segments, whole)
         limit = whole.keeping(whole.spent_s)
+        if not limit.is_over:
+            first = found = self._search_classes(problem, segments, first, limit)
         if limit.is_over:
             return replace(first, stopped=True)
         with problem.limits.until(limit), suppress(TimeUpError):
             for one in self._improving_plans(problem, segments, limit):
                 found = one
         if not limit.is_over:
-            return found
+            return _better_of_two(problem, found, first)
         if not whole.is_over:
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
         return replace(_better_of_two(problem, found, first), stopped=True)
+
+    def _search_classes(self, problem: Problem, segments: Segments, first: Placement, limit: Limit) -> Placement:
+        """Return the better of a map and one of patterns of demands that are alike, where those are few classes."""
+        if self.fair or not is_of_few_classes(problem, segments):
+            return first
+        search = ClassSearch(problem, segments, limit.keeping(_FOR_BOUND * (limit.left_s or 0.0)))
+        gpus = search.search([first.gpus])
+        if gpus is not None:
+            first = update_incumbent(problem, first, _as_placement(problem, segments, gpus), "patterns of classes")
+        if not first.unplaced:
+            with problem.limits.until(limit), suppress(TimeUpError):
+                offers = CandidateSegments(problem, segments)
+                offers.work_out_all()
+                bound = bound_relaxed(problem, problem.demands, offers, limit)
+                first = clip_bounds(problem, raise_bounds(problem, first, bound))
+        return first
 
     def _first_plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
         """Return the best heuristic map, which no later one may be worse than, however short the time is.
@@ -133,15 +158,17 @@ class Optimal:
         where they are quicker than it, they come first.
         """
         best = None if problem.options.latency_budget is not None else make_quick_plan(problem, segments, limit)
-        quick = limit if best is None else limit.keeping(_FOR_SEARCH * (limit.seconds or 0.0))
+        alike = is_of_few_classes(problem, segments)
+        kept = _FOR_CLASSES if alike else 0.0 if best is None else _FOR_SEARCH
+        quick = limit.keeping(kept * (limit.seconds or 0.0))
         for one in run_heuristics(problem, quick):
             named = replace(one, policy="optimal", found_by=one.policy)
             if not (self.fair and one.unplaced):  # more goodput is not fairer
                 best = named if best is None else update_incumbent(problem, best, named, one.policy)
         if best is not None and problem.options.latency_budget is None:
             return clip_bounds(problem, best)
-        if best is not None and limit.is_over:
-            few = len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
+        if best is not None and (limit.is_over or (alike and not best.unplaced)):
+            few = alike or len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best) if few else best)
         first = make_quick_plan(problem, segments, limit)
         return clip_bounds(
@@ -181,6 +208,8 @@ class Optimal:
         choice, choices = found.choice, found.choices
         fixed = all(entry.count is not None for entry in problem.fleet.entries)
         if choice is None and demands and not limit.is_over:
+            if problem.options.latency_budget is not None:
+                offers.work_out_all()
             choices = offers.listed_segments()
             choice = maximise_goodput(problem, group_demands(demands, choices), limit, fair=self.fair)
         gpus, whole = _build_placement(problem, segments, choices, _make_covers(demands, choices, choice), choice)
@@ -238,6 +267,10 @@ class Optimal:
         limit = search.limit
         local_search = LocalSearch(problem, segments, limit)
         quick = sorted(run_portfolio(problem, limit), key=lambda one: objective_value(problem, one))
+        if is_of_few_classes(problem, segments):
+            gpus = ClassSearch(problem, segments, limit).search([one.gpus for one in quick[:_IMPROVED]])
+            if gpus is not None:
+                yield "patterns of classes", _as_placement(problem, segments, gpus)
         own = chain([planned.placement], self._with_headroom(problem, segments, planned.demands, limit))
         maps = []
         for position, one in enumerate(chain(quick[:_IMPROVED], own, quick[_IMPROVED:])):

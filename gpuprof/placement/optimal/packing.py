@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from gpuprof.domain.share import Share
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.cover import Cover
 from gpuprof.placement.fleet_bins import FleetBins
-from gpuprof.placement.optimal.pattern import PartitionKind, SharePattern
+from gpuprof.placement.optimal.pattern import PartitionKind, PartitionSlot, SharePattern
 from gpuprof.placement.optimal.restricted_master import Choice
 from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.segment import Segments
 
-_Queues = dict[tuple[str, Share], list[PlacedReplica]]
+_Queues = dict[tuple[str, PartitionSlot], list[PlacedReplica]]
 
 
 def pack_replicas(
@@ -22,10 +21,10 @@ def pack_replicas(
 ) -> list[tuple[str, PlacedReplica]]:
     """Fill ``bins``; return (device, replica) for what found no place.
 
-    The program's patterns hold every segment by their shares; memory and interference between the models that meet
-    in a partition are seen only here. What it cannot take goes wherever it fits, on a new device if there is one.
+    The program's patterns hold every segment by its share and memory; interference between the models that meet in a
+    partition is seen only here. What it cannot take goes wherever it fits, on a new device if there is one.
     """
-    queues = _queue_replicas(covers)
+    queues = _queue_replicas(covers, choice)
     patterns = _by_kind(choice.patterns)
     for configuration, count in choice.configurations:
         for _ in range(count):
@@ -41,12 +40,13 @@ def pack_replicas(
     return [(device, replica) for device, replica in left if not bins.first_fit(device, replica)]
 
 
-def _queue_replicas(covers: Mapping[str, Cover]) -> _Queues:
-    """Return the replicas by device and share, those that need most memory first."""
-    queues: defaultdict[tuple[str, Share], list[PlacedReplica]] = defaultdict(list)
+def _queue_replicas(covers: Mapping[str, Cover], choice: Choice) -> _Queues:
+    """Return the replicas by device and slot, those that need most memory first."""
+    queues: defaultdict[tuple[str, PartitionSlot], list[PlacedReplica]] = defaultdict(list)
     for cover in covers.values():
         for device, replica in cover.replicas():
-            queues[device, replica.share].append(replica)
+            memory = choice.grids[device, replica.share.mig].count(replica.memory_bytes)
+            queues[device, PartitionSlot(replica.share, memory)].append(replica)
     for queue in queues.values():
         queue.sort(key=lambda replica: -(replica.memory_bytes or 0))
     return dict(queues)
@@ -71,8 +71,8 @@ def _fill(
     if not patterns.get(kind):
         return
     position: int | None = None
-    for share, count in patterns[kind].pop(0).slots:
-        queue = queues.get((kind[0], share), [])
+    for slot, count in patterns[kind].pop(0).slots:
+        queue = queues.get((kind[0], slot), [])
         for _ in range(count):
             index = next((i for i, one in enumerate(queue) if _try_add(fresh, start, position, one, segments)), None)
             if index is None:

@@ -53,12 +53,21 @@ class PartitionPlanner:
     _alone: dict[tuple[str, Share, Task], Workload | None] = field(default_factory=dict)
     _steps: dict[tuple[str, str | None, str], tuple[float, ...]] = field(default_factory=dict)
 
-    def plan(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> PlacedPartition | None:
-        """Return the partition with a replica for each task, None where no shares are found that keep all SLOs."""
+    def plan(
+        self, device: Device, mig: str | None, tasks: Sequence[Task], standing: PlacedPartition | None = None
+    ) -> PlacedPartition | None:
+        """Return the partition with a replica for each task, None where no shares are found that keep all SLOs.
+
+        Those that do tasks in ``standing``, a plan for some of them, keep at least their shares.
+        """
         key = (device.name, mig, tuple(sorted(tasks)))
         if key not in self._planned:
-            self._planned[key] = self._find_plan(device, mig, key[2])
+            self._planned[key] = self._find_plan(device, mig, key[2], standing)
         return self._planned[key]
+
+    def is_planned(self, device: Device, mig: str | None, tasks: Sequence[Task]) -> bool:
+        """Whether the answer for these tasks is remembered."""
+        return (device.name, mig, tuple(sorted(tasks))) in self._planned
 
     def least_pct(self, device: Device, mig: str | None, task: Task) -> float:
         """Return the least percentage of the partition under which a task can be done alone, infinity if none."""
@@ -74,16 +83,28 @@ class PartitionPlanner:
             self._steps[key] = tuple(sorted(listed | set(between)))
         return self._steps[key]
 
-    def _find_plan(self, device: Device, mig: str | None, tasks: tuple[Task, ...]) -> PlacedPartition | None:
-        indices = [self._first(device, mig, task) for task in tasks]
-        known = [index for index in indices if index is not None]
-        if len(known) < len(tasks):
-            return None
+    def _find_plan(
+        self, device: Device, mig: str | None, tasks: tuple[Task, ...], standing: PlacedPartition | None
+    ) -> PlacedPartition | None:
         steps = [self.steps(device, mig, model) for model, _ in tasks]
-        chosen = [self._at(device, Share(own[i], mig), task) for own, i, task in zip(steps, known, tasks, strict=True)]
-        running = [one for one in chosen if one is not None]
+        there = [] if standing is None else list(standing.replicas)
+        known: list[int] = []
+        running: list[Workload] = []
+        for own, task in zip(steps, tasks, strict=True):
+            same = next((one for one in there if (one.model, one.rate_rps) == task), None)
+            if same is not None:
+                there.remove(same)
+                known.append(own.index(same.share.sm_pct))
+                running.append(same.workload)
+                continue
+            index = self._first(device, mig, task)
+            alone = None if index is None else self._at(device, Share(own[index], mig), task)
+            if index is None or alone is None:
+                return None
+            known.append(index)
+            running.append(alone)
         rounds = 0
-        while len(running) == len(tasks) and math.fsum(one.share.sm_pct for one in running) <= 100.0 + _EPSILON:
+        while math.fsum(one.share.sm_pct for one in running) <= 100.0 + _EPSILON:
             broken = [i for i, task in enumerate(tasks) if not self._settle(device, task, running, i)]
             if not broken:
                 return self._partition(device, mig, tasks, running)

@@ -1,4 +1,7 @@
-"""How one device can be configured, and what fits into its partitions: instances, or the whole device."""
+"""How one device can be configured, and what fits into its partitions: instances, or the whole device.
+
+What stands in a partition takes a share of it and, where memory binds, some of its memory: a slot is both.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,13 @@ from gpuprof.placement.optimal.knapsack import best_packing, multisets
 MOST_PACKINGS = 2_000
 #: The maximal ones are found among so many patterns at most.
 _MOST_LOOKED_AT = 50_000
+#: Where memory is counted too, among so many: each takes longer to look at.
+_MOST_LOOKED_AT_WITH_MEMORY = 15_000
 #: How often a share stands beside others in the patterns to begin with.
 _MOST_ALIKE = 3
 _PER_PERCENT = 1_000
+#: A whole partition in the units of shares.
+SPACE = 100 * _PER_PERCENT
 
 #: What is shared by percentage: a device and one of its MIG profiles, None for the device as a whole.
 PartitionKind = tuple[str, str | None]
@@ -43,19 +50,34 @@ class DeviceConfiguration:
         return Counter((self.device, item.profile.name) for item in self.layout) or Counter([(self.device, None)])
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class PartitionSlot:
+    """The place of one replica in a partition.
+
+    Attributes
+    ----------
+    share : Share
+    memory : int
+        In units of the partition's `MemoryGrid`; 0 where memory is not counted.
+    """
+
+    share: Share
+    memory: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class SharePattern:
-    """Shares that one partition holds together.
+    """Slots that one partition holds together.
 
     Attributes
     ----------
     kind : (str, str or None)
-    slots : tuple of (Share, int)
-        How often each share is there.
+    slots : tuple of (PartitionSlot, int)
+        How often each is there.
     """
 
     kind: PartitionKind
-    slots: tuple[tuple[Share, int], ...]
+    slots: tuple[tuple[PartitionSlot, int], ...]
 
 
 def list_configurations(device: Device, shares: Collection[Share]) -> tuple[DeviceConfiguration, ...]:
@@ -74,72 +96,90 @@ class PatternPacker:
     Parameters
     ----------
     kind : (str, str or None)
-    shares : tuple of Share
+    slots : tuple of PartitionSlot
         That can stand there.
+    memory : int
+        Of the partition, in the slots' units.
     """
 
     kind: PartitionKind
-    shares: tuple[Share, ...]
+    slots: tuple[PartitionSlot, ...]
+    memory: int = 0
 
     def list_maximal(self) -> tuple[SharePattern, ...] | None:
         """Return every pattern to which nothing can be added, None when there are too many to list."""
-        by_units = {_units(share): share for share in self.shares}
-        sizes = sorted(by_units, reverse=True)
-        if multisets(sizes, 100 * _PER_PERCENT) > _MOST_LOOKED_AT:
+        by_size = {(share_units(slot.share), slot.memory): slot for slot in self.slots}
+        sizes = sorted(by_size, reverse=True)
+        if not self.memory and multisets([units for units, _ in sizes], SPACE) > _MOST_LOOKED_AT:
             return None
         found = []
-        for counts in _packings(sizes, 100 * _PER_PERCENT):
-            slots = tuple((by_units[size], n) for size, n in zip(sizes, counts, strict=True) if n)
-            found.append(SharePattern(self.kind, slots))
-            if len(found) > MOST_PACKINGS:
+        most = _MOST_LOOKED_AT_WITH_MEMORY if self.memory else _MOST_LOOKED_AT
+        for looked_at, counts in enumerate(_packings(sizes, SPACE, self.memory)):
+            slots = tuple((by_size[size], n) for size, n in zip(sizes, counts, strict=True) if n)
+            if _is_maximal(sizes, counts, self.memory):
+                found.append(SharePattern(self.kind, slots))
+            if len(found) > MOST_PACKINGS or looked_at > most:
                 return None
         return tuple(found)
 
     def initial_patterns(self) -> tuple[SharePattern, ...]:
-        """Return the patterns to begin with: a share a few times or as often as it fits, with the largest beside it."""
-        order = sorted(self.shares, key=_units, reverse=True)
+        """Return the patterns to begin with: a slot a few times or as often as it fits, with the largest beside it."""
+        order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory), reverse=True)
         found = []
-        for share in order:
-            most = 100 * _PER_PERCENT // _units(share)
-            for times in {*range(1, min(most, _MOST_ALIKE) + 1), most}:
-                found.append(self._fill_with(share, times, order))
+        for slot in order:
+            most = _most_times(slot, SPACE, self.memory)
+            for times in {*range(1, min(most, _MOST_ALIKE) + 1), most} - {0}:
+                found.append(self._fill_with(slot, times, order))
         return tuple(dict.fromkeys(found))
 
-    def best_pattern(self, values: Mapping[Share, float]) -> tuple[SharePattern, float]:
-        """Return the pattern whose shares are worth most together, and what they are worth."""
-        order = sorted(self.shares, key=_units)
-        counts, value = best_packing(
-            [_units(s) for s in order], [values.get(s, 0.0) for s in order], 100 * _PER_PERCENT
-        )
-        return SharePattern(self.kind, tuple((share, n) for share, n in zip(order, counts, strict=True) if n)), value
+    def best_pattern(self, values: Mapping[PartitionSlot, float]) -> tuple[SharePattern, float]:
+        """Return the pattern whose slots are worth most together, and what they are worth."""
+        order = sorted(self.slots, key=lambda slot: (share_units(slot.share), slot.memory))
+        worth = [values.get(slot, 0.0) for slot in order]
+        sizes, held = [share_units(slot.share) for slot in order], [slot.memory for slot in order]
+        counts, value = best_packing(sizes, worth, SPACE, held, self.memory)
+        return SharePattern(self.kind, tuple((slot, n) for slot, n in zip(order, counts, strict=True) if n)), value
 
-    def _fill_with(self, main: Share, times: int, falling: Sequence[Share]) -> SharePattern:
+    def _fill_with(self, main: PartitionSlot, times: int, falling: Sequence[PartitionSlot]) -> SharePattern:
         counts = Counter({main: times})
-        capacity = 100 * _PER_PERCENT - times * _units(main)
-        for share in falling:
-            count = capacity // _units(share)
-            if count and share != main:
-                counts[share] += count
-                capacity -= count * _units(share)
+        space, memory = SPACE - times * share_units(main.share), self.memory - times * main.memory
+        for slot in falling:
+            count = 0 if slot == main else _most_times(slot, space, memory)
+            if count:
+                counts[slot] += count
+                space -= count * share_units(slot.share)
+                memory -= count * slot.memory
         return SharePattern(self.kind, tuple(counts.items()))
 
 
-def _units(share: Share) -> int:
+def share_units(share: Share) -> int:
+    """Return a percentage as a part of `SPACE`."""
     return max(1, math.floor(share.sm_pct * _PER_PERCENT + 1e-6))
 
 
-def _packings(units: Sequence[int], capacity: int) -> Iterator[tuple[int, ...]]:
-    """Yield the counts of ``units`` to which nothing can be added within ``capacity``."""
-    if not units:
+def _most_times(slot: PartitionSlot, space: int, memory: int) -> int:
+    """Return how often a slot fits into what is left."""
+    most = space // share_units(slot.share)
+    return min(most, memory // slot.memory) if slot.memory else most
+
+
+def _packings(sizes: Sequence[tuple[int, int]], space: int, memory: int) -> Iterator[tuple[int, ...]]:
+    """Yield the counts of (share, memory) to which no more of the last can be added."""
+    if not sizes:
         return
-    if len(units) == 1:
-        if capacity >= units[0]:
-            yield (capacity // units[0],)
-        else:
-            yield (0,)
+    units, held = sizes[0]
+    most = min(space // units, memory // held) if held else space // units
+    if len(sizes) == 1:
+        yield (most,)
         return
-    for count in range(capacity // units[0], -1, -1):
-        for rest in _packings(units[1:], capacity - count * units[0]):
-            left = capacity - count * units[0] - sum(n * unit for n, unit in zip(rest, units[1:], strict=True))
-            if left < units[0]:  # else one more of the first would fit
-                yield (count, *rest)
+    for count in range(most, -1, -1):
+        for rest in _packings(sizes[1:], space - count * units, memory - count * held):
+            yield (count, *rest)
+
+
+def _is_maximal(sizes: Sequence[tuple[int, int]], counts: Sequence[int], memory: int) -> bool:
+    space = SPACE
+    for (units, held), count in zip(sizes, counts, strict=True):
+        space -= count * units
+        memory -= count * held
+    return all(units > space or held > memory for units, held in sizes)

@@ -121,7 +121,7 @@ class PatternProgram:
         gpus = []
         for configuration, column in self._configurations:
             for _ in range(round(solution.values[column])):
-                parts = tuple(_fill_configuration(configuration, waiting))
+                parts = tuple(fill_configuration(configuration, waiting))
                 if parts:
                     gpus.append(PlacedGpu(configuration.device, parts))
         return tuple(self._limit_rates(gpus))
@@ -137,7 +137,7 @@ class PatternProgram:
             yield PlacedGpu(gpu.device, tuple(_scale_rates(part, factors) for part in gpu.partitions))
 
 
-def _fill_configuration(
+def fill_configuration(
     configuration: DeviceConfiguration, waiting: Mapping[PartitionKind, list[PlacedPartition]]
 ) -> Iterator[PlacedPartition]:
     """Yield what stands in the partitions of one device, taken from what waits for such a partition."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.deployment import Unplaced
@@ -32,8 +33,13 @@ def make_quick_plan(problem: Problem, segments: Segments, limit: Limit) -> Place
     """
     cost = make_cost(problem)
     bins = FleetBins(problem, segments)
+    known: dict[str, list[Segment]] = {}
     for demand in problem.by_priority():
-        found = [one for entry in problem.fleet.entries for one in _segments(segments, demand, entry.device)]
+        first = problem.demand(segments.first_alike(demand.model))
+        if first.model not in known:
+            devices = (entry.device for entry in problem.fleet.entries)
+            known[first.model] = [one for device in devices for one in _segments(segments, first, device)]
+        found = [replace(one, model=demand.model) for one in known[first.model]]
         cover = cheapest_cover(demand, found, cost)
         _place_cover(problem, segments, cover, bins, limit)
     placed = Placement("optimal", bins.to_gpus(), found_by="first fit")

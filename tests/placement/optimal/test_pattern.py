@@ -1,54 +1,87 @@
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuprof.domain.mig import is_legal
 from gpuprof.domain.share import Share
 from gpuprof.placement.contract import plain_device, sliced_device
-from gpuprof.placement.optimal.pattern import PatternPacker, list_configurations
+from gpuprof.placement.optimal.pattern import PartitionSlot, PatternPacker, list_configurations
 
 WHOLE = ("plain", None)
 
 
+def slots(*percents: float) -> tuple[PartitionSlot, ...]:
+    return tuple(PartitionSlot(Share(percent)) for percent in percents)
+
+
 def test_the_contents_of_halves_and_quarters() -> None:
-    patterns = PatternPacker(WHOLE, (Share(25.0), Share(50.0), Share())).list_maximal()
+    patterns = PatternPacker(WHOLE, slots(25.0, 50.0, 100.0)).list_maximal()
     assert patterns is not None
     assert {pattern.slots for pattern in patterns} == {
-        ((Share(100.0), 1),),
-        ((Share(50.0), 2),),
-        ((Share(50.0), 1), (Share(25.0), 2)),
-        ((Share(25.0), 4),),
+        ((PartitionSlot(Share(100.0)), 1),),
+        ((PartitionSlot(Share(50.0)), 2),),
+        ((PartitionSlot(Share(50.0)), 1), (PartitionSlot(Share(25.0)), 2)),
+        ((PartitionSlot(Share(25.0)), 4),),
     }
 
 
 @given(percents=st.lists(st.integers(4, 40).map(lambda n: 2.5 * n), min_size=1, max_size=4, unique=True))
 def test_contents_are_within_the_whole_and_nothing_can_be_added(percents: list[float]) -> None:
-    patterns = PatternPacker(WHOLE, tuple(Share(percent) for percent in percents)).list_maximal()
+    patterns = PatternPacker(WHOLE, slots(*percents)).list_maximal()
     assert patterns
     for pattern in patterns:
-        used = sum(share.sm_pct * count for share, count in pattern.slots)
+        used = sum(slot.share.sm_pct * count for slot, count in pattern.slots)
         assert used <= 100.0 + 1e-9
         assert used + min(percents) > 100.0
     assert len({pattern.slots for pattern in patterns}) == len(patterns)
 
 
 def test_too_many_contents_are_not_listed_and_the_first_ones_are_within_the_whole() -> None:
-    packer = PatternPacker(WHOLE, tuple(Share(2.5 * n) for n in range(1, 41)))
+    packer = PatternPacker(WHOLE, slots(*(2.5 * n for n in range(1, 41))))
     assert packer.list_maximal() is None
     for pattern in packer.initial_patterns():
-        assert sum(share.sm_pct * count for share, count in pattern.slots) <= 100.0 + 1e-9
+        assert sum(slot.share.sm_pct * count for slot, count in pattern.slots) <= 100.0 + 1e-9
 
 
 def test_nearly_equal_shares_by_the_dozen_do_not_take_for_ever() -> None:
-    assert PatternPacker(WHOLE, tuple(Share(8.0 + 0.001 * n) for n in range(40))).list_maximal() is None
+    assert PatternPacker(WHOLE, slots(*(8.0 + 0.001 * n for n in range(40)))).list_maximal() is None
 
 
 def test_the_best_content_is_that_of_the_greatest_worth() -> None:
-    packer = PatternPacker(WHOLE, (Share(30.0), Share(50.0), Share(70.0)))
-    pattern, value = packer.best_pattern({Share(30.0): 3.0, Share(50.0): 4.0, Share(70.0): 6.5})
-    assert pattern.slots == ((Share(30.0), 1), (Share(70.0), 1))
+    packer = PatternPacker(WHOLE, slots(30.0, 50.0, 70.0))
+    pattern, value = packer.best_pattern(dict(zip(packer.slots, (3.0, 4.0, 6.5), strict=True)))
+    assert pattern.slots == ((PartitionSlot(Share(30.0)), 1), (PartitionSlot(Share(70.0)), 1))
     assert value == 9.5
+
+
+SIZES = st.tuples(st.integers(2, 10).map(lambda n: 10.0 * n), st.integers(1, 9))
+
+
+@given(sizes=st.lists(SIZES, min_size=1, max_size=4, unique=True), memory=st.integers(9, 20))
+def test_where_memory_is_counted_patterns_are_within_it_and_every_other_way_is_part_of_one(
+    sizes: list[tuple[float, int]], memory: int
+) -> None:
+    packer = PatternPacker(WHOLE, tuple(PartitionSlot(Share(percent), held) for percent, held in sizes), memory)
+    patterns = packer.list_maximal()
+    assert patterns is not None
+    listed = [dict(pattern.slots) for pattern in patterns]
+    every = [
+        dict(zip(packer.slots, counts, strict=True))
+        for counts in product(range(6), repeat=len(sizes))
+        if sum(n * percent for n, (percent, _) in zip(counts, sizes, strict=True)) <= 100.0
+        and sum(n * held for n, (_, held) in zip(counts, sizes, strict=True)) <= memory
+    ]
+    for one in listed:
+        assert {slot: one.get(slot, 0) for slot in packer.slots} in every
+    for one in every:
+        assert any(all(other.get(slot, 0) >= n for slot, n in one.items()) for other in listed)
+    values = {slot: 1.0 + 0.1 * number for number, slot in enumerate(packer.slots)}
+    _, value = packer.best_pattern(values)
+    assert value == pytest.approx(max(sum(n * values[slot] for slot, n in one.items()) for one in every))
 
 
 def test_cuts_are_legal_layouts_of_the_instances_asked_for_and_the_whole() -> None:

@@ -1,0 +1,58 @@
+"""Which demands are alike: they ask the same of models of which the estimator says the same.
+
+Tenants often ask the same of one model under many names. What is worked out for the first of them holds for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.errors import InputError
+from gpuprof.placement.problem import Problem
+
+
+def find_alike(problem: Problem) -> Mapping[str, str]:
+    """Return for each demand's model the first that is alike.
+
+    Models are told apart by what the estimator says of a few workloads of each, alone and beside one another: times and
+    memory that agree to the last digit are those of one model.
+    """
+    key = (problem.demands, id(problem.estimator))
+    if key not in problem.alike:
+        problem.alike[key] = dict(_pair_with_first(problem))
+    return problem.alike[key]
+
+
+def _pair_with_first(problem: Problem) -> Iterator[tuple[str, str]]:
+    groups: defaultdict[Demand, list[str]] = defaultdict(list)
+    for demand in problem.demands:
+        groups[replace(demand, model="", source_model=None, file=None)].append(demand.model)
+    for names in groups.values():
+        known: dict[object, str] = {}
+        for name in names:
+            figures = tuple(_probe(problem, name)) if len(names) > 1 else ()
+            yield name, known.setdefault(figures, name) if any(figures) else name
+
+
+def _probe(problem: Problem, model: str) -> Iterator[Estimate]:
+    """Yield what the estimator says of the smallest, a middle and the largest workload, on each kind of device."""
+    for entry in problem.fleet.entries:
+        with suppress(InputError):
+            shares = problem.estimator.shares(model, entry.device)
+            for place in (0, len(shares) // 2, -1) if shares else ():
+                sizes = problem.estimator.batches(model, entry.device, shares[place])
+                workload = Workload(model, sizes[place if place < 1 else len(sizes) // 2], shares[place])
+                yield _ask(problem, entry.device, workload, ())
+                if place > 0:
+                    yield _ask(problem, entry.device, workload, (workload,))
+
+
+def _ask(problem: Problem, device: Device, workload: Workload, beside: tuple[Workload, ...]) -> Estimate:
+    known = problem.estimator.estimate(workload.model, device, workload.batch, workload.share, beside)
+    return replace(known, workload=replace(workload, model=""))

@@ -1,0 +1,136 @@
+"""The program that serves classes of demands that are alike with patterns of whole replicas.
+
+Columns are, for each class, into how many equal replicas its demands are split; the ways to configure a device; and
+patterns: what stands together in one partition, each replica with its share, batch, memory and rate, neighbours
+regarded. Rows say that there are as many partitions as patterns, and as many replicas of each part as the demands take.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gpuprof.domain.demand import Demand
+from gpuprof.domain.share import Share
+from gpuprof.placement.optimal.pattern import DeviceConfiguration, PartitionKind, list_configurations
+from gpuprof.placement.optimal.pattern_program import ReplicaPattern, fill_configuration
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.program import Program, Solution
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DemandPart:
+    """A replica that serves an equal part of a demand of a class.
+
+    Attributes
+    ----------
+    model : str
+        The first demand of the class.
+    divisor : int
+        Into how many replicas the demand is split.
+    """
+
+    model: str
+    divisor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PartPattern:
+    """A partition and which parts its replicas are, in their order."""
+
+    pattern: ReplicaPattern
+    parts: tuple[DemandPart, ...]
+
+
+@dataclass(slots=True)
+class ClassProgram:
+    """The program over the patterns that were added so far.
+
+    Parameters
+    ----------
+    problem : Problem
+    classes : mapping of str to sequence of Demand
+        Demands that are alike, by the first of them.
+    parts : sequence of DemandPart
+        Into which the classes' demands may be split.
+    kinds : sequence of PartitionKind
+        That patterns may stand in.
+    """
+
+    problem: Problem
+    classes: Mapping[str, Sequence[Demand]]
+    parts: Sequence[DemandPart]
+    kinds: Sequence[PartitionKind]
+    program: Program = field(default_factory=Program)
+    kind_rows: dict[PartitionKind, int] = field(default_factory=dict)
+    part_rows: dict[DemandPart, int] = field(default_factory=dict)
+    _splits: dict[DemandPart, int] = field(default_factory=dict)
+    _configurations: list[tuple[DeviceConfiguration, int]] = field(default_factory=list)
+    _patterns: dict[PartPattern, int] = field(default_factory=dict)
+    _known: set[object] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.kind_rows = {kind: self.program.row(low=0.0) for kind in self.kinds}
+        self.part_rows = {part: self.program.row(low=0.0) for part in self.parts}
+        for entry in self.problem.fleet.entries:
+            shares = {Share(100.0, mig) for device, mig in self.kinds if device == entry.device.name}
+            count = {} if entry.count is None else {self.program.row(high=entry.count): 1.0}
+            for configuration in list_configurations(entry.device, shares):
+                rows = {self.kind_rows[kind]: float(n) for kind, n in configuration.partitions().items()}
+                column = self.program.column(entry.price_per_hour, {**rows, **count})
+                self._configurations.append((configuration, column))
+        for model, demands in self.classes.items():
+            row = self.program.row(low=len(demands), high=len(demands))
+            for part in self.parts:
+                if part.model == model:
+                    takes = {row: 1.0, self.part_rows[part]: -float(part.divisor)}
+                    self._splits[part] = self.program.column(0.0, takes)
+
+    def add(self, found: PartPattern) -> bool:
+        """Add a column for a pattern; False when one of the same parts is there already."""
+        key = (found.pattern.kind, tuple(sorted(found.parts)))
+        if key in self._known:
+            return False
+        self._known.add(key)
+        entries = {self.part_rows[part]: float(n) for part, n in Counter(found.parts).items()}
+        entries[self.kind_rows[found.pattern.kind]] = -1.0
+        self._patterns[found] = self.program.column(0.0, entries)
+        return True
+
+    def read_solution(self, solution: Solution) -> tuple[PlacedGpu, ...]:
+        """Return the devices of a solution, each replica with the name of a demand of its class."""
+        names = self._name_replicas(solution)
+        waiting: defaultdict[PartitionKind, list[PlacedPartition]] = defaultdict(list)
+        for found, column in self._patterns.items():
+            for _ in range(round(solution.values[column])):
+                named = _rename(found, names)
+                if named.replicas:
+                    waiting[found.pattern.kind].append(named)
+        gpus = []
+        for configuration, column in self._configurations:
+            for _ in range(round(solution.values[column])):
+                placed = tuple(fill_configuration(configuration, waiting))
+                if placed:
+                    gpus.append(PlacedGpu(configuration.device, placed))
+        return tuple(gpus)
+
+    def _name_replicas(self, solution: Solution) -> dict[DemandPart, Iterator[str]]:
+        """Return for each part the names of the demands that its replicas serve, each as often as it is split."""
+        left = {model: [one.model for one in demands] for model, demands in self.classes.items()}
+        names: dict[DemandPart, Iterator[str]] = {}
+        for part, column in self._splits.items():
+            own = [left[part.model].pop() for _ in range(round(solution.values[column]))]
+            names[part] = iter([name for name in own for _ in range(part.divisor)])
+        return names
+
+
+def _rename(found: PartPattern, names: Mapping[DemandPart, Iterator[str]]) -> PlacedPartition:
+    """Return the partition with the next names of its parts; replicas for which there is none are left out."""
+    replicas = []
+    for part, replica in zip(found.parts, found.pattern.partition.replicas, strict=True):
+        name = next(names[part], None)
+        if name is not None:
+            replicas.append(replace(replica, model=name))
+    return replace(found.pattern.partition, replicas=tuple(replicas))

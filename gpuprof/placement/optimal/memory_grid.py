@@ -1,0 +1,67 @@
+"""Units in which the memory of a partition is counted, so that what it holds together is a matter of whole numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpuprof.placement.optimal.knapsack import best_packing
+
+#: Steps of a partition's memory where exact bytes are too many to be told apart.
+_STEPS = 64
+#: Cells of shares times memory that pricing may look at.
+_MOST_CELLS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryGrid:
+    """Counts bytes of one kind of partition.
+
+    Attributes
+    ----------
+    unit : int
+        Bytes; 0 where memory does not bind and is not counted.
+    capacity : int
+        Units that the partition holds.
+    relaxed : bool
+        Round what replicas hold down, which gives bounds; else up, which gives what fits.
+    """
+
+    unit: int = 0
+    capacity: int = 0
+    relaxed: bool = False
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is rounded."""
+        return self.unit <= 1
+
+    def count(self, memory_bytes: int | None) -> int:
+        """Return the units that so many bytes take; what is not known takes none."""
+        if not self.unit or not memory_bytes:
+            return 0
+        return memory_bytes // self.unit if self.relaxed else -(-memory_bytes // self.unit)
+
+
+def is_binding(units: Sequence[int], memory_bytes: Sequence[int], space: int, capacity_bytes: int) -> bool:
+    """Whether replicas whose shares fit together may hold more than there is.
+
+    Parameters
+    ----------
+    units : sequence of int
+        The share of each, as a part of ``space``.
+    memory_bytes : sequence of int
+        What each holds.
+    space, capacity_bytes : int
+        Of the partition.
+    """
+    _, most = best_packing(units, [float(one) for one in memory_bytes], space)
+    return most > capacity_bytes
+
+
+def make_grid(capacity_bytes: int, space: int, *, relaxed: bool) -> MemoryGrid:
+    """Return a grid coarse enough for pricing over ``space`` parts of a share."""
+    steps = max(1, min(_STEPS, _MOST_CELLS // max(1, space)))
+    unit = math.ceil(capacity_bytes / steps)
+    return MemoryGrid(unit, capacity_bytes // unit, relaxed)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.placement.alike import find_alike
+from gpuprof.placement.contract import ExponentialQueue, plain_device
+from gpuprof.placement.problem import Options, Problem
+from gpuprof.placement.segment import Segments
+from tests.placement.curved import CurvedEstimator
+
+
+def problem(demands: tuple[Demand, ...], spread: float = 0.0) -> Problem:
+    fleet = Fleet((FleetEntry(plain_device()),))
+    return Problem(demands, fleet, CurvedEstimator(spread=spread), ExponentialQueue(), Options(latency_budget=0.5))
+
+
+def test_equal_demands_for_one_model_under_two_names_are_alike() -> None:
+    one = Demand("m0", 100.0, Slo(50.0))
+    given = (one, replace(one, model="m1"), Demand("m2", 100.0, Slo(60.0)), replace(one, model="m3", priority=1))
+    assert find_alike(problem(given)) == {"m0": "m0", "m1": "m0", "m2": "m2", "m3": "m3"}
+
+
+def test_equal_demands_for_two_models_are_not_alike() -> None:
+    given = (Demand("m0", 100.0, Slo(50.0)), Demand("m1", 100.0, Slo(50.0)))
+    assert find_alike(problem(given, spread=0.1)) == {"m0": "m0", "m1": "m1"}
+
+
+def test_segments_of_one_that_is_alike_are_those_of_the_first_under_its_own_name() -> None:
+    given = problem((Demand("m0", 100.0, Slo(50.0)), Demand("m1", 100.0, Slo(50.0))))
+    segments, device = Segments(given), given.device("plain")
+    first, second = (segments.best(demand, device) for demand in given.demands)
+    assert first
+    assert second == tuple(replace(one, model="m1") for one in first)
+    # asked for at another rate it is looked at by itself
+    more = replace(given.demands[1], rate_rps=200.0)
+    assert Segments(given).best(more, device) != second
