@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant, Gamma, at_rate
+
+#: Steps of the logarithm of 1 / (1 - load), to which queues are nearly in proportion near capacity, and the last step.
+_LOAD_STEP = 0.08
+LAST_LOAD = 80  # a load of 0.9983
+_LEAST_LOAD = 1e-3
+
+
+def grid_load(index: int) -> float:
+    """Return the load with this number, from 0 to `LAST_LOAD`: models solve pools at these and interpolate between."""
+    return max(_LEAST_LOAD, -math.expm1(-_LOAD_STEP * index))
+
+
+def grid_place(load: float) -> float:
+    """Return where a load lies between the numbers of `grid_load`."""
+    return min(-math.log1p(-load) / _LOAD_STEP, LAST_LOAD - 1e-9)
 
 
 @dataclass(frozen=True, slots=True)

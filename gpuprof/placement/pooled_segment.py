@@ -17,6 +17,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
+from gpuprof.placement.load_search import find_load
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE, RATE_PRECISION
 from gpuprof.placement.segment import Segments
@@ -80,36 +81,25 @@ class BoundingSegments(Segments):
 
 @dataclass(slots=True)
 class _GroupLimits:
-    """The loads that groups of equal replicas bear, as far as they were asked for."""
+    """The loads that groups of equal replicas bear by coarse queues, as far as they were asked for."""
 
     problem: Problem
     _loads: dict[tuple[BatchServer, float, float, int], float] = field(default_factory=dict)
 
     def load(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
-        """Return the largest load under which so many replicas are in time, to `RATE_PRECISION`."""
+        """Return the largest load under which so many replicas are in time."""
         key = (server, limit_ms, percent, count)
         if key not in self._loads:
             self._loads[key] = self._search(server, limit_ms, percent, count, guess)
         return self._loads[key]
 
     def _search(self, server: BatchServer, limit_ms: float, percent: float, count: int, guess: float) -> float:
-        low, high, step = 0.0, 1.0, 0.06
-        load = min(max(guess, 0.02), 0.97)
-        while high - low > RATE_PRECISION * high and load > NEARLY_IDLE:
-            if self._in_time(server, limit_ms, percent, count, load):
-                low = load
-            else:
-                high = load
-            inside = low + step if low == load else high - step
-            load = inside if low < inside < high and step > RATE_PRECISION / 2.0 else (low + high) / 2.0
-            step *= 2.0 if (low == 0.0 or high == 1.0) else 0.5
-        return low
+        def tail_ms(load: float) -> float:
+            self.problem.limits.check_time()
+            arrivals = Arrivals(load * count * server.capacity_rps)
+            return self.problem.queueing.pool(arrivals, (server,) * count, coarse=True).whole.percentile(percent)
 
-    def _in_time(self, server: BatchServer, limit_ms: float, percent: float, count: int, load: float) -> bool:
-        self.problem.limits.check_time()
-        arrivals = Arrivals(load * count * server.capacity_rps)
-        whole = self.problem.queueing.pool(arrivals, (server,) * count, coarse=True).whole
-        return whole.percentile(percent) <= limit_ms
+        return find_load(tail_ms, limit_ms, guess)
 
 
 class PooledSegments(Segments):

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
+from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import gammainc, gammaincinv
 
 Array = NDArray[Any]
@@ -66,7 +66,7 @@ def backlog_law(rate: float, scv: float, batch: int, mean: float, cv: float) -> 
     step = min(spread, mean) / _CELLS_PER_SCALE
     served = lattice_law(mean, cv**2, step)
     arriving = lattice_law(batch / rate, scv / batch, step)
-    change = fftconvolve(served, arriving[::-1])
+    change = convolve(served, arriving[::-1])
     ratio = math.exp(-decay_rate(rate, scv, batch, mean, cv) * step)
     beyond = _BEYOND * _CELLS
     kernel = toeplitz(np.maximum(change, 0.0), _CELLS - 1, _CELLS + beyond, len(arriving))
@@ -107,6 +107,13 @@ def lattice_law(mean: float, scv: float, step: float) -> Array:
     integral = np.concatenate([[0.0], integral, [integral[-1] + step / mean]])
     mass = np.maximum(np.diff(integral, 2), 0.0)
     return np.asarray(mass / mass.sum(), dtype=np.float64)
+
+
+def convolve(one: Array, two: Array) -> Array:
+    """Return the convolution of two real sequences by Fourier transforms; SciPy's own takes long to import."""
+    count = len(one) + len(two) - 1
+    size = next_fast_len(count, real=True)
+    return np.asarray(irfft(rfft(one, size) * rfft(two, size), size)[:count])
 
 
 def toeplitz(values: Array, rows: int, columns: int, offset: int) -> Array:

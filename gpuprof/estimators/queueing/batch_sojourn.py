@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.signal import fftconvolve
 from scipy.special import gammainc
 
+from gpuprof.estimators.queueing.batch_backlog import convolve
 from gpuprof.estimators.queueing.batch_chain import (
     Array,
     Service,
@@ -179,8 +179,9 @@ def _full_on_release(rate: float, service: Service, law: Stationary, waits: Arra
     centres = (np.arange(len(mass)) + 0.5) * step
     taken = _mean_taken(rate * centres, batch)
     # Requests that arrived more than w before the release are those among the first B of (0, y - w).
-    convolve = np.convolve if len(mass) < _SHORT else fftconvolve
-    older = convolve(mass, taken[::-1])[len(mass) - 1 :]  # sum over y of mass(y) taken(y - k step)
+    older = (np.convolve if len(mass) < _SHORT else convolve)(mass, taken[::-1])[
+        len(mass) - 1 :
+    ]  # sum over y of mass(y) taken(y - k step)
     within = float(mass @ taken) - np.append(older, 0.0)
     partial = mass * poisson_cdf(batch - 2, rate * centres) * rate
     weight, moment = np.append(0.0, np.cumsum(partial)), np.append(0.0, np.cumsum(partial * centres))

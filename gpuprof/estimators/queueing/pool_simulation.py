@@ -30,7 +30,7 @@ Array = NDArray[Any]
 
 _SEED = 20240229
 _REQUESTS = 1 << 17  # at least; and
-_GROUPS = 24_576  # so many full batches, of one replica;
+_GROUPS = 24_576  # so many full batches, of one process;
 _LARGE = 1 << 19  # beyond so many requests only
 _LARGE_GROUPS = 4_096  # so many full batches: within a large batch requests vary little
 _POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
@@ -106,7 +106,9 @@ def simulate_pool(
     replicas = _replicas(kinds)
     capacity = sum(server.capacity * count for server, count in kinds)
     group = max(1, round(sum(len(one.latency) * one.capacity * count for one, count in kinds) / capacity))
-    requests = _requests_needed(stream, group, sum(count for _, count in kinds)) // (_COARSER if coarse else 1)
+    requests = _requests_needed(stream, group, sum(one.processes * count for one, count in kinds)) // (
+        _COARSER if coarse else 1
+    )
     arrived = _arrivals(stream, requests)
     groups = len(arrived) // group
     cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
@@ -139,9 +141,9 @@ def _scaled_backlog(rate: float, scv: float, group: int, cv: float) -> Backlog |
         return backlog_law(rate, scv, group, 1.0, cv)
 
 
-def _requests_needed(stream: PoolArrivals, group: int, servers: int) -> int:
+def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
     if stream.process is None:
-        groups = _POOL_GROUPS if servers > 1 else _GROUPS
+        groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
     cycle_s = 0.0
     if isinstance(stream.process, Bursts):

@@ -11,25 +11,20 @@ import math
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from threading import Lock
 
 import numpy as np
 
 from gpuprof.domain.arrival_process import at_rate
-from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
+from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn, grid_load, grid_place
 from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
-#: Steps of the logarithm of 1 / (1 - load).
-_STEP = 0.08
-_LAST = 80  # a load of 0.9983
 #: More replicas are regarded as so many, at the same load: a pool of hundreds hardly waits less than one of these.
 MOST_REPLICAS = 96
 _MOST_TABLES = 4_000
 _MOST_EXACT = 500  # loads of one table
 _NO_WAIT = 1e-9  # of a batch's time; less is none
-_LEAST_LOAD = 1e-3
 _SAME = 1e-6  # of a step of the grid
 PROBABILITIES = np.unique(
     np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
@@ -136,17 +131,19 @@ class _Table:
         """Return the pool at a load below 1; of shapes that have times of their own nothing is interpolated."""
         if self.stream.process is not None:
             return self._exact_row(float(f"{load:.4g}"))
-        place = min(-math.log1p(-load) / _STEP, _LAST - 1e-9)
+        if load <= grid_load(0):
+            return self._row(0)
+        place = grid_place(load)
+        nearest = round(place)
+        if abs(place - nearest) < _SAME:
+            return self._row(nearest)
         index = int(place)
-        low, high = (1.0 / (1.0 - _load(number)) for number in (index, index + 1))
-        wanted = 1.0 / (1.0 - load)
-        if wanted - low < _SAME * (high - low):
-            return self._row(index)
-        return self._row(index).blend(self._row(index + 1), (wanted - low) / (high - low))
+        low, high = (1.0 / (1.0 - grid_load(number)) for number in (index, index + 1))
+        return self._row(index).blend(self._row(index + 1), (1.0 / (1.0 - load) - low) / (high - low))
 
     def _row(self, index: int) -> _Row:
         if index not in self._rows:
-            self._rows[index] = self._simulate(_load(index))
+            self._rows[index] = self._simulate(grid_load(index))
         return self._rows[index]
 
     def _exact_row(self, load: float) -> _Row:
@@ -164,11 +161,6 @@ class _Table:
         stream = replace(self.stream, rate=rate, process=process)
         sample = simulate_pool(stream, self.kinds, PROBABILITIES, coarse=self.coarse)
         return _Row(sample.times, sample.mean, sample.part, sample.mean_batch, sample.busy)
-
-
-@cache
-def _load(index: int) -> float:
-    return max(_LEAST_LOAD, -math.expm1(-_STEP * index))
 
 
 class _Tables:
