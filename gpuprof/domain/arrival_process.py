@@ -19,6 +19,7 @@ Floats = NDArray[np.float64]
 
 NS_PER_S = 1e9
 _PROFILE_POINTS = 4096
+_FURTHEST = 2.0**62
 
 
 class ArrivalStream(Protocol):
@@ -228,8 +229,13 @@ def at_rate(process: ArrivalProcess, rate_rps: float) -> ArrivalProcess:
     """Return the process at another mean rate: a recording is played faster or slower, the others keep their shape."""
     if isinstance(process, RecordedArrivals):
         scale = process.rate_rps / rate_rps
-        return RecordedArrivals(np.rint(process.times * scale).astype(np.int64), process.duration_s * scale)
+        return RecordedArrivals(_whole(np.rint(process.times * scale)), process.duration_s * scale)
     return replace(process, rate_rps=rate_rps)  # type: ignore[type-var]
+
+
+def _whole(times: Floats) -> Times:
+    """Return times as whole numbers; those that no integer holds lie at the end of all that is ever asked for."""
+    return np.minimum(times, _FURTHEST).astype(np.int64)
 
 
 class _Even:
@@ -243,7 +249,7 @@ class _Even:
         """Return the next ``count`` times, in nanoseconds."""
         positions = np.arange(self._taken + 1, self._taken + count + 1)
         self._taken += count
-        return np.asarray(np.rint(positions * self._gap), dtype=np.int64)
+        return _whole(np.rint(positions * self._gap))
 
 
 class _Renewal:
@@ -258,7 +264,7 @@ class _Renewal:
         times = self._last + np.cumsum(self._gaps(count))
         if count:
             self._last = float(times[-1])
-        return times.astype(np.int64)
+        return _whole(times)
 
 
 class _Grouped:
@@ -289,7 +295,7 @@ class _Modulated:
         events = self._expected + np.cumsum(self._random.standard_exponential(count))
         if count:
             self._expected = float(events[-1])
-        return np.asarray(self._time_of(events), dtype=np.int64)
+        return _whole(self._time_of(events))
 
 
 class _SwitchingClock:

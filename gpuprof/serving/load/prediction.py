@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -47,7 +47,7 @@ def predict(
     """Return by model what is predicted when each is sent its rate in requests/s.
 
     At the rates of the map, what the map says; at others, and for arrivals that are not Poisson, the queueing model
-    with the map's batch times and what serving costs, the rates shared among the replicas as in the map.
+    with the map's batch times and what serving costs; all replicas of a model are one queue.
     """
     told = planned_figures(deployment, rates) if scv == 1.0 else {}
     if len(told) == len(rates):
@@ -74,7 +74,7 @@ def planned_figures(deployment: DeploymentMap, rates: Mapping[str, float]) -> di
 def _laws(
     deployment: DeploymentMap, rates: Mapping[str, float], queue: QueueModel, scv: float
 ) -> dict[str, list[tuple[float, Sojourn]]]:
-    """Return by model the law of each replica that serves it, and the rate that it gets there.
+    """Return by model the law of each queue that serves it, and the rate that it gets there.
 
     Models of which some replica does not say how long its batches take are absent.
     """
@@ -98,11 +98,37 @@ def _laws(
     if not unknown and len({(node.name, gpu.index) for node, gpu, *_ in places}) == 1:
         servers = disturb_servers(recorded_work(deployment.planned_with), running, queue)
     laws: dict[str, list[tuple[float, Sojourn]]] = {}
-    for one, server, own in zip(running, servers, sent, strict=True):
-        law = queue.sojourn(Arrivals(one.rate_rps, scv), server)
-        for model in set(own) - unknown:
-            laws.setdefault(model, []).append((own[model], law))
+    for model, sojourn, own in _solve_queues(known, servers, sent, queue, scv):
+        if model not in unknown:
+            laws.setdefault(model, []).append((own[model], sojourn))
     return laws
+
+
+def _solve_queues(
+    replicas: Sequence[Replica],
+    servers: Sequence[BatchServer],
+    sent: Sequence[Mapping[str, float]],
+    queue: QueueModel,
+    scv: float,
+) -> Iterator[tuple[str, Sojourn, Mapping[str, float]]]:
+    """Yield the models of each queue with its law and the rates that they are sent there.
+
+    Replicas that serve the same models, which no other replica serves, are one queue, as the router has it; where a
+    model is served by a merged replica and one of its own, each of them is taken to have a stream of its own.
+    """
+    serving: dict[str, set[str]] = {}
+    for replica in replicas:
+        for model in replica.rates():
+            serving.setdefault(model, set()).add(replica.model)
+    groups: dict[object, list[int]] = {}
+    for number, replica in enumerate(replicas):
+        alike = all(len(serving[model]) == 1 for model in replica.rates())
+        groups.setdefault(replica.model if alike else number, []).append(number)
+    for numbers in groups.values():
+        own = {model: sum(sent[number][model] for number in numbers) for model in replicas[numbers[0]].rates()}
+        law = queue.pool(Arrivals(sum(own.values()), scv), [servers[number] for number in numbers]).whole
+        for model in own:
+            yield model, law, own
 
 
 def _predict_model(asked: DeployedModel, laws: Sequence[tuple[float, Sojourn]], rate_rps: float) -> LoadPrediction:
