@@ -1,10 +1,10 @@
 """Errors of the interference models on measured co-locations, leaving out a pair of models or a victim model.
 
-    python -m bench.interference DIRECTORY
+    python -m bench.interference [DIRECTORY]
 
-DIRECTORY holds config.jsonl (iGniter's profile of a V100 and its models) and pairs.csv (latencies of pairs under
-MPS). Prints the coefficients of the hardware, the plan of the paper's section 2.3 and a table of errors. The fits
-see only what is not left out; no coefficient was chosen by hand.
+DIRECTORY (../shared/reference/igniter_v100 unless given) holds config.jsonl (iGniter's profile of a V100 and its
+models) and pairs.csv (latencies of pairs under MPS). Prints the coefficients of the hardware, the plan of the paper's
+section 2.3 and a table of errors. The fits see only what is not left out; no coefficient was chosen by hand.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from gpuprof.estimators.interference.models import (
     NoInterference,
 )
 
+_REFERENCE = Path("../shared/reference/igniter_v100")
 #: Section 2.3 of the paper: model, SLO in ms, requests/s.
 EXAMPLE = (("alexnet", 15.0, 500.0), ("resnet50", 40.0, 400.0), ("vgg19", 60.0, 200.0))
 
@@ -38,7 +39,7 @@ EXAMPLE = (("alexnet", 15.0, 500.0), ("resnet50", 40.0, 400.0), ("vgg19", 60.0, 
 def main() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?", default=_REFERENCE)
     directory = parser.parse_args().directory
     hardware, workloads = fit_all(*read_igniter_profile(directory / "config.jsonl"))
     print(f"alpha_f {hardware.alpha_f:.3f}  alpha_sch {hardware.alpha_sch:.5f}  beta_sch {hardware.beta_sch:.5f}")

@@ -127,15 +127,15 @@ class FlatQueue:
         return split_stream(self, arrivals, servers)
 
 
-def test_at_another_rate_the_queueing_model_is_asked_for_each_replica_with_its_part() -> None:
+def test_at_another_rate_the_replicas_of_a_model_are_one_queue_whatever_part_the_map_gave_each() -> None:
     replicas = [
         replica("m", rate_rps=40.0, batch_latency_ms=[1.0]),
         replica("m", rate_rps=10.0, batch_latency_ms=[1.0]),
     ]
     deployment = parse_map(map_of({"m": "null:4"}, replicas, slo_ms=50.0), "test")
-    got = predict(deployment, {"m": 100.0}, FlatQueue())["m"]  # laws of 80 ms for four fifths and of 20 ms for the rest
-    assert got.goodput_rps == pytest.approx(20.0)
-    assert got.p50_ms == pytest.approx(80.0)
+    got = predict(deployment, {"m": 100.0}, FlatQueue())["m"]  # equal replicas get half each, which takes 50 ms
+    assert got.goodput_rps == pytest.approx(100.0)
+    assert got.p50_ms == pytest.approx(50.0)
     unknown = parse_map(map_of({"m": "null:4"}, [replica("m")]), "test")
     assert predict(unknown, {"m": 100.0}, FlatQueue())["m"] == LoadPrediction()
 
