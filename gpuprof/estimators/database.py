@@ -131,7 +131,11 @@ class DatabaseEstimator:
             raise unknown_name("model", name, [*self._sized, *self._graphs])
         recorded = path or Path(next((one.path or "" for one in said.values()), ""))
         if recorded.is_file():
-            return tuple(one.name for one in read_free(recorded))
+            try:
+                return tuple(one.name for one in read_free(recorded))
+            except InputError:
+                if not said:
+                    raise  # nothing else is known of it; of a measured model, what was measured is
         return tuple(dict.fromkeys(dim for sizes in said for dim, _ in sizes))
 
     def sizes_of(self, model: str) -> Sizes:
