@@ -18,7 +18,6 @@ from gpuprof.serving.protocol.http_incoming import HttpClient, ReceivedBody, Rou
 from gpuprof.serving.protocol.http_message import CONTENT_BINARY, CONTENT_JSON, HttpHead, is_own_host
 from gpuprof.serving.protocol.infer_response import write_response
 from gpuprof.serving.protocol.large_texts import place_inputs, read_large_request, write_large_response
-from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.parse_pool import ON_LOOP_BYTES, ParsePool, refuse_long_text
 from gpuprof.serving.router.infer_request import InferRequest, read_request, read_urgency
 from gpuprof.serving.router.router import Router, deadline_ms
@@ -73,7 +72,6 @@ class HttpApi:
         self.arena = router.arena
         self.scratch = bytearray(SCRATCH_BYTES)
         self.connections = ConnectionSet(connections_per_peer)
-        self.turns = LoopTurns()
         self._own_hosts = own_hosts
         self._stalls = StallMeter(time.monotonic()) if stalls is None else stalls
         self._refusals: Counter[int] = Counter()
@@ -154,8 +152,7 @@ class HttpApi:
                 return _only("GET", method, _simple(partial(self._statistics, name, version)))
             case ["infer"]:
                 infer, foresee = partial(self._infer, model), partial(_foresee, model)
-                route = Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee, account=model.name)
-                return _only("POST", method, route)
+                return _only("POST", method, Route(infer, self._max_body_bytes, in_arena=True, foresee=foresee))
         raise RefusedError(HTTPStatus.NOT_FOUND, f"there is nothing at {'/'.join(rest)[:100]!r} of model {name!r}")
 
     def count_refusal(self, status: int) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Protocol, cast
 
@@ -16,7 +16,6 @@ import orjson
 
 from gpuprof.serving.protocol.http_incoming import MAX_DISCARDED_BYTES, Incoming, Route
 from gpuprof.serving.protocol.http_message import CONTENT_JSON, HttpHead, read_head, write_head
-from gpuprof.serving.protocol.loop_turns import LoopTurns
 from gpuprof.serving.protocol.peer_counts import PeerCounts
 from gpuprof.serving.transport.arena import Arena, Slot
 from gpuprof.serving.transport.inference import RefusedError
@@ -40,7 +39,6 @@ class ConnectionOwner(Protocol):
     arena: Arena
     scratch: bytearray
     connections: ConnectionSet
-    turns: LoopTurns
 
     @property
     def draining(self) -> bool:
@@ -114,9 +112,6 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._choked = False
         self._lingering = False
-        self._account: Hashable = None
-        self._awaits_turn = False
-        self._waits_since: float | None = None
         self._began: float | None = None
         self._unsent_bytes = 0
         self._discarded = 0
@@ -159,9 +154,9 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._dispatch(incoming)
             elif incoming.is_full:
                 self._grow(incoming)
-        elif self._pending or self.busy or self._choked or not self._has_turn(incoming):
+        elif self._pending or self.busy or self._choked:
             self._pending += memoryview(self._site.scratch)[:count]
-            if not self.busy and not self._choked and not self._awaits_turn:
+            if not self.busy and not self._choked:
                 self._consume_pending()
             elif len(self._pending) > _MAX_PENDING_BYTES and self._transport is not None and not self._paused:
                 self._paused = True
@@ -171,22 +166,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             if used < count:
                 self._pending += memoryview(self._site.scratch)[used:count]
 
-    def _has_turn(self, incoming: Incoming | None) -> bool:
-        """Return whether a new request may be read now: one like the last of this connection, as far as is known."""
-        if incoming is not None or self._account is None or self._site.turns.admits(self._account):
-            return True
-        self._awaits_turn, self._waits_since = True, self.touched
-        self._site.turns.wait(self._account, self._take_turn)
-        return False
-
-    def _take_turn(self) -> None:
-        self._awaits_turn = False
-        self._consume_pending(has_turn=True)
-
     def eof_received(self) -> bool:
         """Keep the way back open while an answer is due: a client may close its side after asking."""
         self._keep_alive = False
-        return self.busy or self._awaits_turn
+        return self.busy
 
     def resume_writing(self) -> None:
         """Everything is written: the memory of the answer is free."""
@@ -300,10 +283,8 @@ class HttpConnection(asyncio.BufferedProtocol):
 
     # --- reading
 
-    def _consume_pending(self, has_turn: bool = False) -> None:
-        if self.busy or self._choked or self._lingering or self._awaits_turn or self._transport is None:
-            return
-        if self._pending and not has_turn and not self._has_turn(self._incoming):
+    def _consume_pending(self) -> None:
+        if self.busy or self._choked or self._lingering or self._transport is None:
             return
         pending, self._pending = self._pending, bytearray()
         used = self._consume(pending, len(pending))
@@ -332,15 +313,13 @@ class HttpConnection(asyncio.BufferedProtocol):
     def _begin(self, text: bytes) -> None:
         """Read a head and prepare for its body."""
         self.touched = time.monotonic()
-        arrived = self.touched if self._waits_since is None else self._waits_since
-        self._waits_since = None
         try:
             head = read_head(text)
         except RefusedError as refusal:
             self._reject(refusal)
             return
         self._keep_alive = head.keep_alive and not head.chunked
-        incoming = self._incoming = Incoming.begin(head, arrived, self.peer)
+        incoming = self._incoming = Incoming.begin(head, self.touched, self.peer)
         try:
             incoming.prepare(self._site.route(head))
         except RefusedError as refusal:
@@ -375,11 +354,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         if incoming.refusal is not None:
             self.refuse(incoming.refusal)
             return
-        began = time.monotonic()
         incoming.route.handle(self, incoming.head, incoming.body())
-        self._account = incoming.route.account
-        if self._account is not None:
-            self._site.turns.charge(self._account, time.monotonic() - began)
 
     # --- writing and closing
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
@@ -85,15 +85,12 @@ class Route:
     foresee : callable or None
         Given the JSON that large tensors are about to follow, and who sends it, raises the refusal of a request that
         need not be received because it will be refused anyhow.
-    account : hashable or None
-        Whose turn of the loop a request takes: its model; None: nobody waits.
     """
 
     handle: Callable[[HttpClient, HttpHead, ReceivedBody], None]
     max_body: int = MAX_DISCARDED_BYTES
     in_arena: bool = False
     foresee: Callable[[Buffer, str], None] | None = None
-    account: Hashable = None
 
 
 @dataclass(slots=True)

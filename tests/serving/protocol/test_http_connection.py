@@ -186,29 +186,3 @@ def test_a_target_in_absolute_form_says_host_and_path(target: bytes, path: bytes
 )
 def test_a_page_cannot_ask_by_a_name_of_its_own(host: bytes, own: bool) -> None:
     assert is_own_host(host, {"gpu.example.org"}) == own
-
-
-def test_a_request_of_a_model_that_took_too_much_of_the_loop_waits_and_the_next_behind_it(api: HttpApi) -> None:
-    async def main() -> None:
-        connection, transport = connect(api)
-        other, others = connect(api)
-        connection._account = "m"
-        for name in ("m", "n"):
-            for _ in range(100):
-                api.turns.charge(name, 0.0001)
-        api.turns.charge("m", 0.0001)
-        api.turns.begin_period(api.turns._due + 0.1, api.turns._computed_s + 0.1)
-        while api.turns.admits("m"):
-            api.turns.charge("m", 0.0001)
-        feed(connection, LIVE[:10])
-        feed(connection, LIVE[10:] + LIVE)
-        assert not transport.written and connection.eof_received()
-        feed(other, LIVE)
-        assert others.written.startswith(b"HTTP/1.1 200")
-        for _ in range(3):
-            api.turns.begin_period(api.turns._due, api.turns._computed_s)
-            await asyncio.sleep(0)
-        assert transport.written.count(b"HTTP/1.1 200") == 2
-        assert connection.is_idle or transport.get_write_buffer_size()
-
-    asyncio.run(main())
