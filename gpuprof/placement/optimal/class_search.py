@@ -37,7 +37,7 @@ _MOST_ASKED = 150_000
 #: Combinations with one part that are looked at and planned anew in one round of pricing, and patterns that it adds.
 _MOST_LOOKED_AT = 2_000
 _MOST_PLANNED = 12
-_MOST_ADDED = 40
+_MOST_ADDED = 150
 #: How much what a part takes of a device alone counts beside its dual, in turn: duals of few patterns are wild.
 _STABLE = (0.8, 0.5, 0.2, 0.0)
 #: A relaxation that is not better by this part is no better.

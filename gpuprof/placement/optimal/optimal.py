@@ -53,7 +53,7 @@ _FOR_CLASSES = 0.9
 #: Part of a time limit that is kept for the questions that are still asked once the search has stopped.
 _FOR_REST = 0.05
 #: Part of a time limit that the search by classes leaves to the bound and to what comes after it.
-_FOR_BOUND = 0.3
+_FOR_BOUND = 0.35
 #: Of more demands no such maps are made: each takes as long as the program itself.
 _MOST_SLOWED = 20
 
@@ -122,7 +122,7 @@ class Optimal:
             return found
         first = found = self._first_plan(problem, segments, whole)
         limit = whole.keeping(whole.spent_s)
-        if not limit.is_over:
+        if not limit.is_over or first.lower_bound_cost_per_hour is None:
             first = found = self._search_classes(problem, segments, first, limit)
         if limit.is_over:
             return replace(first, stopped=True)
@@ -131,7 +131,7 @@ class Optimal:
                 found = one
         if not limit.is_over:
             return _better_of_two(problem, found, first)
-        if not whole.is_over:
+        if not whole.is_over and not is_of_few_classes(problem, segments):
             first = min(first, make_quick_plan(problem, segments, whole), key=lambda one: objective_value(problem, one))
         return replace(_better_of_two(problem, found, first), stopped=True)
 
@@ -148,7 +148,9 @@ class Optimal:
                 offers = CandidateSegments(problem, segments)
                 offers.work_out_all()
                 bound = bound_relaxed(problem, problem.demands, offers, limit)
-                first = clip_bounds(problem, raise_bounds(problem, first, bound))
+                zero = replace(first, lower_bound_gpus=0, lower_bound_cost_per_hour=0.0)
+                return clip_bounds(problem, raise_bounds(problem, zero, bound))
+            return clip_bounds(problem, with_cost_bound(problem, segments, first))
         return first
 
     def _first_plan(self, problem: Problem, segments: Segments, limit: Limit) -> Placement:
@@ -167,7 +169,9 @@ class Optimal:
                 best = named if best is None else update_incumbent(problem, best, named, one.policy)
         if best is not None and problem.options.latency_budget is None:
             return clip_bounds(problem, best)
-        if best is not None and (limit.is_over or (alike and not best.unplaced)):
+        if best is not None and alike and not limit.is_over and not best.unplaced and not self.fair:
+            return best  # its bound comes with the search by classes
+        if best is not None and limit.is_over:
             few = alike or len(problem.demands) <= _MOST_SLOWED  # of many the bound takes longer than the map
             return clip_bounds(problem, with_cost_bound(problem, segments, best) if few else best)
         first = make_quick_plan(problem, segments, limit)

@@ -74,7 +74,7 @@ def test_demands_that_are_all_different_are_no_classes() -> None:
 
 def test_with_a_time_limit_the_map_is_no_worse_than_the_quickest_policys_and_says_a_bound() -> None:
     given = problem(6, 0.3)
-    limited = replace(given, options=replace(given.options, time_limit_s=3.0))
+    limited = replace(given, options=replace(given.options, time_limit_s=8.0))
     placement, _ = solve_and_check(Optimal(), limited)
     assert not placement.unplaced
     assert len(placement.gpus) <= len(make_policy("igniter").place(given).gpus)
