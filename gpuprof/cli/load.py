@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuprof.cli.load_options import AccessOptions, TrafficOptions
+from gpuprof.cli.load_options import AccessOptions, PredictionOptions, TrafficOptions
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -77,6 +77,7 @@ _STAGE_COLUMNS = (
 def load(
     traffic: TrafficOptions,
     access: AccessOptions,
+    prediction: PredictionOptions,
     target: Annotated[
         str, typer.Argument(help="Address of the server, or its map, which is then served at the default address.")
     ] = ("map.json"),
@@ -105,7 +106,16 @@ def load(
         check_output(output)
     sent, reached = traffic.load_traffic(), access.server_access()
     with show_progress(refresh_between=False) as show:
-        result = load_server(address, map_path, traffic=sent, access=reached, progress=show, note=say)
+        result = load_server(
+            address,
+            map_path,
+            traffic=sent,
+            access=reached,
+            db=prediction.db,
+            estimator=prediction.estimator,
+            progress=show,
+            note=say,
+        )
     if output is not None:
         result.write(output)
     _show(result, chosen)

@@ -77,6 +77,16 @@ class TrafficOptions:
 
 
 @dataclass(frozen=True)
+class PredictionOptions:
+    """What the measured figures are compared with."""
+
+    db: Annotated[Path | None, typer.Option(help="Kernel database, for --estimator.")] = None
+    estimator: Annotated[
+        str | None, typer.Option(help="Predict with the times of this estimator, not those of the map.")
+    ] = None
+
+
+@dataclass(frozen=True)
 class AccessOptions:
     """What the server must be shown, and whom to trust."""
 

@@ -77,7 +77,7 @@ def place(
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
-    from gpuprof.placement.sources import describe_sources
+    from gpuprof.domain.map_sources import describe_basis, describe_sources
 
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:
@@ -95,9 +95,13 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         sys.stdout.write(_summary(deployment) + "\n")
         if sources := describe_sources(deployment):
             sys.stdout.write(f"times: {sources}\n")
+        if basis := describe_basis(deployment):
+            sys.stdout.write(f"{basis}\n")
 
 
 def _summary(deployment: DeploymentMap) -> str:
+    from gpuprof.domain.map_sources import describe_bounds
+
     predicted, show = deployment.predicted, number(4)
     kinds = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
     words = [" + ".join(f"{count} × {name}" for name, count in kinds.items()) or "no devices"]
@@ -107,8 +111,8 @@ def _summary(deployment: DeploymentMap) -> str:
     if predicted.internal_slack is not None and predicted.external_fragmentation is not None:
         words.append(f"idle within shares {100 * predicted.internal_slack:.0f}%")
         words.append(f"outside shares {100 * predicted.external_fragmentation:.0f}%")
-    if predicted.lower_bound_gpus is not None:
-        words.append(f"at least {predicted.lower_bound_gpus} needed by any map by these estimates")
+    if bounds := describe_bounds(deployment):
+        words.append(bounds)
     if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None and len(kinds) > 1:
         words.append(f"at least {show(predicted.lower_bound_cost_per_hour)} $/h")
     if predicted.upper_bound_goodput_rps is not None:

@@ -91,6 +91,9 @@ class AdaptOptions:
         Path | None, typer.Option(help="File for the maps of --adapt; default: MAP.adapted.json.")
     ] = None
     db: Annotated[Path | None, typer.Option(help="Kernel database, for --adapt.")] = None
+    estimator: Annotated[
+        str | None, typer.Option(help="Estimator to plan anew with, for --adapt; default: the map's.")
+    ] = None
 
 
 @dataclass(frozen=True)

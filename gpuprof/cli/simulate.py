@@ -47,6 +47,7 @@ def simulate(
             rescheduling=following.rescheduling(),
             fidelity=Fidelity(fidelity.interference, fidelity.sample),
             db=following.db,
+            estimator=fidelity.estimator,
             progress=lambda step: bar.update(task, completed=step.done),
             note=say,
         )

@@ -129,7 +129,9 @@ class RescheduleOptions:
     headroom: Annotated[float, typer.Option(help="Factor on the rates that --reschedule plans for.", min=0.1)] = 1.2
     load_time: Annotated[str, typer.Option(help="Time to load a model into a new replica.")] = "5s"
     mig_time: Annotated[str, typer.Option(help="Time to give a GPU another MIG layout.")] = "10s"
-    db: Annotated[Path | None, typer.Option(help="Kernel database, for --reschedule and --interference.")] = None
+    db: Annotated[
+        Path | None, typer.Option(help="Kernel database, for --reschedule, --interference and --estimator.")
+    ] = None
 
     def __post_init__(self) -> None:
         if self.policy is not None and self.every is None:
@@ -172,6 +174,9 @@ class FidelityOptions:
             "--interference", help="Slow batches down by what runs beside them at that moment, not by all neighbours."
         ),
     ] = False
+    estimator: Annotated[str | None, typer.Option(help="Take the times of this estimator, not those of the map.")] = (
+        None
+    )
     sample: Annotated[
         int | None,
         typer.Option(help="Replicas of a model that are simulated, for all of them; 0 simulates all.", min=0),

@@ -47,7 +47,10 @@ class _Part(BaseModel):
 
 
 class ReplicaPrediction(_Part):
-    """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error."""
+    """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
+
+    ``memory_bytes`` is of all processes together.
+    """
 
     latency_ms: NonNegative
     latency_ms_interval: Interval | None = None
@@ -63,6 +66,7 @@ class ReplicaPrediction(_Part):
     goodput_rps: NonNegative
     goodput_rps_interval: Interval | None = None
     utilization: NonNegative | None = None
+    memory_bytes: Annotated[int, Field(ge=0)] | None = None
     source: str = ""
 
 
@@ -192,11 +196,23 @@ class Merge(_Part):
     saved_weight_bytes: Annotated[int, Field(ge=0)] = 0
 
 
+class PlanAtEnds(_Part):
+    """What a plan comes to at one end of the estimates' intervals: devices, their least number, and what they serve.
+
+    ``gpus`` is null where the search for them was not over in time.
+    """
+
+    gpus: Annotated[int, Field(ge=0)] | None = None
+    served_rps: NonNegative
+    lower_bound_gpus: Annotated[int, Field(ge=0)] | None = None
+
+
 class MapPrediction(_Part):
     """What is predicted of the whole map. Slack and fragmentation: ParvaGPU (SC'24) equations 3 and 4.
 
     Bounds hold for every map of the same demands on the same fleet; ``moves`` counts the replicas that must be
-    started where the map that it was planned from is running.
+    started where the map that it was planned from is running. ``at_lower_ends`` and ``at_upper_ends`` tell what the
+    same policy makes of the estimates at the ends of their intervals; null where it was not computed.
     """
 
     gpus: Annotated[int, Field(ge=0)]
@@ -208,6 +224,13 @@ class MapPrediction(_Part):
     lower_bound_cost_per_hour: NonNegative | None = None
     upper_bound_goodput_rps: NonNegative | None = None
     moves: Annotated[int, Field(ge=0)] | None = None
+    at_lower_ends: PlanAtEnds | None = None
+    at_upper_ends: PlanAtEnds | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave the ends away where they are not known: maps of measured models are what they were before."""
+        return _without_empty(_without_empty(write(self), "at_lower_ends"), "at_upper_ends")
 
 
 class Unplaced(_Part):

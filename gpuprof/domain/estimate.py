@@ -14,6 +14,14 @@ INTERPOLATED = "interpolated"
 EXTRAPOLATED = "extrapolated"
 ROOFLINE = "roofline"
 UNCALIBRATED = "roofline, uncalibrated"
+#: What any figure is that is none of the first three.
+PREDICTED = "predicted"
+
+
+def kind_of_source(source: str) -> str:
+    """Return ``"measured"``, ``"interpolated"``, ``"extrapolated"`` or ``"predicted"`` for the source of a figure."""
+    last = source.rsplit(", ", 1)[-1]
+    return last if last in (MEASURED, INTERPOLATED, EXTRAPOLATED) else PREDICTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,11 @@ class Figure:
     source: str
     low: float | None = None
     high: float | None = None
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether it was measured, or lies between what was."""
+        return kind_of_source(self.source) in (MEASURED, INTERPOLATED)
 
     def scale_by(self, factor: float) -> Figure:
         """Return the figure times ``factor``, interval included."""

@@ -54,7 +54,7 @@ class PlannedWith(_Record):
     estimator: str = "database"
     arrivals: str | None = None
     fleet: tuple[PlannedDevices, ...] = ()
-    confidence: Annotated[float, Field(gt=0, lt=1)] | None = None
+    confidence: Annotated[float, Field(ge=0, lt=1)] | None = None
     latency_budget: Annotated[float, Field(gt=0, le=1)] | None = None
     overhead_ms: _Milliseconds = 0.0
     max_batch: _Count = 256

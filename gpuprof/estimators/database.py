@@ -23,6 +23,7 @@ from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration
 from gpuprof.estimators.measured.curve import BatchCurve
+from gpuprof.estimators.measured.envelope import LatencyEnvelope
 from gpuprof.estimators.measured.failures import require_no_failure
 from gpuprof.estimators.measured.measured import CREQ_METRICS, MeasuredModel, Point, read_measured
 from gpuprof.estimators.measured.sized import blend_measured, choose_sizes, group_by_model, unmeasured_at
@@ -86,7 +87,8 @@ class DatabaseEstimator:
         self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph)
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
-        self._surfaces: dict[tuple[str, str, int], Surface | None] = {}
+        self._surfaces: dict[tuple[str, str, int], Surface] = {}
+        self._envelopes: dict[tuple[str, str], LatencyEnvelope] = {}
         self._calibrations: dict[str, Calibration] = {}
         self._answer = lru_cache(maxsize=200_000)(self._estimate)
         self._alone = lru_cache(maxsize=200_000)(self._latency)
@@ -286,8 +288,8 @@ class DatabaseEstimator:
         if parts:
             each = [(*self._latency_at_sizes(identity, one, workload), weight) for one, weight in parts]
             figure = _blend_figures([(latency, weight) for latency, _, weight in each])
-            reading = Reading(figure.value, INTERPOLATED, 0.5)
-            return _widen_by(figure, self._calibration(device).interval(reading, 0.0)), max(cv for _, cv, _ in each)
+            error = self._calibration(device).interpolation_error(0.0)
+            return _widen_by(figure, error), max(cv for _, cv, _ in each)
         return self._carry_over_sizes(identity, known, workload)
 
     def _carry_over_sizes(
@@ -313,31 +315,41 @@ class DatabaseEstimator:
                 factors.append((own / other(workload.batch, share), one))
         factor, nearest = min(factors, key=lambda pair: (abs(math.log2(pair[0])), pair[1].name))
         latency, cv = self._latency_at_sizes(identity, nearest, workload)
-        reading = Reading(latency.value * factor, EXTRAPOLATED, abs(math.log2(factor)))
-        error = self._calibration(device).interval(reading, 0.0)
+        error = self._calibration(device).carried_error(abs(math.log2(factor)))
         return _widen_by(replace(latency.scale_by(factor), source=EXTRAPOLATED), error), cv
 
     def _latency_at_sizes(self, identity: _Identity, known: MeasuredModel, workload: Workload) -> tuple[Figure, float]:
         """Return the latency from what was measured at the model's own sizes, and its coefficient of variation."""
         device = identity.device
-        surface = self._surface(known, device, workload.processes)
-        share = workload.share
-        if surface is None and workload.processes > 1:
+        measured = sorted({point.processes for point in known.points.get(device.name, [])})
+        if not measured:
             # Processes split the share evenly, each in its own part: one process on that part, no more is known.
-            share = Share(share.sm_pct / workload.processes, share.mig)
-            surface = self._surface(known, device, 1)
-        if surface is None:
-            return self._from_roofline(known, device, workload.batch, share), 0.0
-        reading = surface.read_latency(workload.batch, share, lambda: self._shape(known, device))
-        point = surface.nearest(workload.batch, share)
+            part = Share(workload.share.sm_pct / workload.processes, workload.share.mig)
+            return self._from_roofline(known, device, workload.batch, part), 0.0
+        processes = workload.processes if workload.processes in measured else measured[0]
+        part = replace(workload.share, sm_pct=min(100.0, workload.share.sm_pct * processes / workload.processes))
+        surface = self._surface(known, device, processes)
+        reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
+        point = surface.nearest(workload.batch, part)
+        if processes != workload.processes or reading.source == EXTRAPOLATED:
+            return self._extrapolated(known, device, workload, reading.value, point.relative_error), point.cv
         return self._with_interval(reading, point, device), point.cv
 
+    def _extrapolated(
+        self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
+    ) -> Figure:
+        """Return a figure beyond what was measured, within what the measurements leave open."""
+        key = known.name, device.name
+        if key not in self._envelopes:
+            self._envelopes[key] = LatencyEnvelope(known.points[device.name], device)
+        low, high = self._envelopes[key].interval(workload.batch, workload.share, workload.processes)
+        low, high = low / (1.0 + measured_error), high * (1.0 + measured_error)
+        return Figure(min(max(value, low), high), EXTRAPOLATED, low, high)
+
     def _with_interval(self, reading: Reading, point: Point, device: Device) -> Figure:
-        error: float | None = point.relative_error
-        if reading.source == MEASURED:
-            error = error or None
-        else:
-            error = self._calibration(device).interval(reading, point.relative_error)
+        error: float | None = point.relative_error or None
+        if reading.source == INTERPOLATED:
+            error = self._calibration(device).interpolation_error(point.relative_error)
         return _figure(reading.value, reading.source, error)
 
     def _from_roofline(self, known: MeasuredModel, device: Device, batch: int, share: Share) -> Figure:
@@ -434,7 +446,7 @@ class DatabaseEstimator:
         if same:
             curve = BatchCurve(same)
             found = curve.at(workload.batch)
-            return Figure(*found) if found else Figure(curve.beyond(workload.batch), EXTRAPOLATED)
+            return Figure(*found) if found else curve.extrapolate(workload.batch)
         work = self._work(known)
         if work is None:
             return None
@@ -467,19 +479,23 @@ class DatabaseEstimator:
         memory = self._memory(self._find_model(model), device, Workload(model, batch, share))
         return memory is None or memory.value <= device.memory_bytes(share)
 
-    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface | None:
+    def _surface(self, known: MeasuredModel, device: Device, processes: int) -> Surface:
+        """Return what was measured of a model with so many processes, which some of its points have."""
         key = (known.name, device.name, processes)
         if key not in self._surfaces:
-            points = [point for point in known.points.get(device.name, []) if point.processes == processes]
-            self._surfaces[key] = Surface(points, device) if points else None
+            points = [point for point in known.points[device.name] if point.processes == processes]
+            self._surfaces[key] = Surface(points, device)
         return self._surfaces[key]
 
     def _calibration(self, device: Device) -> Calibration:
         if device.name not in self._calibrations:
-            surfaces = {name: self._surface(known, device, 1) for name, known in self._comparable(device).items()}
-            present = {name: surface for name, surface in surfaces.items() if surface is not None}
+            surfaces = {
+                name: self._surface(known, device, 1)
+                for name, known in self._comparable(device).items()
+                if any(point.processes == 1 for point in known.points.get(device.name, []))
+            }
             self._calibrations[device.name] = Calibration(
-                present, lambda name: self._shape(self._measured[name], device)
+                surfaces, lambda name: self._shape(self._measured[name], device)
             )
         return self._calibrations[device.name]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
 from gpuprof.domain.share import Share
 from gpuprof.errors import InfeasibleError, InputError
 from gpuprof.pipeline.model_files import locate_files
@@ -41,12 +41,15 @@ class MapReplanner:
         Whether a fleet without a count may grow; else the devices of the first map are all there are.
     first : DeploymentMap
         Has the machines that there are: a map that shrank grows again onto them, by their names.
+    estimator : str or None
+        Name of another estimator than the map was planned with.
     """
 
     base: Path
     db: Path | None
     more_devices: bool
     first: DeploymentMap
+    estimator: str | None = None
 
     def __call__(self, deployment: DeploymentMap, load: Load) -> DeploymentMap | None:
         """Return a map for the load, for as much of it as the devices bear; None when that is not more than now.
@@ -59,7 +62,10 @@ class MapReplanner:
         from gpuprof.pipeline.planning import plan_map
         from gpuprof.pipeline.recorded_problem import restore_policy, restore_problem
 
-        problem = restore_problem(locate_files(deployment, self.base), self.db)
+        problem = restore_problem(locate_files(deployment, self.base), self.db, estimator=self.estimator)
+        settings = deployment.planned_with
+        if self.estimator is not None:
+            settings = settings.model_copy(update={"estimator": self.estimator})
         fleet = problem.fleet if self.more_devices else _fix_counts(problem.fleet, self.first)
         estimator = CorrectedEstimator(problem.estimator, load.slowdowns)
         problem = replace(
@@ -67,7 +73,7 @@ class MapReplanner:
             fleet=fleet,
             estimator=estimator,
             files=_resolve_files(deployment, self.base),
-            planned_with=deployment.planned_with,
+            planned_with=settings,
             previous=deployment,
         )
         policy = restore_policy(deployment)
@@ -86,7 +92,11 @@ class MapReplanner:
 
 
 def check_adaptable(
-    deployment: DeploymentMap, db: Path | None, node: str | None, note: NoteCallback = ignore_note
+    deployment: DeploymentMap,
+    db: Path | None,
+    node: str | None,
+    note: NoteCallback = ignore_note,
+    estimator: str | None = None,
 ) -> None:
     """Find out at the start, rather than when the load changes, whether a map can be planned anew.
 
@@ -99,7 +109,7 @@ def check_adaptable(
 
     if node is not None and len(deployment.nodes) > 1:
         raise InputError("--adapt and --node exclude each other: a plan is for all nodes")
-    problem = restore_problem(deployment, db, note)
+    problem = restore_problem(deployment, db, note, estimator)
     for demand in problem.demands:
         for entry in problem.fleet.entries:
             problem.estimator.shares(demand.model, entry.device)
@@ -176,12 +186,21 @@ class CorrectedEstimator:
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
-        """Return the other's estimate, latency and its interval times the model's factor."""
+        """Return the other's estimate, its latency times the model's factor.
+
+        The interval reaches from what was estimated to what was served: how far the estimate was off is known now.
+        """
         said = self.estimator.estimate(model, device, batch, share, beside, processes)
         factor = self.factors.get(model)
         if factor is None:
             return said
-        latency = replace(said.latency_ms.scale_by(factor), source=f"{said.latency_ms.source}, corrected by serving")
+        served, figure = factor * said.latency_ms.value, said.latency_ms
+        latency = Figure(
+            served,
+            f"{figure.source}, corrected by serving",
+            None if figure.low is None else min(figure.low, served),
+            None if figure.high is None else max(figure.high, served),
+        )
         return replace(said, latency_ms=latency, overlapped_ms=factor * said.overlapped_ms)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:

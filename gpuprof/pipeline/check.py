@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InfeasibleError
 from gpuprof.pipeline.arguments import (
     DemandsArgument,
@@ -112,6 +113,8 @@ def check(
     evidence = collect_map_evidence(found, optional_path(db), demands, map_folder(deployment), notes.add, other)
     if evidence.estimator is None:
         notes.add("there is no kernel database: the times written in the map are believed")
+    if basis := describe_basis(found):
+        notes.add(basis)
     violations = feasibility.check(found, evidence)
     for name, said in find_changed(locate_files(found, map_folder(deployment))):
         if allow_changed:

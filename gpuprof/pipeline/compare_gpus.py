@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap, share_of
 from gpuprof.domain.fleet import Fleet, FleetEntry
+from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
 from gpuprof.pipeline.planning_options import PlanningOptions
@@ -24,8 +25,7 @@ from gpuprof.pipeline.result import (
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.policies import DEFAULT, make_policy
-from gpuprof.placement.problem import Problem
-from gpuprof.placement.sources import describe_sources
+from gpuprof.placement.problem import MEANS, Problem
 
 #: Seconds for the search of one kind's map, unless the options give another limit: kinds are many.
 _TIME_LIMIT_S = 5.0
@@ -119,7 +119,7 @@ def compare_gpus(
 
 def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcome:
     alone = replace(problem, fleet=Fleet((entry,)))
-    means = replace(alone, options=replace(alone.options, confidence=None))
+    means = replace(alone, options=replace(alone.options, confidence=MEANS))
     (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
     careful = None
     if problem.options.confidence is not None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, map_label, resolve_map
 from gpuprof.pipeline.recorded_problem import collect_map_evidence
@@ -107,4 +108,6 @@ def export(
     bundle = export_map(found, to, image, map_folder(deployment))
     for remark in bundle.notes:
         notes.add(remark)
+    if basis := describe_basis(found):
+        notes.add(basis)
     return MapExportResult(notes=notes.all(), files=bundle.files, models=bundle.models)

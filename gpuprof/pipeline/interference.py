@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from gpuprof.simulator.interference import Interference
 
 
-def make_interference(deployment: DeploymentMap, db: Path | None) -> Interference:
-    """Return what the default estimator says of batches beside some of their neighbours, over beside all.
+def make_interference(deployment: DeploymentMap, db: Path | None, estimator: str | None = None) -> Interference:
+    """Return what an estimator, the default one unless named, says of batches beside some neighbours, over beside all.
 
     Raises
     ------
@@ -25,7 +25,7 @@ def make_interference(deployment: DeploymentMap, db: Path | None) -> Interferenc
     from gpuprof.estimators.builtin import DEFAULT
     from gpuprof.pipeline.recorded_problem import restore_problem
 
-    problem = restore_problem(deployment, db, estimator=DEFAULT)
+    problem = restore_problem(deployment, db, estimator=estimator or DEFAULT)
     return over_all_neighbours(problem.estimator, {one.device.name: one.device for one in problem.fleet.entries})
 
 

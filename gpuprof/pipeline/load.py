@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpuprof.machine.core_sharing import allowed_cores, staying_off
-from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, resolve_map
+from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
 from gpuprof.pipeline.load_output import check_output, write_results
 from gpuprof.pipeline.load_prediction import LoadPredictions, predict_load
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
 from gpuprof.pipeline.model_files import locate_files, require_planned_files
+from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
@@ -76,6 +77,8 @@ def load(
     *,
     traffic: LoadTraffic = LoadTraffic(),  # noqa: B008 - frozen
     access: ServerAccess = ServerAccess(),  # noqa: B008 - frozen
+    db: PathArgument | None = None,
+    estimator: str | None = None,
     progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> LoadResult:
@@ -90,6 +93,10 @@ def load(
     traffic : LoadTraffic
         The map's rates for 20 s unless given.
     access : ServerAccess
+    db : path, optional
+        Kernel database, for another estimator.
+    estimator : str, optional
+        Name of the estimator whose times are predicted with; left out, the times that stand in the map.
     progress : callable, optional
         Told the seconds for which traffic has been sent, once a second at most, by a thread of its own.
     note : callable, optional
@@ -118,10 +125,10 @@ def load(
     """
     notes = NoteList(note)
     found = None if deployment is None else resolve_map(deployment)
-    folder = Path.cwd() if deployment is None else map_folder(deployment)
+    base = Path.cwd() if deployment is None else map_folder(deployment)
     if found is not None and not traffic.allow_changed:
-        require_planned_files(locate_files(found, folder))
-    streams, settings = traffic.make_streams(found, folder)
+        require_planned_files(locate_files(found, base))
+    streams, settings = traffic.make_streams(found, base)
     target = access.reach(server)
     inputs = {one.model: str(read_stream_data(target, one)) for one in streams if one.data is not None}
     for stream in streams:
@@ -129,7 +136,10 @@ def load(
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
-    predictions = None if found is None else predict_load(found, streams, settings, note=notes.add)
+    predictions = None
+    if found is not None:
+        timed = time_map_by(found, estimator, optional_path(db), base, notes.add)
+        predictions = predict_load(timed, streams, settings, note=notes.add)
     notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
     taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)

@@ -19,6 +19,7 @@ from gpuprof.pipeline.arguments import (
     resolve_map,
 )
 from gpuprof.pipeline.devices import open_database
+from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.model_files import relate_files
 from gpuprof.pipeline.planning import plan_map
 from gpuprof.pipeline.planning_options import MapOutput, PlanningOptions
@@ -33,6 +34,7 @@ from gpuprof.pipeline.result import (
     ignore_progress,
 )
 from gpuprof.placement.early_stop import early_stop
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.policies import DEFAULT, Policy, make_policy
 from gpuprof.placement.problem import Problem
 
@@ -157,7 +159,9 @@ def place(
     progress(Progress("reading demands, devices and profiles", 0, steps))
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     progress(Progress(f"planning {len(problem.demands)} demands", 1, steps))
+    limit = Limit(options.time_limit_s)
     deployment = plan_map(replace(problem, previous=running), chosen, options.created)
+    deployment = add_interval_ends(problem, chosen, deployment, limit)
     if output.merge and (output.best_effort or not deployment.unplaced):
         progress(Progress("merging models", 2, steps))
         deployment = _merge(problem, deployment, output, open_database(optional_path(db), needed=False), notes)

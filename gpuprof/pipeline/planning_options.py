@@ -26,7 +26,8 @@ class PlanningOptions:
         Shape of every model's requests, as in ``"gamma:4"``, ``"batch:8"`` or ``"mmpp:3,2s"``, or the path of a trace
         of one model; None: Poisson.
     confidence : float or None
-        Plan on the upper end of the estimates' intervals, 0.9 for 90%; None: on the means.
+        Plan on the upper end of the estimates' intervals, 0.9 for 90%, 0 on the means; None: on the means of what was
+        measured or interpolated, at the upper ends of everything else.
     latency_budget : float or None
         Instead of queueing: a batch may take this fraction of the SLO.
     max_batch : int

@@ -124,6 +124,24 @@ def _is_recomputable(deployment: DeploymentMap, graphs: Mapping[str, Path]) -> b
     return True
 
 
+def time_map_by(
+    deployment: DeploymentMap, estimator: str | None, db: Path | None, base: Path, note: NoteCallback = ignore_note
+) -> DeploymentMap:
+    """Return a map from a file in ``base`` with the times of the estimator of this name; None: as it is.
+
+    Raises
+    ------
+    InputError
+        When the estimator, the database or what it knows of a replica is missing.
+    """
+    if estimator is None:
+        return deployment
+    from gpuprof.placement.retime import retime_map
+
+    evidence = collect_map_evidence(deployment, db, None, base, note, OtherTimes(estimator))
+    return retime_map(deployment, evidence, estimator)
+
+
 def source_models(deployment: DeploymentMap) -> dict[str, str]:
     """Return by the models' names in a map what each is called in the kernel database, with its sizes."""
     return {

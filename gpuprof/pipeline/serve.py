@@ -145,8 +145,9 @@ def _plan_adaptation(source: MapSource, path: Path, settings: ServeSettings, not
     from gpuprof.pipeline.adaptation import MapReplanner, check_adaptable
 
     db = optional_path(settings.db)
-    check_adaptable(locate_files(source.deployment, path.absolute().parent), db, settings.node, note)
-    replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment)
+    located = locate_files(source.deployment, path.absolute().parent)
+    check_adaptable(located, db, settings.node, note, settings.estimator)
+    replan = MapReplanner(path.absolute().parent, db, settings.simulate, source.deployment, settings.estimator)
     output = optional_path(settings.adapt_output) or path.with_suffix(".adapted.json")
     return AdaptSettings(replan, output, period_s=settings.adapt_period_s)
 

@@ -55,6 +55,8 @@ class ServeSettings:
         Where the new maps are written; None: ``MAP.adapted.json`` beside the map.
     db : path or None
         Kernel database, for `adapt`.
+    estimator : str or None
+        Name of another estimator than the map was planned with, for `adapt`.
     token_file : path or None
         File with the token that clients must send; None: that of ``GPUPROF_TOKEN``, if there is one.
     tls_cert, tls_key : path or None
@@ -94,6 +96,7 @@ class ServeSettings:
     adapt_period_s: float = 5.0
     adapt_output: PathArgument | None = None
     db: PathArgument | None = None
+    estimator: str | None = None
     token_file: PathArgument | None = None
     tls_cert: PathArgument | None = None
     tls_key: PathArgument | None = None

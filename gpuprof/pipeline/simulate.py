@@ -9,9 +9,12 @@ from pathlib import Path
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_sources import describe_basis
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
+from gpuprof.pipeline.interference import make_interference
 from gpuprof.pipeline.model_files import locate_files
+from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.rescheduling import ScheduledRun, check_policies, follow_load
 from gpuprof.pipeline.result import (
     NoteCallback,
@@ -103,6 +106,7 @@ def simulate(
     rescheduling: Rescheduling | None = None,
     fidelity: Fidelity = Fidelity(),  # noqa: B008 - frozen
     db: PathArgument | None = None,
+    estimator: str | None = None,
     progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> SimulateResult:
@@ -118,7 +122,9 @@ def simulate(
         How the map follows the load; left out: it stays.
     fidelity : Fidelity
     db : path, optional
-        Kernel database, for rescheduling and interference.
+        Kernel database, for rescheduling, interference and another estimator.
+    estimator : str, optional
+        Name of the estimator that says how long batches take; left out, the times that stand in the map.
     progress : callable, optional
         Told how many percent are simulated.
     note : callable, optional
@@ -142,6 +148,8 @@ def simulate(
     [{'model': 'mlp', 'in_time_pct': 100.0}]
     """
     notes, original = NoteList(note), locate_files(resolve_map(deployment), map_folder(deployment))
+    path = optional_path(db)
+    original = time_map_by(original, estimator, path, map_folder(deployment), notes.add)
     policies = () if rescheduling is None else check_policies(rescheduling.policies)
     queues = merged_queues(original)
     _check_merged(queues, original, rescheduling, notes)
@@ -149,17 +157,25 @@ def simulate(
     options = service.simulation_options(queues.deployment, traffic, arrivals)
     run = _Run(arrivals, notes, progress)
     if rescheduling is None:
-        measured = _find_interference(queues.deployment, optional_path(db)) if fidelity.interference else None
+        measured = None
+        if fidelity.interference:
+            measured = make_interference(queues.deployment, path, estimator)
         outcome = run.simulate(queues.deployment, options, fidelity.sample, measured)
+        _note_basis(original, notes)
         return SimulateResult(notes=notes.all(), runs=(ScheduledRun(None, None, outcome),))
     if fidelity.sample or fidelity.interference:
         raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
-    path = optional_path(db)
     runs = tuple(
         follow_load(queues.deployment, arrivals.processes, options, rescheduling, name, path, run.simulate, notes.add)
         for name in policies or (None,)
     )
+    _note_basis(original, notes)
     return SimulateResult(notes=notes.all(), runs=runs)
+
+
+def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:
+    if basis := describe_basis(deployment):
+        notes.add(basis)
 
 
 def _check_merged(
@@ -170,12 +186,6 @@ def _check_merged(
     if rescheduling is not None:
         raise InputError("--reschedule places models anew, which a map with merges hides", "place without --merge")
     notes.add(f"merged models are simulated as one queue, held to their tightest SLO: {', '.join(original.merges)}")
-
-
-def _find_interference(deployment: DeploymentMap, db: Path | None) -> Interference:
-    from gpuprof.pipeline.interference import make_interference
-
-    return make_interference(deployment, db)
 
 
 class _Run:

@@ -50,6 +50,8 @@ class LinearEstimator:
         Batch sizes and shares that are known; on a device with MIG also every profile.
     interval : float
         Half width of the 90% interval, relative.
+    source : str
+        Of times and memory.
     """
 
     start_ms: float = 2.0
@@ -60,6 +62,7 @@ class LinearEstimator:
     sizes: tuple[int, ...] = (1, 2, 4, 8)
     percents: tuple[float, ...] = (25.0, 50.0, 100.0)
     interval: float = 0.1
+    source: str = MEASURED
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -72,8 +75,8 @@ class LinearEstimator:
         return Estimate(
             workload=Workload(model, batch, share, processes),
             device=device.name,
-            latency_ms=Figure(time, MEASURED, time * (1 - self.interval), time * (1 + self.interval)),
-            memory_bytes=Figure(float(self.memory_bytes), MEASURED),
+            latency_ms=Figure(time, self.source, time * (1 - self.interval), time * (1 + self.interval)),
+            memory_bytes=Figure(float(self.memory_bytes), self.source),
             creq_pct=(("max_occupancy", Figure(min(100.0, 12.0 * batch), MEASURED)),),
         )
 

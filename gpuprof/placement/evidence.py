@@ -75,7 +75,7 @@ class Evidence:
     def __post_init__(self) -> None:
         if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:
             raise InputError(f"a latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
-        if self.confidence is not None and not 0.0 < self.confidence < 1.0:
-            raise InputError(f"a confidence must be above 0 and below 1 but got {self.confidence:g}")
+        if self.confidence is not None and not 0.0 <= self.confidence < 1.0:
+            raise InputError(f"a confidence must be at least 0 and below 1 but got {self.confidence:g}")
         if not 0.0 <= self.overhead_ms < 1e9:
             raise InputError(f"an overhead must be at least 0 ms but got {self.overhead_ms:g}")

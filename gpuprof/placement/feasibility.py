@@ -156,8 +156,9 @@ def _partition_memory_bytes(partition: Partition, device: Device) -> int:
 
 
 def _memory_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
-    """Return the larger of what the map allows the replica and what the estimator says that it needs."""
-    return max(replica.memory_limit_bytes or 0, _needed_bytes(partition, replica, device, evidence))
+    """Return the largest of what the map allows the replica, what it predicts, and what the estimator says."""
+    said = max(replica.memory_limit_bytes or 0, replica.predicted.memory_bytes or 0)
+    return max(said, _needed_bytes(partition, replica, device, evidence))
 
 
 def _needed_bytes(partition: Partition, replica: Replica, device: Device, evidence: Evidence) -> int:
@@ -397,9 +398,14 @@ def _queue(
 
 
 def _upper(latency: Figure, confidence: float | None) -> float:
-    """Return the time that holds at ``confidence``; a figure's own interval holds at 90%."""
-    if confidence is None or latency.high is None:
+    """Return the time that holds at ``confidence``; a figure's own interval holds at 90%.
+
+    Unless told otherwise what was observed is believed, and of everything else the upper end.
+    """
+    if latency.high is None or (confidence is None and latency.is_observed):
         return latency.value
+    if confidence is None:
+        return latency.high
     quantile = NormalDist().inv_cdf
     return latency.value + (latency.high - latency.value) * quantile(0.5 + confidence / 2.0) / quantile(0.95)
 

@@ -22,8 +22,8 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, Sojourn
 from gpuprof.errors import InputError
 from gpuprof.placement.objective import measure
-from gpuprof.placement.predict import Stream, percentile_over
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.predict import Stream, is_memory_known, percentile_over
+from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.rules.host_work import disturb_at_worst
 from gpuprof.rules.merged_estimate import MergedEstimator, MergedWork
@@ -135,7 +135,7 @@ class Merging:
         careful = Segments(problem).server(device, workload, beside)
         if broken := self._broken(careful, chosen, Segments(problem).throughput_rps(device, workload, beside)):
             return broken
-        means = Segments(replace(problem, options=replace(problem.options, confidence=None)))
+        means = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
         server, estimate = means.server(device, workload, beside), means.estimate(device, workload, beside)
         calm = means.undisturbed_server(device, workload, beside)
         memory = None if estimate.memory_bytes is None else int(estimate.memory_bytes.value) * workload.processes
@@ -148,6 +148,7 @@ class Merging:
             throughput_rps=estimate.throughput_rps.value,
             goodput_rps=rate,
             utilization=rate / estimate.throughput_rps.value,
+            memory_bytes=memory,
             source=estimate.latency_ms.source,
         )
         merged = Replica(
@@ -155,7 +156,7 @@ class Merging:
             batch=workload.batch,
             processes=workload.processes,
             sm_share_pct=workload.share.sm_pct,
-            memory_limit_bytes=memory,
+            memory_limit_bytes=memory if is_memory_known(estimate) else None,
             rate_rps=rate,
             batch_latency_ms=None if problem.options.latency_budget is not None else calm.latency_ms,
             predicted=prediction,

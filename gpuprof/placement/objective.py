@@ -63,7 +63,7 @@ def measure(
         own = device.fraction(share_of(partition, replica)) * device.compute_units
         units += own
         busy += own * _busy(replica) * (1.0 if activity is None else activity(gpu.device, replica))
-        memory += replica.memory_limit_bytes or 0
+        memory += replica.memory_limit_bytes or replica.predicted.memory_bytes or 0
     all_units = sum(devices[gpu.device].compute_units for gpu in used)
     all_memory = sum(devices[gpu.device].dram_bytes for gpu in used)
     return Objective(

@@ -11,7 +11,7 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
 from gpuprof.placement.placement import PlacedGpu, PlacedReplica
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 from gpuprof.rules.host_work import LoadedReplica, disturb_servers
 
@@ -50,7 +50,7 @@ class Predictor:
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._segments = Segments(replace(problem, options=replace(problem.options, confidence=None)))
+        self._segments = Segments(replace(problem, options=replace(problem.options, confidence=MEANS)))
         self._pools: dict[str, _Pool] = {}
         self._goodput: dict[str, float] = {}
 
@@ -122,6 +122,7 @@ class Predictor:
             throughput_rps_interval=_interval(estimate.throughput_rps),
             goodput_rps=min(placed.rate_rps, estimate.throughput_rps.value),
             utilization=placed.rate_rps / estimate.throughput_rps.value,
+            memory_bytes=placed.memory_bytes,
             source=estimate.latency_ms.source,
         )
         latencies, rate_rps = None, placed.rate_rps
@@ -139,7 +140,7 @@ class Predictor:
             batch=placed.batch,
             processes=placed.processes,
             sm_share_pct=placed.share.sm_pct,
-            memory_limit_bytes=placed.memory_bytes,
+            memory_limit_bytes=placed.memory_bytes if is_memory_known(estimate) else None,
             max_wait_ms=placed.max_wait_ms,
             rate_rps=rate_rps,
             batch_latency_ms=latencies,
@@ -168,6 +169,11 @@ class Predictor:
                 "utilization": sojourn.utilization,
             }
         )
+
+
+def is_memory_known(estimate: Estimate) -> bool:
+    """Return whether a process may be held to the memory: a limit that is a guess ends what would have run."""
+    return estimate.memory_bytes is not None and estimate.memory_bytes.is_observed
 
 
 def percentile_over(streams: Sequence[Stream], percent: float) -> float | None:

@@ -19,6 +19,9 @@ from gpuprof.placement.evidence import Evidence
 from gpuprof.placement.rate_limit import RateLimits
 from gpuprof.rules.host_work import NO_HOST_WORK, HostWork
 
+#: The confidence of a plan on the means of all estimates.
+MEANS = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -27,7 +30,8 @@ class Options:
     Attributes
     ----------
     confidence : float or None
-        Plan on the upper end of the interval that holds the true time with this probability; None: on the mean.
+        Plan on the upper end of the interval that holds the true time with this probability, 0: on the mean. None: on
+        the mean of what was measured or interpolated, at the upper ends of all other estimates.
     latency_budget : float or None
         None: the demand's percentile of the whole time in the replica (batch building, queueing, service) must
         keep its SLO. A fraction: the rule of the papers, one batch must take less than this fraction of the SLO
@@ -59,7 +63,8 @@ class Options:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require("confidence", self.confidence, 0.0, 1.0)
+        if self.confidence is not None and not 0.0 <= self.confidence < 1.0:
+            raise InputError(f"confidence must be at least 0 and below 1 but got {self.confidence:g}")
         if self.latency_budget is not None and not 0.0 < self.latency_budget <= 1.0:
             raise InputError(f"latency budget must be above 0 and at most 1 but got {self.latency_budget:g}")
         _require("time limit", self.time_limit_s, 0.0, 1e9)

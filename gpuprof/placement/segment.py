@@ -71,12 +71,15 @@ class Segment:
 
 
 def planned_ms(latency: Figure, confidence: float | None) -> float:
-    """Return the time to plan with: the mean, or the upper end of its interval at ``confidence``.
+    """Return the time to plan with: the upper end of its interval at ``confidence``, for 0 the mean.
 
-    The figure's interval holds 90%; other confidences are read off a normal distribution through it.
+    Without a confidence, what was measured or interpolated counts as it is and everything else at its upper end. The
+    figure's interval holds 90%; other confidences are read off a normal distribution through it.
     """
-    if confidence is None or latency.high is None:
+    if latency.high is None:
         return latency.value
+    if confidence is None:
+        return latency.value if latency.is_observed else latency.high
     normal = NormalDist()
     scale = normal.inv_cdf((1.0 + confidence) / 2.0) / normal.inv_cdf(0.95)
     return latency.value + (latency.high - latency.value) * scale
@@ -205,9 +208,18 @@ class Segments:
         return rate_rps <= self._throughput_rps(estimate) * (1.0 + 1e-9)
 
     def holds(self, device: Device, partition: PlacedPartition) -> bool:
-        """Whether every replica of the partition keeps its SLO at its rate beside the others."""
+        """Whether every replica of the partition keeps its SLO at its rate beside the others.
+
+        It does not where the estimator knows nothing of a replica beside others.
+        """
         if len(partition.replicas) < 2:
             return True
+        try:
+            return self._holds_all(device, partition)
+        except InputError:
+            return False
+
+    def _holds_all(self, device: Device, partition: PlacedPartition) -> bool:
         for replica in partition.replicas:
             beside = partition.beside(replica)
             alone = self.estimate(device, replica.workload)
@@ -314,7 +326,7 @@ class Segments:
         return self.problem.queueing.sojourn(Arrivals(rate_rps), server).percentile(demand.slo.percentile)
 
     def memory_bytes(self, estimate: Estimate) -> int | None:
-        """Return the memory of all processes of a workload; on its upper end when planning with confidence."""
+        """Return the memory of all processes of a workload to plan with, as `planned_ms` says of times."""
         if estimate.memory_bytes is None:
             return None
         one = planned_ms(estimate.memory_bytes, self.problem.options.confidence)

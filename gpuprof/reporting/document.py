@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.domain.map_sources import describe_basis
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
@@ -136,6 +137,8 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     replicas = sum(1 for _ in deployment.places())
     what = f"{count_of(replicas, 'replica')} on {count_of(predicted.gpus, 'device')}"
     text = f"{where}: {what}{cost}, by the policy {deployment.policy}."
+    if basis := describe_basis(deployment):
+        text += f" What it rests on: {basis}."
     rows = tuple(
         (
             name,

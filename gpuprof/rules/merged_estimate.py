@@ -8,13 +8,25 @@ from pathlib import Path
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import (
+    EXTRAPOLATED,
+    INTERPOLATED,
+    MEASURED,
+    PREDICTED,
+    Estimate,
+    Estimator,
+    Figure,
+    Workload,
+    kind_of_source,
+)
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
 #: Where the time of a merged model comes from when its file was not measured.
 SUMMED = "sum of its models"
 _MEASURED = (MEASURED, INTERPOLATED, EXTRAPOLATED)
+#: The surest first.
+_KINDS = (*_MEASURED, PREDICTED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +201,9 @@ def _memory(parts: Sequence[Estimate], every: Sequence[Estimate], work: MergedWo
     if len(figures) < len(held):
         return None
     largest = max(figure.value for figure in figures)
-    return Figure(max(largest, sum(f.value for f in figures) - work.saved_weight_bytes), f"{SUMMED}")
+    least_sure = max(figures, key=lambda figure: _KINDS.index(kind_of_source(figure.source)))
+    together = max(largest, sum(f.value for f in figures) - work.saved_weight_bytes)
+    return Figure(together, f"{SUMMED}, {least_sure.source}")
 
 
 def _weights(every: Sequence[Estimate], work: MergedWork) -> int | None:

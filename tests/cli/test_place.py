@@ -128,7 +128,7 @@ def test_the_budget_that_was_planned_with_is_checked_with(here: Path) -> None:
         (["--gpus", "v10"], "unknown device 'v10' (did you mean v100"),
         (["--policy", "fdd"], "unknown policy 'fdd' (did you mean ffd?)"),
         (["--policy-option", "x=1", "--policy", "ffd"], "unknown option of the policy ffd 'x'"),
-        (["--confidence", "1.5"], "confidence must be above 0 and below 1 but got 1.5"),
+        (["--confidence", "1.5"], "confidence must be at least 0 and below 1 but got 1.5"),
         (["--max-batch", "0"], "max batch must be at least 1 but got 0"),
         (["--slo-file", "absent.csv"], "cannot read absent.csv"),
         (["--db", "absent"], "the kernel database absent does not exist"),

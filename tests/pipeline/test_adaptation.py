@@ -89,6 +89,15 @@ def test_a_load_that_no_part_of_fits_keeps_the_map(first: DeploymentMap) -> None
     assert replanned(wanted, Load({"net": 20.0}, {"net": 100.0})) is None
 
 
+def test_another_estimator_may_plan_the_load(first: DeploymentMap) -> None:
+    replanner = MapReplanner(Path.cwd(), Path("gpuprof-db"), False, first, "measured")
+    wanted = replanner(first, Load({"net": 70.0}, {}))
+    assert wanted is not None
+    assert wanted.planned_with.estimator == "measured"
+    with pytest.raises(InputError, match="unknown estimator"):
+        check_adaptable(first, Path("gpuprof-db"), None, estimator="nobody's")
+
+
 def test_what_cannot_be_adapted_is_said_at_the_start(first: DeploymentMap) -> None:
     check_adaptable(first, Path("gpuprof-db"), None)
     two = first.model_copy(update={"nodes": (*first.nodes, first.nodes[0].model_copy(update={"name": "other"}))})

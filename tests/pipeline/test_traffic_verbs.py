@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,16 @@ from gpuprof.cli.serve import (
 )
 from gpuprof.cli.simulation_options import ArrivalOptions, RescheduleOptions, ServiceOptions
 from gpuprof.domain.deployment import write_map
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.pipeline.load_traffic import LoadTraffic, ServerAccess
+from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.serve_settings import ServeSettings
 from gpuprof.pipeline.simulation_settings import Rescheduling, ServiceSettings, SimulatedTraffic
+from tests.estimators.rows import database, measured
 from tests.simulator.maps import deployed, replica
 
 MAP = deployed([[replica("m", [5.0, 6.0])], [replica("n", [10.0])]], slo_ms=100.0)
@@ -74,6 +82,50 @@ def test_what_is_given_stands_for_what_the_map_was_planned_with() -> None:
     stages = slow.outcome.models[0].stage_mean_ms
     assert stages["network"] == pytest.approx(7.0)
     assert (stages["router"] or 0.0) >= 1.0
+
+
+class TwiceAsLong(DatabaseEstimator):
+    """An estimator of somebody else's."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return twice the database's time."""
+        found = super().estimate(model, device, batch, share, beside, processes)
+        return replace(found, latency_ms=found.latency_ms.scale_by(2.0))
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Path:
+    """Return the folder of a database and the map of a model that takes 5 ms at batch 1."""
+    gpu = [measured("m", batch, 4.0 + batch, device="v100") for batch in (1, 2)]
+    database(tmp_path / "db", gpu)
+    demand = gpuprof.Demand("m", rate_rps=50.0, slo=gpuprof.Slo(100.0))
+    options = gpuprof.PlanningOptions(max_batch=1)
+    gpuprof.place([demand], fleet="v100", db=tmp_path / "db", options=options).write(tmp_path / "map.json")
+    return tmp_path
+
+
+def test_another_estimator_says_how_long_batches_take_in_simulate_and_load(planned: Path) -> None:
+    name, traffic = f"{__name__}:TwiceAsLong", SimulatedTraffic(duration_s=4.0, seed=3)
+    by_map = gpuprof.simulate(planned / "map.json", traffic, db=planned / "db")
+    other = gpuprof.simulate(planned / "map.json", traffic, db=planned / "db", estimator=name)
+    own, twice = (one.outcome.models[0].stage_mean_ms["service"] for one in (by_map, other))
+    assert own is not None and twice == pytest.approx(2.0 * own, rel=1e-3)
+    timed = time_map_by(gpuprof.read_map(planned / "map.json"), name, planned / "db", planned)
+    assert timed.planned_with.estimator == name
+    with gpuprof.serve(planned / "map.json", ServeSettings(port=0, simulate=True)) as server:
+        short = LoadTraffic(duration_s=0.5, warmup_s=0.0)
+        seen = gpuprof.load(server.url, planned / "map.json", traffic=short, db=planned / "db", estimator=name)
+    predicted = seen.predictions.predicted["m"].infer_ms if seen.predictions is not None else None
+    assert predicted == pytest.approx(10.0, rel=1e-2)
+
+
+def test_an_estimator_without_a_database_or_that_knows_nothing_is_refused(planned: Path) -> None:
+    with pytest.raises(InputError, match="unknown estimator"):
+        gpuprof.simulate(planned / "map.json", db=planned / "db", estimator="nobody's")
+    with pytest.raises(InputError, match="holds no kernels of v100"):
+        gpuprof.simulate(planned / "map.json", db=planned / "db", estimator="gk")
 
 
 def test_the_command_line_has_the_functions_defaults() -> None:

@@ -156,6 +156,28 @@ def test_planning_with_confidence_is_checked_with_confidence() -> None:
     assert [violation.rule for violation in check(deployment, careful)] == ["slo", "slo"]
 
 
+def test_a_map_is_checked_at_the_upper_ends_of_what_nobody_observed() -> None:
+    guessed = LinearEstimator(interval=0.9, source="roofline")
+    unsure = replace(GIVEN, estimator=guessed, demands=(demand("a", 20, 12), demand("b", 20, 12)))
+    deployment = to_map(unsure, Placement("by hand", (whole(replica("a"), replica("b")),)))
+    assert [violation.rule for violation in check(deployment, evidence(unsure))] == ["slo", "slo"]
+    assert check(deployment, replace(evidence(unsure), confidence=0.0)) == ()
+    loose = (demand("a", 20, 30), demand("b", 20, 30))
+    budget = replace(evidence(unsure), latency_budget=0.5, demands=loose)
+    assert {violation.rule for violation in check(deployment, budget)} == {"slo"}
+    assert check(deployment, replace(budget, confidence=0.0)) == ()
+
+
+def test_memory_that_a_map_predicts_counts_where_there_is_no_estimator() -> None:
+    large = edit_map(
+        lambda content: first_gpu(content)["partitions"][0]["replicas"][0].update(
+            memory_limit_bytes=None,
+            predicted=first_gpu(content)["partitions"][0]["replicas"][0]["predicted"] | {"memory_bytes": 2**36},
+        )
+    )
+    assert "memory" in {one.rule for one in check(large, replace(evidence(GIVEN), estimator=None))}
+
+
 def test_more_devices_than_the_fleet_has_are_refused() -> None:
     three = draw_map(whole(replica("a", rate=10.0)), whole(replica("a", rate=10.0)), whole(replica("b")))
     assert rules(three) == ["fleet"]

@@ -44,6 +44,16 @@ def test_the_prediction_is_that_of_the_means_whatever_was_planned_with() -> None
     assert plain == careful
 
 
+def test_memory_that_nobody_observed_is_predicted_and_never_a_limit() -> None:
+    placed = replace(REPLICA, memory_bytes=2**30)
+    measured, guessed = (
+        Predictor(problem([demand("m")], estimator=LinearEstimator(source=source))).replica(plain_device(), placed, ())
+        for source in ("measured", "roofline, uncalibrated")
+    )
+    assert (measured.memory_limit_bytes, measured.predicted.memory_bytes) == (2**30, 2**30)
+    assert (guessed.memory_limit_bytes, guessed.predicted.memory_bytes) == (None, 2**30)
+
+
 def test_under_the_papers_rule_goodput_is_throughput_up_to_the_rate_and_nothing_is_said_of_percentiles() -> None:
     given = problem([demand("m")], options=Options(latency_budget=0.5))
     predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=400.0), ()).predicted

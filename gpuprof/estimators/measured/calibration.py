@@ -1,14 +1,14 @@
-"""How far off interpolation, extrapolation and the roofline are on a device, from what was measured on it."""
+"""How far off interpolation and the roofline are on a device, from what was measured on it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from gpuprof.domain.estimate import INTERPOLATED, Figure
+from gpuprof.domain.estimate import Figure
 from gpuprof.estimators.measured.conformal import common_factor, interval_factor, left_out_residuals
 from gpuprof.estimators.measured.curve import quantile
-from gpuprof.estimators.measured.surface import Reading, Shape, Surface
+from gpuprof.estimators.measured.surface import Shape, Surface
 
 _LEVEL = 0.9
 #: Where the database is too small to say, the errors that are assumed: of a line between two batches, per doubling
@@ -40,11 +40,9 @@ class Calibration:
         self._surfaces = surfaces
         self._shape_of = shape_of
 
-    def interval(self, reading: Reading, measured_error: float) -> float:
-        """Return half of the 90% interval over the value for a reading that was not measured."""
-        if reading.source == INTERPOLATED:
-            return max(self._between, _LEAST) + measured_error
-        return max(self._beyond, _LEAST) * max(1.0, reading.distance) + measured_error
+    def interpolation_error(self, measured_error: float) -> float:
+        """Return half of the 90% interval over the value for what lies between measurements with such an error."""
+        return max(self._between, _LEAST) + measured_error
 
     def scale_prediction(self, least_ms: float, source: str, spread: float | None = None) -> Figure:
         """Return the figure for a prediction of ``least_ms``, scaled by what models of this device took over theirs.
@@ -68,6 +66,10 @@ class Calibration:
     def _between(self) -> float:
         errors = [e for s in self._surfaces.values() for c in s.curves.values() for e in c.left_out_errors()]
         return quantile(errors, _LEVEL) if len(errors) >= 5 else _ASSUMED_BETWEEN  # type: ignore[return-value]
+
+    def carried_error(self, doublings: float) -> float:
+        """Return half of the 90% interval over the value for what was carried over from other sizes."""
+        return max(self._beyond, _LEAST) * max(1.0, doublings)
 
     @cached_property
     def _beyond(self) -> float:

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 
-from gpuprof.domain.estimate import INTERPOLATED, MEASURED
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, Figure
 
 
 class BatchCurve:
@@ -41,6 +41,12 @@ class BatchCurve:
         if batch > self.batches[-1]:
             return max(self._line(-2, -1, batch), self.values[-1])
         return max(self._line(0, 1, batch), self.values[0] * batch / self.batches[0])
+
+    def extrapolate(self, batch: int) -> Figure:
+        """Return what lies beyond the measured batches: no less for more requests, and no more than in proportion."""
+        nearest = 0 if batch < self.batches[0] else -1
+        ends = self.values[nearest], self.values[nearest] * batch / self.batches[nearest]
+        return Figure(min(self.beyond(batch), max(ends)), EXTRAPOLATED, min(ends), max(ends))
 
     def left_out_errors(self) -> list[float]:
         """Return the relative error at each inner point, predicted from its neighbours."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED
+from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED
 from gpuprof.domain.share import Share
 from gpuprof.estimators.measured.curve import BatchCurve
 from gpuprof.estimators.measured.measured import Point, shares_of
@@ -24,13 +24,10 @@ class Reading:
     ----------
     value : float
     source : str
-    distance : float
-        Doublings of batch and share between it and the nearest measured point; 0 where it was measured.
     """
 
     value: float
     source: str
-    distance: float = 0.0
 
 
 class Surface:
@@ -57,7 +54,7 @@ class Surface:
         ``shape`` is called only in the last case.
         """
         if share in self.curves and (known := self.curves[share].at(batch)):
-            return Reading(known[0], known[1], 0.0 if known[1] == MEASURED else 0.5)
+            return Reading(*known)
         between = self._between_shares(batch, share)
         return between or self._extrapolate_point(batch, share, shape())
 
@@ -82,16 +79,15 @@ class Surface:
         if below is None or above is None:
             return None
         weight = math.log(share.sm_pct / below[0]) / math.log(above[0] / below[0])
-        return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED, 0.5)
+        return Reading(math.exp((1 - weight) * math.log(below[1]) + weight * math.log(above[1])), INTERPOLATED)
 
     def _extrapolate_point(self, batch: int, share: Share, shape: Shape | None) -> Reading:
         point = self.nearest(batch, share)
-        distance = self._distance(point, batch, share)
         if shape is not None:
             factor = shape(batch, share) / shape(point.batch, point.share)
-            return Reading(point.latency_ms * factor, EXTRAPOLATED, distance)
+            return Reading(point.latency_ms * factor, EXTRAPOLATED)
         curve = self.curves[point.share]
         found = curve.at(batch)
         value = found[0] if found else curve.beyond(batch)
         parts = self._device.fraction(point.share) / self._device.fraction(share)
-        return Reading(value * max(1.0, parts), EXTRAPOLATED, distance)
+        return Reading(value * max(1.0, parts), EXTRAPOLATED)

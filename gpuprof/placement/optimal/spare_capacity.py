@@ -18,7 +18,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica
-from gpuprof.placement.problem import Problem
+from gpuprof.placement.problem import MEANS, Problem
 from gpuprof.placement.segment import Segments
 
 #: Below this risk an estimate counts as sure.
@@ -50,7 +50,7 @@ class SpareCapacity:
 
     def __post_init__(self) -> None:
         options = self.problem.options
-        self._mean = Segments(replace(self.problem, options=replace(options, confidence=None)))
+        self._mean = Segments(replace(self.problem, options=replace(options, confidence=MEANS)))
         self._upper = Segments(replace(self.problem, options=replace(options, confidence=_INTERVAL)))
 
     def distribute(self, gpus: Sequence[PlacedGpu]) -> tuple[PlacedGpu, ...]:

@@ -1,0 +1,53 @@
+"""An estimator at one end of another's intervals: what a plan comes to if that end is what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.share import Share
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalEndEstimator:
+    """Implements `gpuprof.domain.estimate.Estimator`: times and memory at an end of their intervals, without intervals.
+
+    Attributes
+    ----------
+    estimator : Estimator
+    end : {"lower", "upper"}
+    """
+
+    estimator: Estimator
+    end: Literal["lower", "upper"]
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        """Return the other's estimate at this end.
+
+        Raises
+        ------
+        InputError
+            As the other does.
+        """
+        said = self.estimator.estimate(model, device, batch, share, beside, processes)
+        memory = None if said.memory_bytes is None else self._at_end(said.memory_bytes)
+        latency = self._at_end(said.latency_ms)
+        hidden = said.overlapped_ms * latency.value / said.latency_ms.value
+        return replace(said, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return what the other does."""
+        return self.estimator.batches(model, device, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return what the other does."""
+        return self.estimator.shares(model, device)
+
+    def _at_end(self, figure: Figure) -> Figure:
+        end = figure.high if self.end == "upper" else figure.low
+        return Figure(figure.value if end is None else end, figure.source)

@@ -1,0 +1,72 @@
+"""What a plan comes to where the estimates are at the ends of their intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, ReplicaPrediction
+from gpuprof.domain.estimate import INTERPOLATED, MEASURED, kind_of_source
+from gpuprof.errors import InfeasibleError
+from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.problem import MEANS
+
+if TYPE_CHECKING:
+    from gpuprof.placement.policies import Policy
+    from gpuprof.placement.problem import Problem
+
+#: Each end may take this part of the time that the plan took, and at least so long.
+_PART = 0.25
+_LEAST_S = 1.0
+
+
+def add_interval_ends(
+    problem: Problem, policy: Policy, deployment: DeploymentMap, spent: Limit, least_s: float = _LEAST_S
+) -> DeploymentMap:
+    """Return the map with what the policy makes of the problem at both ends of the estimates' intervals.
+
+    A map whose times were all measured or interpolated stays as it is: it is the same however quick the machine is.
+    Where the time is too short for an end, what it comes to is left out.
+
+    Parameters
+    ----------
+    problem : Problem
+    policy : Policy
+    deployment : DeploymentMap
+        What it made of the problem.
+    spent : Limit
+        The time limit that the plan was made under, running since then.
+    least_s : float
+        Seconds that each end may take, where the limit leaves them; more where the plan itself took long.
+    """
+    if not any(_is_unsure(replica.predicted) for *_, replica in deployment.places()):
+        return deployment
+    seconds = max(least_s, _PART * spent.spent_s)
+    if spent.left_s is not None:
+        seconds = min(seconds, spent.left_s / 2.0)
+    lower, upper = (_plan_at(problem, policy, end, seconds) for end in ("lower", "upper"))
+    predicted = deployment.predicted.model_copy(update={"at_lower_ends": lower, "at_upper_ends": upper})
+    return deployment.model_copy(update={"predicted": predicted})
+
+
+def _is_unsure(predicted: ReplicaPrediction) -> bool:
+    observed = kind_of_source(predicted.source) in (MEASURED, INTERPOLATED)
+    return predicted.latency_ms_interval is not None and not observed
+
+
+def _plan_at(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
+    options = replace(problem.options, confidence=MEANS, time_limit_s=seconds)
+    at_end = replace(problem, estimator=IntervalEndEstimator(problem.estimator, end), options=options, previous=None)
+    try:
+        placement = policy.place(at_end)
+    except InfeasibleError:
+        return None
+    if placement.stopped and placement.lower_bound_gpus is None:
+        return None
+    return PlanAtEnds(
+        gpus=None if placement.stopped else len(placement.gpus),
+        served_rps=math.fsum(placement.rates_rps().values()),
+        lower_bound_gpus=placement.lower_bound_gpus,
+    )

@@ -1,0 +1,72 @@
+"""Gives the replicas of a map the times that another estimator says."""
+
+from __future__ import annotations
+
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Interval, Partition, Replica
+from gpuprof.domain.estimate import Estimator, Figure
+from gpuprof.errors import InputError
+from gpuprof.placement.evidence import Evidence
+from gpuprof.placement.map_workloads import ask_estimator, neighbour_workloads, replica_workload
+
+
+def retime_map(deployment: DeploymentMap, evidence: Evidence, name: str) -> DeploymentMap:
+    """Return the map with the times that the estimator of ``evidence``, called ``name``, says of its replicas.
+
+    Percentiles are left out: they are what the queue of these times is asked for.
+
+    Raises
+    ------
+    InputError
+        When there is no estimator, or it knows nothing of a replica.
+    """
+    if evidence.estimator is None:
+        raise InputError(f"the estimator {name!r} needs a kernel database", "give --db DATABASE")
+    nodes = []
+    for node in deployment.nodes:
+        gpus = tuple(_retime_gpu(gpu, evidence, evidence.estimator) for gpu in node.gpus)
+        nodes.append(node.model_copy(update={"gpus": gpus}))
+    planned_with = deployment.planned_with.model_copy(update={"estimator": name})
+    return deployment.model_copy(update={"nodes": tuple(nodes), "planned_with": planned_with})
+
+
+def _retime_gpu(gpu: Gpu, evidence: Evidence, estimator: Estimator) -> Gpu:
+    partitions = []
+    for partition in gpu.partitions:
+        replicas = tuple(_retime_replica(gpu, partition, one, evidence, estimator) for one in partition.replicas)
+        partitions.append(partition.model_copy(update={"replicas": replicas}))
+    return gpu.model_copy(update={"partitions": tuple(partitions)})
+
+
+def _retime_replica(
+    gpu: Gpu, partition: Partition, replica: Replica, evidence: Evidence, estimator: Estimator
+) -> Replica:
+    beside = neighbour_workloads(partition, replica)
+    device = evidence.devices.get(gpu.device)
+    if device is None:
+        raise InputError(f"unknown device {gpu.device!r}")
+    said = [
+        ask_estimator(estimator, device, replica_workload(partition, replica, batch), beside)
+        for batch in range(1 if replica.batch_latency_ms is not None else replica.batch, replica.batch + 1)
+    ]
+    full = said[-1]
+    predicted = replica.predicted.model_copy(
+        update={
+            "latency_ms": full.latency_ms.value,
+            "latency_ms_interval": _interval(full.latency_ms),
+            "latency_cv": full.latency_cv,
+            "pause_factor": full.pause_factor,
+            "pause_cv": full.pause_cv,
+            "throughput_rps": full.throughput_rps.value,
+            "throughput_rps_interval": _interval(full.throughput_rps),
+            "utilization": replica.rate_rps / full.throughput_rps.value,
+            "source": full.latency_ms.source,
+            **dict.fromkeys(("p50_ms", "p95_ms", "p99_ms", "p99_ms_interval", "goodput_rps_interval")),
+        }
+    )
+    handover_ms = evidence.host.handover_ms
+    times = None if replica.batch_latency_ms is None else tuple(one.latency_ms.value + handover_ms for one in said)
+    return replica.model_copy(update={"predicted": predicted, "batch_latency_ms": times})
+
+
+def _interval(figure: Figure) -> Interval | None:
+    return None if figure.low is None or figure.high is None else (figure.low, figure.high)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpuprof.domain.share import Share
+from gpuprof.estimators.interval_end import IntervalEndEstimator
+from gpuprof.pipeline.interval_ends import add_interval_ends
+from gpuprof.pipeline.planning import plan_map
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.optimal.optimal import Optimal
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Options, Problem
+
+#: A batch of 8 takes 10 ms, which serves 800 requests/s; 5 ms at the lower, 15 ms at the upper end.
+UNSURE = LinearEstimator(interval=0.5, source="roofline")
+
+
+def given(time_limit_s: float | None = None) -> Problem:
+    options = Options(latency_budget=1.0, time_limit_s=time_limit_s)
+    return problem([demand("m", 1500.0, 100.0)], estimator=UNSURE, options=options)
+
+
+def test_a_plan_on_estimates_says_what_it_comes_to_at_both_of_their_ends() -> None:
+    planned = plan_map(given(), Optimal())
+    found = add_interval_ends(given(), Optimal(), planned, Limit(), least_s=300.0).predicted
+    assert found.gpus == 3  # 533 requests/s each at the upper end
+    assert found.at_lower_ends is not None and found.at_upper_ends is not None
+    assert (found.at_lower_ends.gpus, found.at_lower_ends.lower_bound_gpus) == (1, 1)
+    assert (found.at_upper_ends.gpus, found.at_upper_ends.lower_bound_gpus) == (3, 3)
+    assert found.at_upper_ends.served_rps == pytest.approx(1500.0)
+    on_means = replace(given(), options=Options(latency_budget=1.0, confidence=0.0))
+    assert plan_map(on_means, Optimal()).predicted.gpus == 2
+
+
+@pytest.mark.parametrize("source", ["measured", "interpolated"])
+def test_nothing_is_planned_again_where_everything_was_observed(source: str) -> None:
+    class Counting(Optimal):
+        def place(self, problem: Problem) -> Placement:
+            raise AssertionError("planned again")
+
+    sure = replace(given(), estimator=LinearEstimator(interval=0.5, source=source))
+    planned = plan_map(sure, Optimal())
+    assert add_interval_ends(sure, Counting(), planned, Limit()) == planned
+
+
+def test_with_the_time_used_up_the_ends_are_not_known() -> None:
+    planned = plan_map(given(), Optimal())
+    found = add_interval_ends(given(), Optimal(), planned, Limit(1e-9)).predicted
+    for end in (found.at_lower_ends, found.at_upper_ends):
+        assert end is None or end.gpus is None
+
+
+def test_an_end_of_the_intervals_is_a_figure_without_an_interval() -> None:
+    for end, time in (("lower", 5.0), ("upper", 15.0)):
+        said = IntervalEndEstimator(UNSURE, end).estimate("m", plain_device(), 8, Share())  # type: ignore[arg-type]
+        assert said.latency_ms.value == pytest.approx(time)
+        assert (said.latency_ms.low, said.latency_ms.high) == (None, None)
