@@ -30,7 +30,7 @@ _HALVED = 3
 #: Where the search for a load begins of which nothing is known.
 _LIKELY_LOAD = 0.8
 #: The tail of a coarse simulation is at most this part off below the load given, beyond it the other part; one that is
-#: nearer to the limit is simulated finely. Of 1,200 replicas the largest was 7.5% below and 5.3% beyond.
+#: nearer to the limit is simulated finely. Of 200 replicas the largest was 7.5% below and 5.3% beyond.
 _CALM_LOAD, _CALM_ERROR, _COARSE_ERROR = 0.8, 0.1, 0.2
 
 
