@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar, cast
@@ -33,11 +34,27 @@ def compile_function(function: Function, **options: Any) -> Function:
     compiled: Any
     try:
         compiled = numba.njit(cache=True, **options)(function)
+        _keep_if_possible(compiled)
     except RuntimeError:  # nowhere to keep it: compile anew in each process
         compiled = numba.njit(**options)(function)
     finally:
         config.CACHE_DIR = before
     return cast(Function, compiled)
+
+
+def _keep_if_possible(compiled: Any) -> None:
+    """Let a function run though its machine code cannot be kept.
+
+    numba now and then has no object code to write of what links code that another process kept meanwhile, and raises
+    RuntimeError then, after it has compiled.
+    """
+    save = compiled._cache.save_overload
+
+    def try_to_save(signature: object, result: object) -> None:
+        with suppress(RuntimeError):
+            save(signature, result)
+
+    compiled._cache.save_overload = try_to_save
 
 
 def is_kept(compiled: Callable[..., Any]) -> bool:

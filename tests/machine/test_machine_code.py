@@ -103,3 +103,15 @@ def test_what_a_function_calls_of_other_modules_is_part_of_the_key(module: Modul
     for one in (one for one in vars(module).values() if hasattr(one, "py_func")):
         for name in _uses(one, one.py_func.__module__):
             assert name in describe_code(one)
+
+
+def test_a_function_runs_though_its_machine_code_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, result: Any) -> Any:
+        raise RuntimeError("no compiled object yet for <Library 'serve'>")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("numba.core.caching.CompileResultCacheImpl.reduce", refuse)
+    compiled = compile_function(_kept)
+    assert compiled(2.0) == 3.0 and not is_kept(compiled)
