@@ -52,7 +52,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def _measured(directory: Path, collector: GpuCollector, cells: list[Cell]) -> list[dict[str, Any]]:
     database = KernelDb.create(directory / "db")
-    results = list(Campaign(database, V100, collector, limits=QUICK).run(cells))
+    # on a busy machine a row may be unstable, and would be measured again
+    results = list(Campaign(database, V100, collector, limits=QUICK, keep_unstable=True).run(cells))
     assert [result.cell for result in results] == cells
     return sorted(database.read("models").to_pylist(), key=lambda row: str(row["batch"]))
 
