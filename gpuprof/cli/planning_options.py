@@ -81,7 +81,8 @@ class PlanningRuleOptions:
     ] = None
     max_batch: Annotated[int, typer.Option(help="Largest batch size.")] = 256
     max_processes: Annotated[
-        int | None, typer.Option(help="Most processes of one replica; default: three in a MIG instance, else one.")
+        int | None,
+        typer.Option(help="Most processes of one replica; default: 3 in a MIG instance of measured models, else 1."),
     ] = None
     overhead_ms: Annotated[
         float | None,

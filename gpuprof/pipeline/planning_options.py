@@ -33,7 +33,8 @@ class PlanningOptions:
     max_batch : int
         Largest batch size.
     max_processes : int or None
-        Most processes of one replica; None: three in a MIG instance, else one.
+        Most processes of one replica; None: three in a MIG instance where some model was measured on a device of the
+        fleet, else one: what several do to one another is not guessed.
     overhead_ms : float or None
         Time of a request outside its replica; None: as ``profile`` measured it.
     time_limit_s : float or None

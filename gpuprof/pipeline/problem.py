@@ -82,6 +82,10 @@ def build_problem(
     used = list(dict.fromkeys(sources.values()))
     names = list(dict.fromkeys(name for model in used for name, _ in name_parts(model)))
     options = replace(options, host=_host_work(database, devices, named))
+    if options.max_processes is None and planning.estimator == DEFAULT:
+        kinds = {entry.device.name for entry in devices.entries}
+        if not any(kinds.intersection(known.devices_of(name)) for name in names):
+            options = replace(options, max_processes=1)  # what several would do to one another nobody has seen
     if planning.overhead_ms is None:
         options = replace(options, overhead_ms=_overhead_ms(database, devices, used))
     for demand in named:

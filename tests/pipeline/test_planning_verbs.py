@@ -65,6 +65,20 @@ def test_demands_and_fleet_may_be_files_text_or_objects(here: Path) -> None:
     assert [one.planned_with.slo_sha256 is None for one in maps] == [True] * 4 + [False] * 4
 
 
+def test_several_processes_of_a_replica_are_planned_only_where_something_was_measured(here: Path) -> None:
+    path = gpuprof.build_model("random_mlp", here / "net.onnx")
+    unmeasured = [Demand("net", 10.0, Slo(100.0), file=str(path))]
+    measured = [*unmeasured, *DEMANDS]
+    for demands, options, expected in (
+        (unmeasured, SMALL, 1),
+        (unmeasured, replace(SMALL, max_processes=2), 2),
+        (measured, SMALL, None),
+    ):
+        planned = gpuprof.place(demands, fleet="v100:4", policy="ffd", options=options)
+        assert planned.problem.options.max_processes == expected
+        assert planned.deployment.planned_with.max_processes == expected
+
+
 def test_place_gives_what_the_command_prints_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     result = gpuprof.place("slo.csv", fleet="v100:2", options=SMALL)
     assert capsys.readouterr() == ("", "")
