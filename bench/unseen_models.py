@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
+from bench.normalised_networks import write_unfolded
 from bench.roofline import PUBLISHED_AS
 from gpuprof.domain.catalogue import datasets, device, v100_profiles
 from gpuprof.domain.share import Share
@@ -93,7 +94,8 @@ def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, referenc
         if key not in models:
             path = folder / f"{name}.onnx"
             if not path.is_file():
-                build(find_architecture(name), path)
+                build(find_architecture(name), folder / f"{name}-zoo.onnx")
+                write_unfolded(name, folder / f"{name}-zoo.onnx", path)
             models[key] = KernelsByBatch(partial(load_graph, path), precision, runtime)
         rates = rates_of(device(gpu), precision, share)
         predicted = 1e3 * _model(left_out, gpu).total_s(models[key].at(batch), rates, runtime)

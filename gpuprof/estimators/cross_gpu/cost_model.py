@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuprof.estimators.cross_gpu.features import OpBounds, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.features import (
+    OpBounds,
+    bound_times,
+    features_of,
+    prepare_seconds,
+    regressor_names,
+)
 from gpuprof.estimators.cross_gpu.forest import Forest, read_forest
 from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
 from gpuprof.estimators.cross_gpu.rates import DeviceRates
@@ -22,7 +28,8 @@ class CostModel:
     forests : mapping of str to Forest
         `features.REGRESSORS` → trees.
     floor_s : mapping of str to float
-        What launching and timing a single op took where the published ops were measured, by family.
+        What launching and timing a single op took where the published ops were measured, by family; what frameworks
+        do before attention and products in 8 bits, by `features.preparation_names`.
     """
 
     forests: Mapping[str, Forest]
@@ -53,5 +60,6 @@ class CostModel:
             of_rows = OpBounds(bounds.expected_s[rows], bounds.hard_s[rows], bounds.intensity[rows])
             features = features_of(name, ops.take(rows), rates, of_rows)
             ratio = np.exp(self.forests[name].predict(features))
-            found[rows] = np.maximum((of_rows.expected_s + rates.kernel_s) * ratio, of_rows.hard_s)
+            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(ops.take(rows), self.floor_s))
+            found[rows] = np.maximum(least * ratio, of_rows.hard_s)
         return found

@@ -6,6 +6,7 @@ arithmetic in units of the time of the traffic. So a regressor learned on some G
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,23 +61,52 @@ def bound_times(ops: OpTable, rates: DeviceRates, throttled: Array | float = 1.0
     peak = ops.flops / winograd / np.where(product, rates.matrix_per_s, rates.scalar_per_s)
     held = peak / np.where(product, rates.sustained**throttled, 1.0)
     traffic = ops.bytes_moved / rates.bytes_per_s
+    near = rates.tensor & (ops.bytes_moved < rates.l2_bytes / 2)
+    drawn = np.where(
+        near, np.minimum(traffic / rates.drawn, ops.bytes_moved / rates.cached_per_s), traffic / rates.drawn
+    )
     cached = np.where(ops.bytes_moved < rates.l2_bytes, 1.0 / _CACHED, 1.0)
     return OpBounds(
-        np.maximum(np.maximum(held, traffic / rates.drawn), _TINY),
+        np.maximum(np.maximum(held, drawn), _TINY),
         np.maximum(np.maximum(peak, traffic * cached), _TINY),
-        np.log2(np.maximum(held, _TINY) / np.maximum(traffic / rates.drawn, _TINY)),
+        np.log2(np.maximum(held, _TINY) / np.maximum(drawn, _TINY)),
     )
 
 
 def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
-    """Return the name of the regressor that speaks for each op."""
+    """Return the name of the regressor that speaks for each op.
+
+    The published convolutions on CUDA cores are all 3 x 3 with step 1, Winograd's; others run as the products that
+    they are.
+    """
     cores = {
         "matmul": "matmul_tensor" if rates.tensor else "matmul_cores",
         "conv": "matmul_tensor" if rates.tensor else "conv_cores",
         "movement": "elementwise",
     }
-    names = np.array([cores.get(family, family) for family in FAMILIES])
-    return names[ops.family]
+    names = np.array([cores.get(family, family) for family in FAMILIES])[ops.family]
+    unlike = (names == "conv_cores") & ~((ops.kernel == 3) & (ops.stride == 1))
+    return np.where(unlike, "matmul_cores", names)
+
+
+def preparation_names(ops: OpTable) -> NDArray[np.str_]:
+    """Return for each op whose time contains what a framework does before it, its kind and framework; others empty.
+
+    Attention is several kernels (the step of the cache, the merging of splits), products in 8 bits quantise first.
+    """
+    attention = ops.family == FAMILIES.index("attention")
+    narrow = (ops.family == FAMILIES.index("matmul")) & (ops.width == 1.0)
+    kind = np.where((ops.m == 1.0) & (ops.n > 1.0), "generation", np.where(ops.causal > 0, "context", "encoder"))
+    bits = np.where(ops.kernel > 0, " narrow ", " ")
+    framework = np.where(attention, ops.stride, ops.extra).astype(np.int64).astype(str)
+    named = np.char.add(np.char.add(kind, bits), framework)
+    return np.where(attention, named, np.where(narrow, np.char.add("product narrow ", framework), ""))
+
+
+def prepare_seconds(ops: OpTable, known: Mapping[str, float]) -> Array:
+    """Return what a framework does before each op takes at least, 0 where nothing is known of it."""
+    names, place = np.unique(preparation_names(ops), return_inverse=True)
+    return np.array([known.get(str(name), 0.0) if name else 0.0 for name in names])[place.reshape(-1)]
 
 
 def features_of(name: str, ops: OpTable, rates: DeviceRates, bounds: OpBounds) -> Array:

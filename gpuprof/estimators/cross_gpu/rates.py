@@ -37,6 +37,8 @@ _BANDWIDTH_REACH = 2.0
 #: Cycles that the smallest kernel takes: the least in AIConfigurator's data is 2.0 us at 2520 MHz, 2.6 at 1410 to 1980.
 _KERNEL_CYCLES = 4200.0
 _CLOCK_MHZ = 1500.0
+#: Bytes that an SM gets from the L2 cache in a cycle: a quarter of the 64 that it could.
+_CACHED_BYTES = 16.0
 #: Type that a matrix product is computed in where the GPU lacks one.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
@@ -63,6 +65,8 @@ class DeviceRates:
         Whether products run on tensor cores.
     kernel_s : float
         What a kernel takes at least: latencies are a number of cycles.
+    cached_per_s : float
+        What of bytes that are still in the L2 cache reaches the SMs a second.
     """
 
     units: float
@@ -75,6 +79,7 @@ class DeviceRates:
     threads: int
     tensor: bool
     kernel_s: float
+    cached_per_s: float
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
@@ -102,6 +107,7 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         threads=device.sm.threads if device.sm is not None else 2048,
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
+        cached_per_s=_CACHED_BYTES * device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
     )
 
 

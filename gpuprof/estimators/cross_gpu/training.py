@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.cross_gpu.features import REGRESSORS, OpBounds, bound_times, features_of, regressor_names
+from gpuprof.estimators.cross_gpu.features import (
+    REGRESSORS,
+    OpBounds,
+    bound_times,
+    features_of,
+    preparation_names,
+    prepare_seconds,
+    regressor_names,
+)
 from gpuprof.estimators.cross_gpu.op_table import Array
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training_data import (
@@ -23,6 +31,8 @@ from gpuprof.estimators.cross_gpu.training_data import (
 #: A measurement that takes less than so many times an op of nothing says nothing of the op.
 _TELLING = 1.2
 _SMALLEST_QUANTILE = 0.02
+#: The smallest convolutions that were measured take several times what launching and timing one does.
+_LAUNCHED_AS = {"conv": "bmm"}
 _ROUNDS = 160
 _PARAMETERS: Mapping[str, Any] = {
     "objective": "l1",
@@ -38,8 +48,9 @@ _PARAMETERS: Mapping[str, Any] = {
     "seed": 1,
     "verbose": -1,
 }
-#: The authors' test sizes are those that models have; they are few.
-_TEST_WEIGHT = 5.0
+#: Sweeps hold many small ops and few of the sizes that models have: each doubling of an op's least time weighs by this
+#: power of its number of rows less than they would.
+_CROWDING = 0.5
 _ROWS_OF_A_KIND = 60_000
 
 
@@ -80,7 +91,7 @@ def floors(measured: Measured, excluded: str | None = None) -> dict[str, float]:
     return {
         name: float(np.quantile(measured.seconds[kept & (measured.device == name)], _SMALLEST_QUANTILE))
         for name in names
-        if chip_of(name) != excluded and not (measured.name == "conv" and name == "a100-pcie-80")
+        if chip_of(name) != excluded
     }
 
 
@@ -93,13 +104,19 @@ def train(data: Iterable[Measured], excluded: str | None = None, rounds: int = _
     """
     rows: dict[str, list[tuple[Array, Array, Array]]] = {name: [] for name in REGRESSORS}
     floor_s: dict[str, list[float]] = {}
-    for part in data:
-        known = floors(part, excluded)
+    listed = list(data)
+    found_floors = {part.name: floors(part, excluded) for part in listed}
+    for part in listed:
+        launched_as = _LAUNCHED_AS.get(part.name, part.name)
+        known = found_floors.get(launched_as, found_floors[part.name])
         floor_s.setdefault(part.name, []).extend(known.values())
         typical = float(np.median(list(known.values()))) if known else 0.0
-        for name in sorted(set(part.device.tolist())):
-            if chip_of(name) != excluded:
-                _add_rows(rows, part.take(part.device == name), name, known.get(name, typical))
+        seen = part.take(np.array([chip_of(name) != excluded for name in part.device]))
+        prepared = _preparations(seen)
+        for name, seconds in prepared.items():
+            floor_s.setdefault(name, []).append(seconds)
+        for name in sorted(set(seen.device.tolist())):
+            _add_rows(rows, seen.take(seen.device == name), name, known.get(name, typical), prepared)
     models = {name: _fit(found, rounds) for name, found in rows.items() if found}
     return Trained(models, {name: float(np.median(found)) for name, found in floor_s.items() if found})
 
@@ -110,18 +127,45 @@ def bounds_as_measured(part: Measured, rates: Any) -> OpBounds:
     return bound_times(part.ops, rates, part.estimate_throttling(first.expected_s))
 
 
-def _add_rows(rows: dict[str, list[tuple[Array, Array, Array]]], part: Measured, name: str, floor: float) -> None:
+def _preparations(part: Measured) -> dict[str, float]:
+    """Return what frameworks do before ops took, by `features.preparation_names`: the middle over the GPUs."""
+    if not part.kernels_only:
+        return {}
+    names = preparation_names(part.ops)
+    found = {}
+    for name in np.unique(names[names != ""]).tolist():
+        gpus = np.unique(part.device[names == name])
+        least = [np.quantile(part.seconds[(names == name) & (part.device == gpu)], _SMALLEST_QUANTILE) for gpu in gpus]
+        found[str(name)] = float(np.median(least))
+    return found
+
+
+def _add_rows(
+    rows: dict[str, list[tuple[Array, Array, Array]]],
+    part: Measured,
+    name: str,
+    floor: float,
+    prepared: Mapping[str, float],
+) -> None:
     rates = rates_of(device(name), part.precision)
     bounds = bounds_as_measured(part, rates)
     body = np.maximum(part.seconds - floor, 0.02 * part.seconds)
     telling = (part.seconds > _TELLING * floor) & part.fit_to_learn()
-    weight = np.clip(body / part.seconds, 0.02, 1.0) * np.where(part.split == "test", _TEST_WEIGHT, 1.0)
-    target = np.log(body / (bounds.expected_s + rates.kernel_s))
+    weight = np.clip(body / part.seconds, 0.02, 1.0) * _balance_sizes(bounds.expected_s)
+    target = np.log(body / (bounds.expected_s + np.maximum(rates.kernel_s, prepare_seconds(part.ops, prepared))))
     names = regressor_names(part.ops, rates)
     for regressor in set(names.tolist()):
         kept = telling & (names == regressor)
         features = features_of(regressor, part.ops.take(kept), rates, _rows_of(bounds, kept))
         rows[regressor].append((features, target[kept], weight[kept]))
+
+
+def _balance_sizes(expected_s: Array) -> Array:
+    """Return weights, 1 in the mean, by which ops of sizes that a sweep has few of count more."""
+    octave = np.floor(np.log2(expected_s)).astype(np.int64)
+    _, place, count = np.unique(octave, return_inverse=True, return_counts=True)
+    weight = 1.0 / count[place.reshape(-1)] ** _CROWDING
+    return np.asarray(weight / weight.mean())
 
 
 def _rows_of(bounds: OpBounds, kept: Any) -> OpBounds:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import curve_fit, least_squares
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
@@ -153,6 +152,8 @@ def fit_published_workload(profile: WorkloadProfile, hardware: HardwareCoefficie
             strict=True,
         )
     )
+    from scipy.optimize import curve_fit
+
     fitted, _ = curve_fit(_active_of_percent, np.array([batch, percent]), time, maxfev=100_000)
     k1, k2, k3, k4, k5 = (float(value) for value in fitted)
     return replace(ours, active=(k1 / 100.0, k2 / 100.0, k3 / 100.0, k4 / 100.0, k5))
@@ -209,6 +210,8 @@ def fit_all(
 
 def _fit_active(batch: Array, share: Array, active: Array) -> tuple[float, float, float, float, float]:
     """Fit equation 11. In k_1, k_2, k_3 and k_5 it is linear, so the start is a few values of k_4 solved for them."""
+
+    from scipy.optimize import least_squares  # half a second to import, and estimates of unmeasured GPUs do without
 
     def residual(k: Array) -> Array:
         time = (k[0] * batch**2 + k[1] * batch + k[2]) / (share + k[3]) + k[4]

@@ -8,7 +8,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from gpuprof.estimators.igniter.igniter import (
     HardwareCoefficients,
@@ -141,6 +140,8 @@ class TrafficInterference:
 
     def fit(self, measured: Sequence[Colocated]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
+        from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
+
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
         self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)
@@ -195,6 +196,8 @@ class ContentionModel:
 
     def fit(self, measured: Sequence[Colocated]) -> Self:
         """Fit the coefficients by non-negative least squares on relative errors."""
+        from scipy.optimize import nnls  # half a second to import, and estimates without neighbours do without
+
         features = np.array([self._features(one.victim, one.beside) for one in measured])
         slow = np.array([one.slowdown for one in measured])
         self.weights_, _ = nnls(features / slow[:, None], (slow - 1.0) / slow)

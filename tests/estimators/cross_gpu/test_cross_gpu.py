@@ -15,12 +15,12 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.adaptation import adapt_families
 from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
 from gpuprof.estimators.cross_gpu.execution import parse_execution
-from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.features import bound_times, preparation_names, regressor_names
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
-from gpuprof.estimators.cross_gpu.op_table import FAMILIES, make_table
+from gpuprof.estimators.cross_gpu.op_table import FAMILIES, OpTable, make_table
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training import train
-from gpuprof.estimators.cross_gpu.training_data import Measured, product_table
+from gpuprof.estimators.cross_gpu.training_data import Measured, attention_table, product_table
 from gpuprof.estimators.database import DatabaseEstimator
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
@@ -139,3 +139,71 @@ def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, b
     alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
     assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
     assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=1e-6)
+
+
+def _attention(queries: float, framework: float) -> OpTable:
+    one = np.ones(1)
+    return attention_table(
+        one, 8 * one, 8 * one, queries * one, 64 * one, 64 * one,
+        causal=queries > 1, key_bytes=2.0, framework=framework * one,
+    )  # fmt: skip
+
+
+def test_convolutions_that_nobody_measured_are_estimated_as_the_products_that_they_are() -> None:
+    rates = rates_of(device("v100"), "float32")
+    sizes = {"m": 1e5, "n": 256.0, "k": 256.0, "flops": 2e5 * 256.0**2, "width": 4.0, "read_bytes": 1e8}
+    pointwise = make_table("conv", 1, **sizes, kernel=1.0, stride=1.0, image=28.0)
+    product = make_table("matmul", 1, **sizes)
+    assert regressor_names(pointwise, rates).tolist() == ["matmul_cores"]
+    assert shipped_model().kernel_times(pointwise, rates) == pytest.approx(shipped_model().kernel_times(product, rates))
+    kinds = {(3.0, 1.0): "conv_cores", (3.0, 2.0): "matmul_cores", (7.0, 2.0): "matmul_cores"}
+    for (kernel, stride), name in kinds.items():
+        one = make_table("conv", 1, **sizes, kernel=kernel, stride=stride, image=28.0)
+        assert regressor_names(one, rates).tolist() == [name]
+
+
+def test_what_a_framework_does_before_attention_is_learned_by_framework_and_counted_in_short_ops() -> None:
+    random = np.random.default_rng(3)
+    rows = 2000
+    queries = np.exp2(random.integers(1, 12, rows)).astype(float)
+    one, framework = np.ones(rows), np.arange(rows) % 2
+    ops = attention_table(
+        one, 8 * one, 8 * one, queries, queries, 64 * one, causal=True, key_bytes=2.0, framework=framework * 1.0
+    )
+    names = np.where(random.random(rows) < 0.5, "h100", "l40s")
+    prepared = np.where(framework == 0, 1e-5, 3e-5)
+    least = np.array(
+        [
+            bound_times(ops.take([row]), rates_of(device(str(name)), "bfloat16")).expected_s[0]
+            for row, name in enumerate(names)
+        ]
+    )
+    split = np.full(rows, "train")
+    data = Measured("context_attention", "bfloat16", ops, prepared + 1.5 * least, names, split, kernels_only=True)
+    trained = train([data], rounds=30)
+    assert trained.floor_s["context 0"] == pytest.approx(1e-5, rel=0.1)
+    assert trained.floor_s["context 1"] == pytest.approx(3e-5, rel=0.1)
+    from gpuprof.estimators.cross_gpu.cost_model import CostModel
+
+    costs = CostModel.of_texts(trained.models, trained.floor_s)
+    rates = rates_of(device("b200"), "bfloat16")  # seen by none
+    short = [costs.kernel_times(_attention(4.0, which), rates)[0] for which in (0.0, 1.0)]
+    assert short == pytest.approx([1e-5, 3e-5], rel=0.25)
+
+
+def test_attention_of_one_query_is_generation_and_only_attention_and_eight_bits_are_prepared() -> None:
+    assert preparation_names(_attention(1.0, 2.0)).tolist() == ["generation 2"]
+    assert preparation_names(_attention(8.0, 0.0)).tolist() == ["context 0"]
+    size = np.full(1, 64.0)
+    eight = product_table(size, size, size, size, 1.0, 2.0, 1.0)
+    assert preparation_names(eight).tolist() == ["product narrow 1"]
+    assert preparation_names(replace(eight, width=np.full(1, 2.0))).tolist() == [""]
+
+
+def test_small_batches_of_a_convolutional_network_wait_for_pytorchs_host(tmp_path: Path) -> None:
+    path = tmp_path / "squeezenet.onnx"
+    build(find_architecture("squeezenet"), path)
+    kernels = list_kernels(load_graph(path, 1), "float32", LaunchMode.EAGER)
+    convolutions = kernels.op_types.count("Conv")
+    seconds = shipped_model().total_s(kernels, rates_of(device("h100"), "float32"), LaunchMode.EAGER)
+    assert seconds == pytest.approx(convolutions * 50e-6 + (len(kernels.count) - convolutions) * 9e-6)
