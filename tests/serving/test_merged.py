@@ -246,7 +246,7 @@ def test_a_standby_of_a_merged_replica_takes_over_for_all_its_models_and_loses_n
     one["predicted"]["latency_ms"] = 10.0
     with running(tmp_path, document, "--simulate", "--shadow", "--log", "json") as server:
         assert "2 workers" in server.line
-        settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1)
+        settings = LoadSettings(duration_s=1.5, warmup_s=4.0, clients=1, arrivals="constant")
         streams = [
             RequestStream(model, 56.0, 80.0) for model in ("a", "b")
         ]  # 112 of the 100, then 125, that it can serve
