@@ -48,6 +48,8 @@ def _keep_if_possible(compiled: Any) -> None:
     numba now and then has no object code to write of what links code that another process kept meanwhile, and raises
     RuntimeError then, after it has compiled.
     """
+    if numba.config.DISABLE_JIT:  # nothing was compiled
+        return
     save = compiled._cache.save_overload
 
     def try_to_save(signature: object, result: object) -> None:

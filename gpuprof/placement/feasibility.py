@@ -266,6 +266,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
     pools: dict[str, list[tuple[float, BatchServer]]] = {}
     servers = _servers(deployment, evidence)
+    counts = Counter(replica.model for *_, replica in deployment.places())
     for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
         demands = [asked[model] for model in replica.rates() if model in asked]
         if not demands:
@@ -277,7 +278,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             continue
         if isinstance(server, str):
             yield Violation("slo", where, server)
-        elif replica.rate_rps >= server.capacity_rps:
+        elif replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or replica.merged):
             yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
         elif replica.model in shared or replica.merged:
             sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
@@ -287,6 +288,11 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             pools.setdefault(replica.model, []).append((replica.rate_rps, server))
     for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
         arrivals = Arrivals(math.fsum(rate for rate, _ in replicas))
+        most_rps = math.fsum(server.capacity_rps for _, server in replicas)
+        if arrivals.rate_rps >= most_rps:  # what the router gives to each is of the estimates' means, this of their ends
+            said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
+            yield Violation("rate", model, said)
+            continue
         whole = evidence.queueing.pool(arrivals, [server for _, server in replicas]).whole
         streams[model] = [(arrivals.rate_rps, whole)]
     for model, parts in streams.items():
