@@ -48,7 +48,7 @@ def _keep_if_possible(compiled: Any) -> None:
     numba now and then has no object code to write of what links code that another process kept meanwhile, and raises
     RuntimeError then, after it has compiled.
     """
-    if numba.config.DISABLE_JIT:  # nothing was compiled
+    if not hasattr(compiled, "_cache"):  # numba is told not to compile
         return
     save = compiled._cache.save_overload
 

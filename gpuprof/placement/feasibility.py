@@ -289,7 +289,9 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
         arrivals = Arrivals(math.fsum(rate for rate, _ in replicas))
         most_rps = math.fsum(server.capacity_rps for _, server in replicas)
-        if arrivals.rate_rps >= most_rps:  # what the router gives to each is of the estimates' means, this of their ends
+        if (
+            arrivals.rate_rps >= most_rps
+        ):  # what the router gives to each is of the estimates' means, this of their ends
             said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
             yield Violation("rate", model, said)
             continue
