@@ -289,9 +289,7 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
         arrivals = Arrivals(math.fsum(rate for rate, _ in replicas))
         most_rps = math.fsum(server.capacity_rps for _, server in replicas)
-        if (
-            arrivals.rate_rps >= most_rps
-        ):  # what the router gives to each is of the estimates' means, this of their ends
+        if arrivals.rate_rps >= most_rps:  # of each alone the map's rate says nothing: the router gives it by the means
             said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
             yield Violation("rate", model, said)
             continue
