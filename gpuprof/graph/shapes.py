@@ -100,9 +100,18 @@ class Shapes:
         self._bodies: dict[tuple[str, ...], tuple[Body, ...]] = {}
 
     def add_value(self, tensor: TensorProto) -> None:
-        """Note the value of a small weight."""
+        """Note the value of a small weight.
+
+        Raises
+        ------
+        InputError
+            When it is no array, as in a damaged file.
+        """
         if prod(tensor.dims) <= MOST_VALUES and tensor.data_type != TensorProto.STRING:
-            self.values[tensor.name] = numpy_helper.to_array(tensor)
+            try:
+                self.values[tensor.name] = numpy_helper.to_array(tensor)
+            except (ValueError, TypeError) as error:
+                raise InputError(f"{self._model}: the values of {tensor.name!r} cannot be read: {error}") from None
             self._protos[tensor.name] = tensor
 
     def add(self, node: NodeProto) -> bool:

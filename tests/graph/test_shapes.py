@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from gpuprof.errors import InputError
 from gpuprof.graph.load import load_graph
@@ -51,3 +51,12 @@ def test_shapes_are_those_that_the_reference_gives_or_the_case_is_refused(tmp_pa
     assert len(cases) > 1000
     assert wrong == []
     assert 100 * len(refused) < MOST_REFUSED_PCT * len(cases)
+
+
+def test_a_weight_of_more_dimensions_than_an_array_may_have_is_refused(tmp_path: Path) -> None:
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [1] * 194, [0.0])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", ends[:1], ends[1:], [weight])
+    (tmp_path / "m.onnx").write_bytes(helper.make_model(graph).SerializeToString())
+    with pytest.raises(InputError, match="'w' cannot be read"):
+        load_graph(tmp_path / "m.onnx", 1)
