@@ -332,10 +332,10 @@ class DatabaseEstimator:
         reading = surface.read_latency(workload.batch, part, lambda: self._shape(known, device))
         point = surface.nearest(workload.batch, part)
         if processes != workload.processes or reading.source == EXTRAPOLATED:
-            return self._extrapolated(known, device, workload, reading.value, point.relative_error), point.cv
+            return self._extrapolate(known, device, workload, reading.value, point.relative_error), point.cv
         return self._with_interval(reading, point, device), point.cv
 
-    def _extrapolated(
+    def _extrapolate(
         self, known: MeasuredModel, device: Device, workload: Workload, value: float, measured_error: float
     ) -> Figure:
         """Return a figure beyond what was measured, within what the measurements leave open."""

@@ -203,7 +203,7 @@ def _read_npz(path: Path, inputs: Sequence[InputShape]) -> list[tuple[Sample, ..
             f"cannot read {path} as .npz: {error}", "write it with numpy.savez, texts as fixed width"
         ) from None
     _check_names(arrays, inputs, str(path))
-    typed = {one.name: _typed(arrays[one.name], one, str(path)) for one in inputs}
+    typed = {one.name: _cast_array(arrays[one.name], one, str(path)) for one in inputs}
     counts = {
         one.name: typed[one.name].shape[one.batch_axis]
         for one in inputs
@@ -285,10 +285,10 @@ def _content(content: object, one: InputShape, where: str) -> Array:
     if one.dtype == "string":
         texts = [content] if isinstance(content, str) else np.asarray(content, dtype=object).ravel().tolist()
         return np.array([str(text) for text in texts], dtype=object)
-    return _typed(np.asarray(content).ravel(), one, where)
+    return _cast_array(np.asarray(content).ravel(), one, where)
 
 
-def _typed(array: Array, one: InputShape, where: str) -> Array:
+def _cast_array(array: Array, one: InputShape, where: str) -> Array:
     """Return the array with the input's type; numbers that it cannot hold are refused."""
     if one.dtype == "string":
         if array.dtype.kind not in "USO":
