@@ -38,6 +38,7 @@ def check(
     as_csv: CsvOption = False,
 ) -> None:
     """Check geometry, shares, memory, rates and SLOs of a map; exit 1 when it breaks a rule."""
+    from gpuprof.domain.map_sources import record_basis
     from gpuprof.pipeline.check import check as check_map
 
     chosen = chosen_format(as_json, as_csv)
@@ -54,7 +55,8 @@ def check(
     )
     rows = result.rows()
     if chosen is Format.JSON:
-        print_json({"map": str(map_file), "sound": result.is_sound, "violations": rows})
+        basis = record_basis(result.deployment)
+        print_json({"map": str(map_file), "sound": result.is_sound, "basis": basis, "violations": rows})
     elif rows or chosen is Format.CSV:
         print_rows(rows, _COLUMNS, chosen)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -10,18 +11,9 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_policies
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import (
-    Column,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    number,
-    print_rows,
-    progress,
-    say_note,
-)
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, progress, say_note
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
@@ -37,22 +29,28 @@ _COLUMNS = (
     Column("external_fragmentation", "outside", number(2)),
     Column("fairness", "fairness", number(3)),
     Column("lower_bound_gpus", "bound"),
+    Column("gpus_at_lower_ends", "at lower ends"),
+    Column("gpus_at_upper_ends", "at upper ends"),
     Column("seconds", "seconds", number(2)),
+    Column("sources", "times", right=False),
     Column("remark", "remark", right=False),
 )
-
+#: Columns of what a plan comes to at the ends of the estimates' intervals, where not everything was measured.
+_ENDS = frozenset({"gpus_at_lower_ends", "gpus_at_upper_ends"})
 
 _GPU_COLUMNS = (
     Column("device", "device", right=False),
     Column("gpus", "GPUs"),
     Column("cost_per_hour", "$/h", number(4)),
-    Column("gpus_at_upper_end", "GPUs, sure"),
-    Column("cost_per_hour_at_upper_end", "$/h, sure", number(4)),
+    Column("gpus_at_lower_ends", "GPUs at lower ends"),
+    Column("gpus_at_upper_end", "GPUs at upper ends"),
+    Column("cost_per_hour_at_upper_end", "$/h at upper ends", number(4)),
     Column("utilization_pct", "busy %", number(2)),
     Column("missing_rps", "missing/s", number(4)),
     Column("lower_bound_gpus", "bound"),
     Column("interval_factor", "times within ×", number(3)),
     Column("seconds", "seconds", number(2)),
+    Column("sources", "times", right=False),
     Column("remark", "remark", right=False),
 )
 
@@ -159,7 +157,8 @@ def compare(
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )
-    print_rows(result.rows(), _COLUMNS, chosen)
+    rows = result.rows()
+    print_rows(rows, [one for one in _COLUMNS if one.key not in _ENDS or _has_values(rows, one)], chosen)
     if picture is not None:
         result.draw(picture)
         if chosen is Format.TABLE:
@@ -182,5 +181,8 @@ def _compare_gpus(
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )
-    sure = rules.confidence is not None
-    print_rows(result.rows(), [one for one in _GPU_COLUMNS if sure or "upper_end" not in one.key], chosen)
+    print_rows(result.rows(), _GPU_COLUMNS, chosen)
+
+
+def _has_values(rows: Sequence[Mapping[str, object]], column: Column) -> bool:
+    return any(row.get(column.key) is not None for row in rows)

@@ -9,16 +9,8 @@ from typing import Annotated
 
 import typer
 
-from gpuprof.cli.output import (
-    Column,
-    CsvOption,
-    Format,
-    JsonOption,
-    chosen_format,
-    number,
-    print_rows,
-    say,
-)
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say
 
 app = typer.Typer(no_args_is_help=True, help="Look into the kernel database, check it, carry data in and out.")
 

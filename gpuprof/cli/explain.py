@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_map_models
-from gpuprof.cli.output import Column, Format, JsonOption, number, print_json, print_rows, say_note
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, Format, JsonOption, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
 
 _ALTERNATIVES = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.load_options import AccessOptions, PredictionOptions, TrafficOptions
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -16,7 +17,6 @@ from gpuprof.cli.output import (
     Format,
     JsonOption,
     chosen_format,
-    number,
     percent,
     print_json,
     print_rows,

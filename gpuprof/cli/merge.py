@@ -10,8 +10,9 @@ import typer
 
 from gpuprof.cli.completion import complete_models
 from gpuprof.cli.merge_options import DimensionSizes, GainOptions, MergeOutput, SimilarityThresholds
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, number, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, mebibytes, print_rows, say
 
 if TYPE_CHECKING:
     from gpuprof.pipeline.merge import MergedFile

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from gpuprof.cli.number_format import NumberFormat
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, TableLayout, lay_out_columns
 from gpuprof.errors import InputError
 
@@ -135,24 +136,6 @@ def progress(refresh_between: bool = True) -> Progress:
     )
 
 
-def number(digits: int = 3) -> Callable[[object], str]:
-    """Return a formatter to ``digits`` significant digits; None shows as a dash."""
-
-    def show(value: object) -> str:
-        if value is None:
-            return "–"
-        if not isinstance(value, int | float):
-            return str(value)
-        if math.isinf(value) or math.isnan(value):
-            return "∞" if value == math.inf else "–"
-        if value == 0:
-            return "0"
-        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-        return f"{value:,.{decimals}f}"
-
-    return show
-
-
 def mebibytes(value: object) -> str:
     """Show bytes as MiB; None as a dash."""
     return f"{value / 2**20:,.1f}" if isinstance(value, int | float) else "–"
@@ -184,10 +167,9 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # in a pipe nothing is folded to a terminal's width that is not there
-    cells = [["–" if row.get(c.key) is None else c.show(row.get(c.key)) for c in columns] for row in rows]
+    cells = [_show_column(column, [row.get(column.key) for row in rows]) for column in columns]
     texts = [
-        ColumnText(c.heading, tuple(row[position] for row in cells), c.right, c.role, c.joined)
-        for position, c in enumerate(columns)
+        ColumnText(c.heading, tuple(shown), c.right, c.role, c.joined) for c, shown in zip(columns, cells, strict=True)
     ]
     layout = lay_out_columns(texts, console.width)
     for line in (title, _above(texts, layout)):
@@ -201,13 +183,19 @@ def _print_table(rows: Sequence[Mapping[str, object]], columns: Sequence[Column]
             column = columns[place.position]
             side: Literal["left", "right"] = "right" if column.right else "left"
             table.add_column(column.heading, justify=side, overflow="fold", width=place.width)
-        for row in cells:
-            table.add_row(*(Text(row[place.position]) for place in group))
+        for row in range(len(rows)):
+            table.add_row(*(Text(cells[place.position][row]) for place in group))
         console.width = max(console.width, sum(place.width + GAP for place in group) - GAP)
         console.print(table)
     if layout.left_out:
         names = dict.fromkeys(_full_heading(texts, position) for position in layout.left_out)
         say(f"not shown at this width: {', '.join(names)} (--json and --csv have everything)")
+
+
+def _show_column(column: Column, values: Sequence[object]) -> list[str]:
+    if isinstance(column.show, NumberFormat):
+        return column.show.show_column(values)
+    return ["–" if value is None else column.show(value) for value in values]
 
 
 def _above(texts: Sequence[ColumnText], layout: TableLayout) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -13,7 +13,6 @@ from gpuprof.cli.output import (
     Format,
     JsonOption,
     chosen_format,
-    number,
     print_json,
     print_rows,
     say_note,
@@ -24,7 +23,6 @@ from gpuprof.cli.planning_options import DemandOptions, PlanningRuleOptions
 from gpuprof.cli.table import ColumnRole
 
 if TYPE_CHECKING:
-    from gpuprof.domain.deployment import DeploymentMap
     from gpuprof.pipeline.place import PlaceResult
 
 _COLUMNS = (
@@ -77,7 +75,8 @@ def place(
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
-    from gpuprof.domain.map_sources import describe_basis, describe_sources
+    from gpuprof.domain.map_sources import describe_basis, describe_sources, record_basis
+    from gpuprof.domain.map_summary import summarize_map
 
     deployment, rows = result.deployment, result.rows()
     if chosen is Format.JSON:
@@ -85,6 +84,7 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
             {
                 "policy": deployment.policy,
                 "predicted": deployment.predicted.model_dump(),
+                "basis": record_basis(deployment),
                 "replicas": rows,
                 "unplaced": [one.model_dump() for one in deployment.unplaced],
             }
@@ -92,31 +92,8 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         return
     print_rows(rows, _COLUMNS, chosen)
     if chosen is Format.TABLE:
-        sys.stdout.write(_summary(deployment) + "\n")
+        sys.stdout.write(summarize_map(deployment) + "\n")
         if sources := describe_sources(deployment):
-            sys.stdout.write(f"times: {sources}\n")
+            sys.stdout.write(f"Times: {sources}.\n")
         if basis := describe_basis(deployment):
-            sys.stdout.write(f"{basis}\n")
-
-
-def _summary(deployment: DeploymentMap) -> str:
-    from gpuprof.domain.map_sources import describe_bounds
-
-    predicted, show = deployment.predicted, number(4)
-    kinds = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
-    words = [" + ".join(f"{count} × {name}" for name, count in kinds.items()) or "no devices"]
-    if predicted.cost_per_hour is not None:
-        words.append(f"{show(predicted.cost_per_hour)} $/h")
-    words.append(f"goodput {show(predicted.goodput_rps)} requests/s")
-    if predicted.internal_slack is not None and predicted.external_fragmentation is not None:
-        words.append(f"idle within shares {100 * predicted.internal_slack:.0f}%")
-        words.append(f"outside shares {100 * predicted.external_fragmentation:.0f}%")
-    if bounds := describe_bounds(deployment):
-        words.append(bounds)
-    if predicted.lower_bound_cost_per_hour is not None and predicted.cost_per_hour is not None and len(kinds) > 1:
-        words.append(f"at least {show(predicted.lower_bound_cost_per_hour)} $/h")
-    if predicted.upper_bound_goodput_rps is not None:
-        words.append(f"at most {show(predicted.upper_bound_goodput_rps)} requests/s by any map by these estimates")
-    if predicted.moves is not None:
-        words.append(f"{predicted.moves} of {sum(1 for _ in deployment.places())} replicas move")
-    return f"{deployment.policy}: {', '.join(words)}"
+            sys.stdout.write(f"{basis}.\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpuprof.cli.completion import complete_models
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
 from gpuprof.cli.output import (
     Column,
@@ -17,7 +18,6 @@ from gpuprof.cli.output import (
     JsonOption,
     chosen_format,
     mebibytes,
-    number,
     print_rows,
     progress,
     say,

@@ -54,6 +54,6 @@ def simulate(
     if output is not None:
         result.write(output)
     if result.is_comparison:
-        show_comparison(result.comparison(), chosen)
+        show_comparison(result, chosen)
     else:
-        show_outcome(result.outcome, chosen)
+        show_outcome(result, chosen)

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gpuprof.cli.output import Column, Format, number, print_json, print_rows, say
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, Format, print_json, print_rows, say
 from gpuprof.cli.table import ColumnRole
+from gpuprof.domain.plural import count_of
 
 if TYPE_CHECKING:
-    from gpuprof.simulator.autoscaling import Autoscaling
-    from gpuprof.simulator.outcome import ModelOutcome, SimulationOutcome
+    from gpuprof.pipeline.simulate import SimulateResult
+    from gpuprof.simulator.outcome import ModelOutcome
 
 
 def _yes(value: object) -> str:
@@ -72,13 +74,14 @@ _POLICIES = (
 )
 
 
-def show_outcome(outcome: SimulationOutcome, chosen: Format) -> None:
+def show_outcome(result: SimulateResult, chosen: Format) -> None:
     """Print tables of models, stages, misses, replicas and maps; as JSON everything, as CSV the models."""
     from dataclasses import asdict
 
     if chosen is Format.JSON:
-        print_json(outcome.document())
+        print_json(result.document())
         return
+    outcome = result.outcome
     rows = [asdict(model) for model in outcome.models]
     print_rows(rows, _MODELS, chosen)
     if chosen is Format.CSV:
@@ -91,16 +94,14 @@ def show_outcome(outcome: SimulationOutcome, chosen: Format) -> None:
         typer.echo()
         print_rows([asdict(epoch) for epoch in outcome.epochs], _EPOCHS, chosen, "Maps")
         hours = sum(epoch.gpus * (epoch.end_s - epoch.begin_s) for epoch in outcome.epochs) / 3600.0
-        say(f"{len(outcome.epochs)} map(s), {hours:.4g} device hours")
+        say(f"{count_of(len(outcome.epochs), 'map')}, {hours:.4g} device hours")
     how = "a sample of" if outcome.method == "sampled" else "all"
     say(f"simulated {how} {outcome.requests:,} requests of {outcome.duration_s:g} s (seed {outcome.seed})")
 
 
-def show_comparison(rows: Sequence[Autoscaling], chosen: Format) -> None:
+def show_comparison(result: SimulateResult, chosen: Format) -> None:
     """Print what each policy made of the same load."""
-    from dataclasses import asdict
-
-    print_rows([asdict(row) for row in rows], _POLICIES, chosen)
+    print_rows(result.rows(), _POLICIES, chosen)
 
 
 def _show_stages(models: Sequence[ModelOutcome]) -> None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gpuprof.cli.number_format import number
 from gpuprof.cli.option_groups import with_groups
-from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_rows, say
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.cli.verb_help import VerbCommand
 from gpuprof.domain.plural import count_of

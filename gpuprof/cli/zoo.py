@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from gpuprof.cli.completion import complete_networks
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, number, print_rows, say
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say
 from gpuprof.cli.output_path import check_output_file
 from gpuprof.errors import InputError
 

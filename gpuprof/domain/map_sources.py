@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds
 from gpuprof.domain.estimate import EXTRAPOLATED, INTERPOLATED, MEASURED, PREDICTED, kind_of_source
+from gpuprof.domain.plural import count_of
 
 #: What rates may be off by.
 _ROUNDING = 1e-6
@@ -50,7 +51,7 @@ def describe_sources(deployment: DeploymentMap) -> str:
     parts = split_by_source(deployment)
     total_rps = sum(part.rate_rps for part in parts)
     return "; ".join(
-        f"{part.replicas} {'replica' if part.replicas == 1 else 'replicas'} "
+        f"{count_of(part.replicas, 'replica')} "
         f"({part.rate_rps / total_rps if total_rps else 1.0:.0%} of the requests) {part.kind}"
         for part in parts
     )
@@ -62,14 +63,9 @@ def describe_basis(deployment: DeploymentMap) -> str:
     How many of its models were measured on each kind of device, and what the plan comes to at both ends of the
     estimates' intervals where that is another map.
     """
-    unsure, known = False, defaultdict[str, dict[str, bool]](dict)
-    for _, gpu, _, replica in deployment.places():
-        kind = kind_of_source(replica.predicted.source)
-        unsure |= kind not in (MEASURED, INTERPOLATED)
-        known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and kind != PREDICTED
     words = [
-        f"{sum(models.values())} of {len(models)} {'model' if len(models) == 1 else 'models'} measured on {device}"
-        for device, models in known.items()
+        f"{sum(models.values())} of {count_of(len(models), 'model')} measured on {device}"
+        for device, models in _measured_models(deployment).items()
         if not all(models.values())
     ]
     ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
@@ -77,26 +73,50 @@ def describe_basis(deployment: DeploymentMap) -> str:
     if any(text is not None and text != _describe_end(deployment, _as_planned(deployment)) for text in texts):
         lower, upper = (text or "not computed" for text in texts)
         words.append(f"at the lower ends of the estimates {lower}, at the upper ends {upper}")
-    elif unsure and None in texts:
+    elif not is_observed(deployment) and None in texts:
         words.append("what it comes to at the ends of the estimates' intervals was not computed")
     return "; ".join(words)
 
 
-def describe_bounds(deployment: DeploymentMap) -> str:
-    """Return the devices that any map needs, beside it those at the ends of the estimates' intervals where they differ.
+def is_observed(deployment: DeploymentMap) -> bool:
+    """Return whether all times of a map were measured or lie between what was."""
+    return all(part.kind in (MEASURED, INTERPOLATED) for part in split_by_source(deployment))
 
-    Empty where no bound is known.
+
+def record_basis(deployment: DeploymentMap) -> dict[str, object]:
+    """Return what a map rests on as plain values for JSON.
+
+    Returns
+    -------
+    dict
+        ``"text"``: what `describe_sources` and `describe_basis` say; ``"sources"``: for each kind of source the
+        replicas, their requests per second and the part of all; ``"measured_models"``: for each kind of device how
+        many of its models were measured; ``"at_lower_ends"``, ``"at_upper_ends"``: what the plan comes to at the ends
+        of the estimates' intervals, null where that was not computed or everything was measured.
     """
-    said = deployment.predicted
-    if said.lower_bound_gpus is None:
-        return ""
-    text = f"at least {said.lower_bound_gpus} needed by any map by these estimates"
-    ends = [
-        f"{end.lower_bound_gpus} at their {name} ends"
-        for name, end in (("lower", said.at_lower_ends), ("upper", said.at_upper_ends))
-        if end is not None and end.lower_bound_gpus not in (None, said.lower_bound_gpus)
-    ]
-    return f"{text} ({', '.join(ends)})" if ends else text
+    parts = split_by_source(deployment)
+    total_rps = sum(part.rate_rps for part in parts)
+    ends = deployment.predicted.at_lower_ends, deployment.predicted.at_upper_ends
+    lower, upper = (None if end is None else end.model_dump() for end in ends)
+    return {
+        "text": "; ".join(filter(None, (describe_sources(deployment), describe_basis(deployment)))),
+        "sources": [asdict(part) | {"part": part.rate_rps / total_rps if total_rps else 1.0} for part in parts],
+        "measured_models": {
+            device: {"measured": sum(models.values()), "models": len(models)}
+            for device, models in _measured_models(deployment).items()
+        },
+        "at_lower_ends": lower,
+        "at_upper_ends": upper,
+    }
+
+
+def _measured_models(deployment: DeploymentMap) -> dict[str, dict[str, bool]]:
+    """Return for each kind of device which of its models have only times that rest on measurements."""
+    known = defaultdict[str, dict[str, bool]](dict)
+    for _, gpu, _, replica in deployment.places():
+        is_measured = kind_of_source(replica.predicted.source) != PREDICTED
+        known[gpu.device][replica.model] = known[gpu.device].get(replica.model, True) and is_measured
+    return known
 
 
 def _as_planned(deployment: DeploymentMap) -> PlanAtEnds:
@@ -108,7 +128,7 @@ def _describe_end(deployment: DeploymentMap, end: PlanAtEnds | None) -> str | No
     if end is None or end.gpus is None:
         return None
     asked = sum(model.rate_rps for model in deployment.models.values())
-    text = f"{end.gpus} {'device' if end.gpus == 1 else 'devices'}"
+    text = count_of(end.gpus, "device")
     if end.served_rps < asked * (1.0 - _ROUNDING):
         text += f" for {end.served_rps:,.4g} of {asked:,.4g} requests/s"
     return text

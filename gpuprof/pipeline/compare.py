@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gpuprof.domain.deployment import PlanAtEnds
+from gpuprof.domain.map_sources import describe_sources
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
+from gpuprof.pipeline.interval_ends import add_interval_ends
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import (
@@ -21,7 +24,8 @@ from gpuprof.pipeline.result import (
 )
 from gpuprof.placement import comparison
 from gpuprof.placement.comparison import Outcome
-from gpuprof.placement.policies import make_policy, policy_names
+from gpuprof.placement.limit import Limit
+from gpuprof.placement.policies import Policy, make_policy, policy_names
 from gpuprof.placement.problem import Problem
 
 _PICTURES = {".svg", ".png"}
@@ -107,9 +111,16 @@ def compare(
     problem = build_problem(demands, fleet, optional_path(db), options, notes.add)
     outcomes: list[Outcome] = []
     for done, one in enumerate(chosen, start=1):
-        outcomes += comparison.compare(problem, [one])
+        limit = Limit(options.time_limit_s)
+        outcomes += (_with_ends(problem, one[1], outcome, limit) for outcome in comparison.compare(problem, [one]))
         progress(Progress(one[0], done, len(chosen)))
     return CompareResult(notes=notes.all(), outcomes=tuple(outcomes), problem=problem)
+
+
+def _with_ends(problem: Problem, policy: Policy, outcome: Outcome, spent: Limit) -> Outcome:
+    if outcome.deployment is None or outcome.violations:
+        return outcome
+    return replace(outcome, deployment=add_interval_ends(problem, policy, outcome.deployment, spent))
 
 
 def check_picture(path: PathArgument) -> Path:
@@ -143,9 +154,16 @@ def _row(outcome: Outcome) -> dict[str, object]:
         "memory_utilization": None if figures is None else figures.memory_utilization,
         "fairness": None if figures is None else figures.fairness,
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
+        "gpus_at_lower_ends": _gpus_at(None if deployment is None else deployment.predicted.at_lower_ends),
+        "gpus_at_upper_ends": _gpus_at(None if deployment is None else deployment.predicted.at_upper_ends),
+        "sources": None if deployment is None else describe_sources(deployment),
         "seconds": outcome.seconds,
         "remark": remark,
     }
+
+
+def _gpus_at(end: PlanAtEnds | None) -> int | None:
+    return None if end is None else end.gpus
 
 
 def _count_gpus(outcome: Outcome) -> int:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpuprof.domain.deployment import DeploymentMap, share_of
+from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, share_of
 from gpuprof.domain.fleet import Fleet, FleetEntry
-from gpuprof.domain.map_sources import describe_sources
+from gpuprof.domain.map_sources import describe_sources, is_observed
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, PathArgument, optional_path
+from gpuprof.pipeline.interval_ends import plan_at_end
 from gpuprof.pipeline.planning_options import PlanningOptions
 from gpuprof.pipeline.problem import build_problem
 from gpuprof.pipeline.result import (
@@ -40,8 +41,11 @@ class GpuOutcome:
     device : str
     by_means : Outcome
         Planned on the estimates' values.
-    by_upper_ends : Outcome or None
-        Planned on the upper ends of their intervals, where a confidence was asked for.
+    by_upper_ends : Outcome
+        Planned as `gpuprof.place` does with these options: unless they say otherwise, on the upper end of the interval
+        of what was not measured. The same where everything was.
+    at_lower_ends : PlanAtEnds or None
+        What the plan comes to at the lower ends, where not everything was measured and there was time for it.
     interval_factor : float or None
         Of the replicas' times the largest ratio of the upper end to the value; None where nothing is known of errors.
     sources : str
@@ -50,14 +54,15 @@ class GpuOutcome:
 
     device: str
     by_means: Outcome
-    by_upper_ends: Outcome | None
+    by_upper_ends: Outcome
+    at_lower_ends: PlanAtEnds | None
     interval_factor: float | None
     sources: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareGpusResult(Result):
-    """What the same demands take on each kind of device, the cheapest that meets them all first."""
+    """What the same demands take on each kind of device, the cheapest at the upper ends that meets them all first."""
 
     outcomes: tuple[GpuOutcome, ...]
 
@@ -85,8 +90,8 @@ def compare_gpus(
     policy : str
         Its name.
     options : PlanningOptions
-        With ``confidence`` each kind is planned twice, on the estimates' values and on the upper ends of their
-        intervals. ``time_limit_s`` is of one plan, by default 5 seconds.
+        Each kind that was not measured is planned on the estimates' values and on both ends of their intervals.
+        ``time_limit_s`` is of one plan, by default 5 seconds.
     progress : callable, optional
         Told each kind that is done.
 
@@ -121,14 +126,18 @@ def _compare_kind(problem: Problem, entry: FleetEntry, policy: str) -> GpuOutcom
     alone = replace(problem, fleet=Fleet((entry,)))
     means = replace(alone, options=replace(alone.options, confidence=MEANS))
     (by_means,) = comparison.compare(means, [(policy, make_policy(policy))])
-    careful = None
-    if problem.options.confidence is not None:
-        (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
     deployment = by_means.deployment
+    known = deployment is not None and is_observed(deployment)
+    careful, lower = by_means, None
+    if not known or problem.options.confidence is not None:
+        (careful,) = comparison.compare(alone, [(policy, make_policy(policy))])
+    if not known and deployment is not None:
+        lower = plan_at_end(alone, make_policy(policy), "lower", problem.options.time_limit_s or _TIME_LIMIT_S)
     return GpuOutcome(
         entry.device.name,
         by_means,
         careful,
+        lower,
         None if deployment is None else _interval_factor(problem, entry, deployment),
         "" if deployment is None else describe_sources(deployment),
     )
@@ -155,8 +164,8 @@ def _interval_factor(problem: Problem, entry: FleetEntry, deployment: Deployment
 
 
 def _order(one: GpuOutcome) -> tuple[bool, float, str]:
-    figures = one.by_means.objective
-    return not _is_met(one.by_means), figures.cost_per_hour if figures else float("inf"), one.device
+    figures = one.by_upper_ends.objective
+    return not _is_met(one.by_upper_ends), figures.cost_per_hour if figures else float("inf"), one.device
 
 
 def _is_met(outcome: Outcome) -> bool:
@@ -165,12 +174,12 @@ def _is_met(outcome: Outcome) -> bool:
 
 def _row(one: GpuOutcome) -> dict[str, object]:
     means, figures = one.by_means, one.by_means.objective
-    careful = one.by_upper_ends.objective if one.by_upper_ends is not None else None
+    careful = one.by_upper_ends.objective
     deployment = means.deployment
     remark = means.reason
     if deployment is not None and deployment.unplaced:
         remark = f"{deployment.unplaced[0].model}: {deployment.unplaced[0].reason}"
-    if one.by_upper_ends is not None and not _is_met(one.by_upper_ends) and not remark:
+    if not _is_met(one.by_upper_ends) and not remark:
         remark = "not every demand is met at the upper ends of the intervals"
     if means.violations:
         remark = f"NOT SOUND, first broken rule: {means.violations[0]}"
@@ -178,6 +187,7 @@ def _row(one: GpuOutcome) -> dict[str, object]:
         "device": one.device,
         "gpus": None if figures is None else figures.gpus,
         "cost_per_hour": None if figures is None else figures.cost_per_hour,
+        "gpus_at_lower_ends": None if one.at_lower_ends is None else one.at_lower_ends.gpus,
         "gpus_at_upper_end": None if careful is None else careful.gpus,
         "cost_per_hour_at_upper_end": None if careful is None else careful.cost_per_hour,
         "utilization_pct": None if figures is None else 100.0 * figures.compute_utilization,
@@ -185,6 +195,6 @@ def _row(one: GpuOutcome) -> dict[str, object]:
         "lower_bound_gpus": None if deployment is None else deployment.predicted.lower_bound_gpus,
         "interval_factor": one.interval_factor,
         "sources": one.sources,
-        "seconds": means.seconds + (one.by_upper_ends.seconds if one.by_upper_ends is not None else 0.0),
+        "seconds": means.seconds + (0.0 if one.by_upper_ends is means else one.by_upper_ends.seconds),
         "remark": remark,
     }

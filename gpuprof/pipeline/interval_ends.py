@@ -46,7 +46,11 @@ def add_interval_ends(
     seconds = max(least_s, _PART * spent.spent_s)
     if spent.left_s is not None:
         seconds = min(seconds, spent.left_s / 2.0)
-    lower, upper = (_plan_at(problem, policy, end, seconds) for end in ("lower", "upper"))
+    lower, upper = (plan_at_end(problem, policy, end, seconds) for end in ("lower", "upper"))
+    planned = deployment.predicted.gpus
+    if lower is not None and lower.gpus is None and lower.lower_bound_gpus == planned and not deployment.unplaced:
+        # Its search was not over, but the plan itself keeps every SLO where batches take no longer.
+        lower = lower.model_copy(update={"gpus": planned})
     predicted = deployment.predicted.model_copy(update={"at_lower_ends": lower, "at_upper_ends": upper})
     return deployment.model_copy(update={"predicted": predicted})
 
@@ -56,7 +60,8 @@ def _is_unsure(predicted: ReplicaPrediction) -> bool:
     return predicted.latency_ms_interval is not None and not observed
 
 
-def _plan_at(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
+def plan_at_end(problem: Problem, policy: Policy, end: Literal["lower", "upper"], seconds: float) -> PlanAtEnds | None:
+    """Return what the policy makes of the problem at one end of the intervals in so many seconds, None for nothing."""
     options = replace(problem.options, confidence=MEANS, time_limit_s=seconds)
     at_end = replace(problem, estimator=IntervalEndEstimator(problem.estimator, end), options=options, previous=None)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpuprof.domain.arrival_process import ArrivalProcess
 from gpuprof.domain.deployment import DeploymentMap
-from gpuprof.domain.map_sources import describe_basis
+from gpuprof.domain.map_sources import describe_basis, record_basis
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.interference import make_interference
@@ -54,9 +54,12 @@ class SimulateResult(Result):
     ----------
     runs : tuple of ScheduledRun
         One, or one for each policy that was compared.
+    basis : mapping
+        What the times of the map rest on, as `gpuprof.domain.map_sources.record_basis` has it.
     """
 
     runs: tuple[ScheduledRun, ...]
+    basis: Mapping[str, object]
 
     @property
     def outcome(self) -> SimulationOutcome:
@@ -77,14 +80,17 @@ class SimulateResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model, or of a comparison for each policy."""
         if self.is_comparison:
-            return [asdict(row) for row in self.comparison()]
+            return [{**asdict(row), "basis": self.basis["text"]} for row in self.comparison()]
         return [asdict(model) for model in self.outcome.models]
 
     def document(self) -> dict[str, object]:
         """Return everything as plain values for JSON; of a comparison, by policy."""
         if self.is_comparison:
-            return {str(run.policy): run.outcome.document() for run in self.runs}
-        return self.outcome.document()
+            return {str(run.policy): self._document(run) for run in self.runs}
+        return self._document(self.runs[0])
+
+    def _document(self, run: ScheduledRun) -> dict[str, object]:
+        return run.outcome.document() | {"basis": dict(self.basis)}
 
     def write(self, path: PathArgument) -> None:
         """Write everything as JSON, for ``gpuprof report`` too.
@@ -162,7 +168,8 @@ def simulate(
             measured = make_interference(queues.deployment, path, estimator)
         outcome = run.simulate(queues.deployment, options, fidelity.sample, measured)
         _note_basis(original, notes)
-        return SimulateResult(notes=notes.all(), runs=(ScheduledRun(None, None, outcome),))
+        runs: tuple[ScheduledRun, ...] = (ScheduledRun(None, None, outcome),)
+        return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
     if fidelity.sample or fidelity.interference:
         raise InputError("--reschedule goes with neither --sample nor --interference", "leave them out")
     runs = tuple(
@@ -170,7 +177,7 @@ def simulate(
         for name in policies or (None,)
     )
     _note_basis(original, notes)
-    return SimulateResult(notes=notes.all(), runs=runs)
+    return SimulateResult(notes=notes.all(), runs=runs, basis=record_basis(original))
 
 
 def _note_basis(deployment: DeploymentMap, notes: NoteList) -> None:

@@ -60,7 +60,7 @@ def test_a_file_on_a_device_of_the_catalogue_says_precision_and_runtime(
 def test_the_table_says_of_each_figure_where_it_is_from(db: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["estimate", "fast", "--db", db, "--batch", "3"]) == 0
     printed = capsys.readouterr().out
-    assert printed.count("interpolated") == 2 and "4.000" in printed
+    assert printed.count("interpolated") == 2 and "   4   " in printed
 
 
 def test_csv_has_a_header_and_a_row_for_each_figure(db: str, capsys: pytest.CaptureFixture[str]) -> None:

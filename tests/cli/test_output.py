@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, number, percent, print_json, print_rows
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, Format, chosen_format, mebibytes, percent, print_json, print_rows
 from gpuprof.errors import InputError
 
 ROWS: list[dict[str, object]] = [
@@ -54,3 +55,17 @@ def test_numbers_are_shown_to_three_significant_digits(value: object, shown: str
 def test_bytes_and_fractions_have_their_own_way() -> None:
     assert mebibytes(3 * 2**20) == "3.0"
     assert percent(-0.0312) == "-3.1%"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([5.0, 36.0, 3150.0], ["5", "36", "3,150"]),
+        ([6.849, 13.4, 185.0], ["6.85", "13.40", "185.00"]),
+        ([49.4, None, float("inf")], ["49.4", "–", "∞"]),
+        ([0.0123, 0.0, 1453.2], ["0.0123", "0.0", "1,453.2"]),
+        ([0.0, None], ["0", "–"]),
+    ],
+)
+def test_the_numbers_of_a_column_have_one_form(values: list[object], shown: list[str]) -> None:
+    assert number(3).show_column(values) == shown

@@ -53,7 +53,8 @@ def test_bare_it_plans_for_the_profiled_device_and_writes_a_sound_map(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["place"]) == 0
-    assert "1 × v100" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 × v100 (" in said and "/h), proven minimum. 20 of 20 requests/s within SLO. Unused: " in said
     placed = read_map(here / "map.json")
     assert placed.models["net"].path == "net.onnx"
     assert placed.created is None
@@ -103,7 +104,14 @@ def test_programs_get_json(here: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert said["predicted"]["gpus"] == 1
     assert said["replicas"][0]["model"] == "net"
     assert main(["check", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"map": "map.json", "sound": True, "violations": []}
+    checked = json.loads(capsys.readouterr().out)
+    assert (checked["map"], checked["sound"], checked["violations"]) == ("map.json", True, [])
+    assert checked["basis"] == said["basis"] and [one["kind"] for one in said["basis"]["sources"]] == ["measured"]
+    assert main(["simulate", "--json", "--duration", "2"]) == 0
+    assert json.loads(capsys.readouterr().out)["basis"] == said["basis"]
+    assert main(["compare", "--json", "--policies", "ffd", "--gpus", "v100:2"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["sources"] == "1 replica (100% of the requests) measured" and row["gpus_at_upper_ends"] is None
 
 
 def test_a_map_edited_into_nonsense_fails_the_check(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,16 +220,16 @@ def test_a_map_that_no_machine_could_set_up_is_not_exported(here: Path, capsys: 
 
 def test_from_the_map_that_runs_nothing_moves_and_that_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["place", "-o", "before.json"]) == 0
-    assert " replicas move" not in capsys.readouterr().out
+    assert "Replicas to move" not in capsys.readouterr().out
     assert main(["place", "--from", "before.json"]) == 0
-    assert "0 of 1 replicas move" in capsys.readouterr().out
+    assert "Replicas to move: 0 of 1." in capsys.readouterr().out
     assert read_map(here / "map.json").predicted.moves == 0
 
 
 def test_on_a_fixed_fleet_it_says_what_any_map_could_serve(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "slo.csv").write_text("model,rate_rps,slo_ms\nnet,5000,100\n")
     assert main(["place", "--gpus", "v100:1", "--best-effort"]) == 1
-    assert "requests/s by any map" in capsys.readouterr().out
+    assert "within SLO; no map reaches more than" in capsys.readouterr().out
     predicted = read_map(here / "map.json").predicted
     assert predicted.upper_bound_goodput_rps is not None
     assert predicted.goodput_rps <= predicted.upper_bound_goodput_rps < 5000.0

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuprof.cli.output import Column, Format, number, print_rows
+from gpuprof.cli.number_format import number
+from gpuprof.cli.output import Column, Format, print_rows
 from gpuprof.cli.table import GAP, ColumnRole, ColumnText, lay_out_columns
 
 _WORDS = st.text("abc 0123456789,", max_size=30)

@@ -5,7 +5,14 @@ import json
 import pytest
 
 from gpuprof.domain.deployment import DeploymentMap, PlanAtEnds, parse_map
-from gpuprof.domain.map_sources import SourcePart, describe_basis, describe_bounds, describe_sources, split_by_source
+from gpuprof.domain.map_sources import (
+    SourcePart,
+    describe_basis,
+    describe_sources,
+    record_basis,
+    split_by_source,
+)
+from gpuprof.domain.map_summary import summarize_map
 from gpuprof.placement.contract import demand, problem
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.placement import Placement
@@ -56,16 +63,59 @@ def test_a_map_says_which_models_were_measured_and_what_other_ends_would_take() 
     assert describe_basis(with_ends(with_sources("measured", "measured"), None, part)) == text
 
 
-def test_a_bound_stands_beside_those_at_the_ends_where_they_differ() -> None:
-    measured = with_sources("measured", "measured")
-    assert describe_bounds(measured) == ""
-    same = PlanAtEnds(gpus=4, served_rps=40.0, lower_bound_gpus=4)
-    text = "at least 4 needed by any map by these estimates"
-    assert describe_bounds(with_ends(measured, None, same, 4)) == text
-    fewer, more = (PlanAtEnds(served_rps=40.0, lower_bound_gpus=count) for count in (3, 5))
-    assert (
-        describe_bounds(with_ends(measured, fewer, more, 4)) == f"{text} (3 at their lower ends, 5 at their upper ends)"
-    )
+def test_programs_get_what_a_map_rests_on_and_both_ends() -> None:
+    half = with_sources("measured", "roofline, uncalibrated")
+    lower, upper = (PlanAtEnds(gpus=count, served_rps=40.0, lower_bound_gpus=count) for count in (1, 6))
+    said = record_basis(with_ends(half, lower, upper))
+    assert said["sources"] == [
+        {"kind": "measured", "replicas": 1, "rate_rps": 30.0, "part": 0.75},
+        {"kind": "predicted", "replicas": 1, "rate_rps": 10.0, "part": 0.25},
+    ]
+    assert said["measured_models"] == {"plain": {"measured": 1, "models": 2}}
+    assert (said["at_lower_ends"], said["at_upper_ends"]) == (lower.model_dump(), upper.model_dump())
+    assert "1 of 2 models measured on plain; at the lower ends" in str(said["text"])
+    assert record_basis(half)["at_upper_ends"] is None
+
+
+def with_prediction(deployment: DeploymentMap, **said: object) -> DeploymentMap:
+    return deployment.model_copy(update={"predicted": deployment.predicted.model_copy(update=said)})
+
+
+def test_a_map_is_summed_up_in_a_few_sentences() -> None:
+    figures = {"cost_per_hour": 3.4309, "internal_slack": 0.13, "external_fragmentation": 0.63, "goodput_rps": 40.0}
+    measured = with_prediction(with_sources("measured", "interpolated"), **figures, lower_bound_gpus=1, moves=1)
+    unused = "Unused: 13% of allocated shares; 63% of the GPU unallocated."
+    said = f"1 × plain ($3.43/h), proven minimum. 40 of 40 requests/s within SLO. {unused} Replicas to move: 1 of 2."
+    assert summarize_map(measured) == said
+    guessed = with_prediction(with_sources("measured", "roofline"), **figures, lower_bound_gpus=1)
+    assert summarize_map(guessed).startswith("1 × plain ($3.43/h), minimum by these estimates. 40 of 40")
+
+
+def test_a_bound_below_the_map_stands_beside_those_at_the_ends_where_they_differ() -> None:
+    measured = with_prediction(with_sources("measured", "measured"), gpus=4, cost_per_hour=None)
+    assert summarize_map(measured).startswith("1 × plain. ")
+    same = PlanAtEnds(gpus=4, served_rps=40.0, lower_bound_gpus=3)
+    assert summarize_map(with_ends(measured, None, same, 3)).startswith("1 × plain, at least 3 needed. ")
+    fewer, more = (PlanAtEnds(served_rps=40.0, lower_bound_gpus=count) for count in (2, 5))
+    words = "1 × plain, at least 3 needed (at least 2 at their lower ends, 5 at their upper ends). "
+    assert summarize_map(with_ends(measured, fewer, more, 3)).startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("goodput_rps", "most", "said"),
+    [
+        (39.996, None, "39.99 of 40.00 requests/s within SLO."),
+        (40.0 - 1e-9, 40.0, "40 of 40 requests/s within SLO."),
+        (30.0, 35.0, "30 of 40 requests/s within SLO; no map reaches more than 35."),
+    ],
+)
+def test_what_is_missing_is_not_rounded_away(goodput_rps: float, most: float | None, said: str) -> None:
+    given = with_sources("measured", "measured")
+    assert said in summarize_map(with_prediction(given, goodput_rps=goodput_rps, upper_bound_goodput_rps=most))
+
+
+def test_a_map_without_devices_is_summed_up_too() -> None:
+    assert summarize_map(to_map(GIVEN, Placement("nobody", ()))).startswith("No devices")
 
 
 @pytest.mark.parametrize(

@@ -103,5 +103,15 @@ def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: p
     assert (table["interval_factor"] > 1.0).all() and table["utilization_pct"].between(0.1, 100.0).all()
     assert (table["gpus_at_upper_end"] >= table["gpus"]).all() and (table["gpus"] >= 1).all()
     assert main(["compare", "--by", "gpu", "--gpus", "t4,l4", "--policies", "ffd", "--json"]) == 0
-    assert [row["device"] for row in json.loads(capsys.readouterr().out)] == ["t4", "l4"]
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["device"] for row in rows] == ["t4", "l4"]
+    for row in rows:  # without --confidence, too
+        assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_end"]
+        assert row["sources"].endswith("predicted")
+    assert main(["compare", "--gpus", "l4", "--policies", "ffd", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["gpus_at_lower_ends"] <= row["gpus"] <= row["gpus_at_upper_ends"]
+    assert main(["compare", "--gpus", "l4", "--policies", "ffd"]) == 0
+    said = capsys.readouterr().out
+    assert "at upper ends" in said and "predicted" in said
     assert main(["compare", "--by", "gpu", "--policies", "ffd,optimal"]) == 3

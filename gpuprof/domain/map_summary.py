@@ -1,0 +1,96 @@
+"""What a map comes to, in a few sentences: devices and their cost, goodput, what is unused, bounds and moves."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from gpuprof.domain.deployment import DeploymentMap
+from gpuprof.domain.map_sources import is_observed
+
+#: What sums of costs and rates may be off by.
+_ROUNDING = 1e-6
+#: From here on rates are shown without a fraction.
+_WHOLE_RPS = 1000.0
+
+
+def summarize_map(deployment: DeploymentMap) -> str:
+    """Return ``"1 × a100-80 ($3.43/h), proven minimum. 3,149 of 3,150 requests/s within SLO. Unused: …"``."""
+    return " ".join(filter(None, (_devices(deployment), _goodput(deployment), _unused(deployment), _moves(deployment))))
+
+
+def _devices(deployment: DeploymentMap) -> str:
+    kinds = Counter(gpu.device for node in deployment.nodes for gpu in node.gpus)
+    text = " + ".join(f"{count:,} × {name}" for name, count in kinds.items()) or "No devices"
+    if deployment.predicted.cost_per_hour is not None:
+        text += f" (${deployment.predicted.cost_per_hour:,.2f}/h)"
+    return f"{text}{_bound(deployment, kinds)}."
+
+
+def _bound(deployment: DeploymentMap, kinds: Counter[str]) -> str:
+    """Return whether fewer devices, or several kinds for less money, could do; bounds are of the estimates."""
+    said = deployment.predicted
+    texts, proven = [], False
+    if said.lower_bound_gpus is not None and len(kinds) < 2:
+        proven = said.gpus <= said.lower_bound_gpus
+        if not proven:
+            texts.append(f"at least {said.lower_bound_gpus:,} needed")
+    if said.lower_bound_cost_per_hour is not None and said.cost_per_hour is not None and len(kinds) > 1:
+        proven = said.cost_per_hour <= said.lower_bound_cost_per_hour * (1.0 + _ROUNDING)
+        if not proven:
+            texts.append(f"at least ${said.lower_bound_cost_per_hour:,.2f}/h needed")
+    if proven and kinds:
+        texts.append("proven minimum" if is_observed(deployment) else "minimum by these estimates")
+    elif texts and not is_observed(deployment):
+        texts.append("by these estimates")
+    ends = [
+        f"{end.lower_bound_gpus:,} at their {name} ends"
+        for name, end in (("lower", said.at_lower_ends), ("upper", said.at_upper_ends))
+        if end is not None
+        and said.lower_bound_gpus is not None
+        and end.lower_bound_gpus not in (None, said.lower_bound_gpus)
+    ]
+    text = " ".join(texts) + (f" (at least {', '.join(ends)})" if ends else "")
+    return f", {text.strip()}" if text else ""
+
+
+def _goodput(deployment: DeploymentMap) -> str:
+    asked = math.fsum(model.rate_rps for model in deployment.models.values())
+    goodput = min(deployment.predicted.goodput_rps, asked)
+    decimals = 0 if asked >= _WHOLE_RPS or (_is_whole(asked) and _is_whole(goodput)) else 2
+    wanted = f"{asked:,.{decimals}f}"
+    # What is missing must not be rounded away.
+    within = wanted if goodput >= asked * (1.0 - _ROUNDING) else f"{_round_down(goodput, decimals):,.{decimals}f}"
+    text = f"{within} of {wanted} requests/s within SLO"
+    most = deployment.predicted.upper_bound_goodput_rps
+    if most is not None and most < asked * (1.0 - _ROUNDING):
+        text += f"; no map reaches more than {most:,.{decimals}f}"
+        text += "" if is_observed(deployment) else " by these estimates"
+    return f"{text}."
+
+
+def _round_down(value: float, decimals: int) -> float:
+    scale = 10.0**decimals
+    return math.floor(value * scale) / scale
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) < _ROUNDING
+
+
+def _unused(deployment: DeploymentMap) -> str:
+    said = deployment.predicted
+    if said.internal_slack is None or said.external_fragmentation is None or not said.gpus:
+        return ""
+    kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
+    noun = "CPU" if all(kind.startswith("cpu") for kind in kinds) else "GPU"
+    whole = noun if said.gpus == 1 else f"{noun}s"
+    return (
+        f"Unused: {100 * said.internal_slack:.0f}% of allocated shares; "
+        f"{100 * said.external_fragmentation:.0f}% of the {whole} unallocated."
+    )
+
+
+def _moves(deployment: DeploymentMap) -> str:
+    moves, total = deployment.predicted.moves, sum(1 for _ in deployment.places())
+    return "" if moves is None else f"Replicas to move: {moves:,} of {total:,}."
