@@ -21,10 +21,11 @@ class PeerMissingError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment: its name, and what pip is asked to install there."""
+    """A virtual environment: its name, and what pip is asked to install there; ``alone`` without what that asks for."""
 
     name: str
     packages: tuple[str, ...]
+    alone: tuple[str, ...] = ()
 
     def python(self, cache: Path = CACHE) -> Path:
         """Return its interpreter; it is made when it is first asked for.
@@ -36,24 +37,26 @@ class Environment:
         """
         home = cache / self.name
         python, mark = home / "bin" / "python", home / _MARK
-        wanted = json.dumps(self.packages)
+        wanted = json.dumps((self.packages, self.alone))
         if mark.is_file() and mark.read_text() == wanted:
             return python
         venv.create(home, with_pip=True, clear=True)
         self._refuse_cuda(python)
-        self._pip(python, "--quiet")
+        self._pip(python, *self.packages)
+        if self.alone:
+            self._pip(python, "--no-deps", *self.alone)
         mark.write_text(wanted)
         return python
 
     def _refuse_cuda(self, python: Path) -> None:
-        report = json.loads(self._pip(python, "--quiet", "--dry-run", "--report", "-"))
+        report = json.loads(self._pip(python, "--dry-run", "--report", "-", *self.packages))
         names = [entry["metadata"]["name"].lower() for entry in report["install"]]
         heavy = sorted(name for name in names if _UNWANTED.fullmatch(name))
         if heavy:
             raise PeerMissingError(f"{self.name} would bring {', '.join(heavy)}")
 
-    def _pip(self, python: Path, *options: str) -> str:
-        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *options, *self.packages]
+    def _pip(self, python: Path, *words: str) -> str:
+        command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--quiet", *words]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["pip failed"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import os
 import signal
@@ -20,18 +19,12 @@ import numpy as np
 import psutil
 
 from bench.peers.environment import CACHE, Environment, PeerMissingError
+from bench.peers.ports import Ports
+from bench.peers.triton import triton_command
 
 _ROOT = Path(__file__).resolve().parents[2]
 _START_S = 90.0
 _END_S = 20.0
-
-
-@dataclass(frozen=True)
-class Ports:
-    """Where a peer listens."""
-
-    http: int
-    grpc: int
 
 
 #: Given the interpreter, the model, the number of workers, the ports and a directory: the command.
@@ -47,8 +40,8 @@ class Peer:
     name : str
     environment : Environment
     command : Command
-    request : callable
-        Given a tensor: path, type of content and body of an HTTP request.
+    request : callable or None
+        Given a tensor: path, type of content and body of an HTTP request; None: it takes the requests that ours takes.
     speaks_grpc : bool
         Whether it has the Open Inference Protocol over gRPC.
     largest_http : int or None
@@ -58,21 +51,23 @@ class Peer:
     name: str
     environment: Environment
     command: Command
-    request: Callable[[bytes], tuple[str, str, bytes]]
+    request: Callable[[bytes], tuple[str, str, bytes]] | None
     speaks_grpc: bool = False
     largest_http: int | None = None
 
-    def http_request(self, tensor: bytes) -> bytes:
-        """Return a whole HTTP request."""
+    def http_request(self, tensor: bytes, ours: bytes) -> bytes:
+        """Return a whole HTTP request with a tensor; ``ours`` is the request that our server is sent."""
+        if self.request is None:
+            return ours
         path, kind, body = self.request(tensor)
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
         return head.encode() + body
 
     @contextmanager
     def serve(
-        self, model: str, workers: int, tensor: bytes, cache: Path = CACHE
+        self, model: str, workers: int, request: bytes, cache: Path = CACHE
     ) -> Iterator[tuple[psutil.Process, Ports]]:
-        """Run it with so many workers, and wait until it answers a request with this tensor.
+        """Run it with so many workers, and wait until it answers this HTTP request.
 
         Raises
         ------
@@ -92,22 +87,18 @@ class Peer:
                 start_new_session=True,
             )
             try:
-                self._wait(process, ports.http, tensor, directory / "log")
+                self._wait(process, ports.http, request, directory / "log")
                 yield psutil.Process(process.pid), ports
             finally:
                 _end(process)
 
-    def _wait(self, process: subprocess.Popen[bytes], port: int, tensor: bytes, log: Path) -> None:
-        path, kind, body = self.request(tensor)
+    def _wait(self, process: subprocess.Popen[bytes], port: int, request: bytes, log: Path) -> None:
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and process.poll() is None:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-            with suppress(OSError, http.client.HTTPException):
-                connection.request("POST", path, body, {"Content-Type": kind})
-                if connection.getresponse().status == 200:
-                    connection.close()
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+                connection.sendall(request)
+                if connection.recv(12, socket.MSG_WAITALL)[9:] == b"200":
                     return
-            connection.close()
             time.sleep(0.2)
         last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
         raise PeerMissingError(f"{self.name} does not answer: {last[:200]}")
@@ -173,6 +164,14 @@ def _body(tensor: bytes) -> tuple[str, str, bytes]:
 
 _RUNTIME = ("onnxruntime", "numpy")
 PEERS = (
+    Peer(
+        "triton",
+        # The wheel has Triton's own server and its Python backend; what it asks for besides is for its Python API.
+        Environment("triton", _RUNTIME, ("nvidia-pytriton",)),
+        triton_command,
+        None,
+        speaks_grpc=True,
+    ),
     Peer("litserve", Environment("litserve", ("litserve", *_RUNTIME)), _module("bench.peers.litserve_app"), _base64),
     Peer("ray", Environment("ray", ("ray[serve]", *_RUNTIME)), _module("bench.peers.ray_app"), _body),
     Peer(
