@@ -195,3 +195,16 @@ def test_no_two_public_classes_share_a_name() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     assert {name: places for name, places in found.items() if len(places) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["gpuprof", "bench"])
+def test_what_runs_a_module_stands_at_its_end(folder: str) -> None:
+    """A name that is defined below it is not there yet when the module is run."""
+    for path in sorted((PACKAGE.parent / folder).rglob("*.py")):
+        statements = ast.parse(path.read_text()).body
+        runs = [
+            number
+            for number, one in enumerate(statements)
+            if isinstance(one, ast.If) and "__main__" in ast.dump(one.test)
+        ]
+        assert runs in ([], [len(statements) - 1]), path

@@ -153,7 +153,7 @@ def compare(
             fleet=demands.devices(),
             db=demands.db,
             policies=policies.names(),
-            options=rules.planning_options(policies.time_limit, policies.seed, dims=demands.dims()),
+            options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )
@@ -177,7 +177,7 @@ def _compare_gpus(
             fleet=demands.devices(),
             db=demands.db,
             policy=policies.only_name(),
-            options=rules.planning_options(policies.time_limit, policies.seed),
+            options=rules.planning_options(policies.time_limit, policies.seed, demands.dims()),
             progress=lambda step: bar.update(task, total=step.total, completed=step.done),
             note=say_note,
         )

@@ -63,7 +63,7 @@ def place(
             fleet=demands.devices(),
             db=demands.db,
             policy=policy.make_policy(),
-            options=rules.planning_options(policy.time_limit, policy.seed, output.created, demands.dims()),
+            options=rules.planning_options(policy.time_limit, policy.seed, demands.dims(), output.created),
             previous=output.previous,
             output=output.map_output(),
             progress=show,

@@ -95,7 +95,7 @@ class PlanningRuleOptions:
     strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
 
     def planning_options(
-        self, time_limit_s: float | None, seed: int, created: str | None = None, dims: Mapping[str, int] | None = None
+        self, time_limit_s: float | None, seed: int, dims: Mapping[str, int], created: str | None = None
     ) -> PlanningOptions:
         """Return them, with how policies are to search and when the map is made, as the pipeline takes them."""
         from gpuprof.pipeline.planning_options import PlanningOptions
@@ -115,5 +115,5 @@ class PlanningRuleOptions:
             runtime=self.runtime,
             device_file=self.device_file,
             strict=self.strict,
-            dims=dims or {},
+            dims=dims,
         )

@@ -155,7 +155,7 @@ def _interval_factor(problem: Problem, entry: FleetEntry, deployment: Deployment
         except InputError:
             return None
         if figure.high is None:
-            if figure.source != "measured":
+            if not figure.is_observed:
                 return None
             factors.append(1.0)
         else:

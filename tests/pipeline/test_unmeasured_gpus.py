@@ -16,7 +16,7 @@ from gpuprof.domain.demand import Demand, Slo
 from gpuprof.errors import InputError
 from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
-from tests.small_models import write_model
+from tests.small_models import write_model, write_text_model
 
 FAST = PlanningOptions(max_batch=2, time_limit_s=1.0)
 PRICED = [name for name, one in devices().items() if one.price_per_hour is not None]
@@ -115,3 +115,21 @@ def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: p
     said = capsys.readouterr().out
     assert "at upper ends" in said and "predicted" in said
     assert main(["compare", "--by", "gpu", "--policies", "ffd,optimal"]) == 3
+
+
+def test_sizes_of_free_dimensions_reach_place_and_both_comparisons(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_text_model(here / "text.onnx")
+    (here / "slo.csv").write_text("model,rate_rps,slo_ms\ntext.onnx,100,50\n")
+    for verb in (
+        ["place", "--policy", "ffd"],
+        ["compare", "--policies", "ffd"],
+        ["compare", "--by", "gpu", "--policies", "ffd"],
+    ):
+        assert main([*verb, "--gpus", "t4", "--max-batch", "1", "--dim", "seq=8192", "--json"]) == 0
+        long = capsys.readouterr()
+        assert main([*verb, "--gpus", "t4", "--max-batch", "1", "--dim", "seq=16", "--json"]) == 0
+        short = capsys.readouterr()
+        assert "seq" not in long.err + short.err, "a size that was given is not assumed"
+        assert long.out != short.out

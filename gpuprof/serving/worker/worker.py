@@ -123,10 +123,6 @@ def warm_sizes(batch: int, provider: str) -> tuple[int, ...]:
     return tuple(sorted({2**power for power in range(batch.bit_length())} | {batch}))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int, provider: str) -> Runtime:
     """Load what stands at ``path``: an ONNX file, or ``null:SIZE``.
 
@@ -140,3 +136,7 @@ def open_runtime(name: str, version: str, path: str, *, batch: int, threads: int
     if provider == ORT_CUDA:
         return BoundRuntime(name, version, Path(path), batch, threads, provider)
     return OnnxRuntime(name, version, Path(path), batch, threads, provider)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

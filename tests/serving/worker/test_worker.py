@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from onnx import helper
 
 from gpuprof.runtime.providers import ORT_CPU, ORT_CUDA, TORCH_CUDA
-from gpuprof.serving.transport.rendezvous import RendezvousKey
-from gpuprof.serving.transport.wire import BlockingStream, Kind
+from gpuprof.serving.machine.launcher import WorkerOrder, start_worker
+from gpuprof.serving.transport.frame_connection import FrameConnection
+from gpuprof.serving.transport.rendezvous import Rendezvous, RendezvousKey
+from gpuprof.serving.transport.wire import BlockingStream, Frame, Kind
 from gpuprof.serving.worker import worker
 from gpuprof.serving.worker.worker import warm_sizes
 from tests.reruns import serves_in_real_time
+from tests.small_models import write_model
 
 pytestmark = serves_in_real_time
 
@@ -69,3 +75,48 @@ def test_nor_does_it_fail_when_nobody_is(router: socket.socket) -> None:
 def test_on_a_gpu_every_batch_size_is_run_before_it_is_served() -> None:
     assert warm_sizes(6, ORT_CUDA) == warm_sizes(6, TORCH_CUDA) == (1, 2, 3, 4, 5, 6)
     assert warm_sizes(6, ORT_CPU) == (1, 2, 4, 6) and warm_sizes(1, ORT_CUDA) == (1,)
+
+
+class _Router:
+    """The router's end: sends an order to who joins, and keeps what it answers."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        self._order = order
+        self._connection: FrameConnection | None = None
+        self.answered: asyncio.Future[Frame | None] = asyncio.get_running_loop().create_future()
+
+    def on_join(self, connection: FrameConnection, said: dict[str, Any]) -> None:
+        self._connection = connection
+        connection.send(Kind.RUN, self._order.to_message())
+
+    def receive(self, frame: Frame) -> None:
+        self.answered.set_result(frame)
+        assert self._connection is not None
+        self._connection.abort()
+
+    def on_close(self) -> None:
+        if not self.answered.done():
+            self.answered.set_result(None)
+
+
+def test_one_in_a_fresh_interpreter_loads_its_model_and_ends_with_its_router(tmp_path: Path) -> None:
+    """GPUs' workers and those of a machine that cannot fork are started so."""
+    path = write_model(
+        tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], {"x": ["N", 4]}, {"y": ["N", 4]}
+    )
+
+    async def start() -> tuple[Frame | None, int]:
+        rendezvous = Rendezvous()
+        key = await rendezvous.open_local()
+        router = _Router(WorkerOrder("relu", "1", str(path), 2))
+        rendezvous.expect("7", router)
+        process = start_worker("7", WorkerOrder("relu", "1", str(path), 2), key, None)
+        try:
+            answer = await asyncio.wait_for(router.answered, 60.0)
+            return answer, await asyncio.to_thread(process.wait, 60.0)
+        finally:
+            process.kill()
+            rendezvous.close()
+
+    answer, code = asyncio.run(start())
+    assert answer is not None and answer.kind == Kind.READY and code == 0
