@@ -38,13 +38,17 @@ def most_within_rps(server: BatchServer, limit_ms: float, percent: float) -> flo
     answers at most n P(S <= limit) / E[S] of them. All replicas together answer ``percent`` of the requests in time,
     so that each stands for no more than its part over that; and none serves more than its full batches.
     """
+    throughputs = [1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1)]
+    in_time = max(all_ * part for all_, part in zip(throughputs, _parts_in_time(server, limit_ms), strict=True))
+    return min(max(throughputs), in_time / (percent / 100.0 - _SLACK))
+
+
+def _parts_in_time(server: BatchServer, limit_ms: float) -> list[float]:
+    """Return what part of the batches of 1, 2, … takes no longer than the limit."""
     left_ms, cv = limit_ms - server.overhead_ms, server.latency_cv
-    full = max(1000.0 * n * server.processes / ms for n, ms in enumerate(server.latency_ms, 1))
-    in_time = 0.0
-    for n, ms in enumerate(server.latency_ms, 1):
-        within = float(ms <= left_ms) if cv < 1e-3 else float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2))
-        in_time = max(in_time, 1000.0 * n * server.processes * within / ms)
-    return min(full, in_time / (percent / 100.0 - _SLACK))
+    if cv < 1e-3:
+        return [float(ms <= left_ms) for ms in server.latency_ms]
+    return [float(gammainc(cv**-2, max(0.0, left_ms / ms) * cv**-2)) for ms in server.latency_ms]
 
 
 class BoundingSegments(Segments):
@@ -128,8 +132,9 @@ class PooledSegments(Segments):
         if ceiling >= rate and super()._in_time(demand, server, rate):
             return rate
         capacity = server.capacity_rps
-        if not ceiling or ceiling < least_rps:
-            return 0.0
+        parts = _parts_in_time(server, demand.slo.latency_ms)
+        if not ceiling or ceiling < least_rps or max(parts) < demand.slo.percentile / 100.0 - _SLACK:
+            return 0.0  # of equal replicas none makes up for what the others are late with
         each = min(_LIKELY * ceiling, rate * _LESS)
         count, best = 0, 0.0
         for _ in range(_ROUNDS):

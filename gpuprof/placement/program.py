@@ -132,7 +132,7 @@ class Program:
         entries = self._entries
         return Columns(
             costs=np.array(self._costs),
-            highs=np.array([high for _, high in self._limits]),
+            highs=np.array([high for _, high in self._limits], dtype=float),
             integer=np.array(self._integer, dtype=bool),
             starts=np.cumsum([0, *map(len, entries)]),
             rows=np.array([row for own in entries for row in own], dtype=np.int32),

@@ -185,7 +185,7 @@ def test_export_writes_its_files_below_a_folder(here: Path) -> None:
 
 
 def test_the_command_line_has_the_functions_defaults() -> None:
-    options = PlanningRuleOptions().planning_options(None, 0)
+    options = PlanningRuleOptions().planning_options(None, 0, {})
     assert options == PlanningOptions()
     assert MapOptions().map_output() == MapOutput()
     assert {one.name for one in fields(MapOutput)} - {"path"} <= {one.name for one in fields(MapOptions)}

@@ -34,6 +34,9 @@ from gpuprof.placement.segment import Segment, Segments
 _MOST_DEMANDS = 40
 #: Guesses are made for demands that fill so many devices at most: to others a part of a device is next to nothing.
 _MOST_DEVICES = 100
+#: A segment that serves this part of its demand serves nothing: next to a slow batch of great variation, queues bound
+#: what is in time by rates of 1e-40 requests/s, of which no program can count how many it takes.
+_NOTHING = 1e-15
 
 Choices = Mapping[str, tuple[Segment, ...]]
 _Place = tuple[str, str, Share]
@@ -165,7 +168,11 @@ class CandidateSegments:
         return self._for_all_alike(
             {
                 model: _drop_dominated(
-                    tuple(self._at_best(one, rates[model]) for one in self._could_be(model, guessing=guessing))
+                    tuple(
+                        self._at_best(one, rates[model])
+                        for one in self._could_be(model, guessing=guessing)
+                        if one.capacity_rps > _NOTHING * rates[model]
+                    )
                 )
                 for model in self._sure
                 if model in rates

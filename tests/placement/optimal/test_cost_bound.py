@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
 from bench.placement_problems import Key, TableEstimator
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
-from gpuprof.placement.contract import ExponentialQueue, sliced_device
+from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.placement.contract import ExponentialQueue, plain_device, sliced_device
+from gpuprof.placement.optimal.candidates import CandidateSegments
 from gpuprof.placement.optimal.cost_bound import with_cost_bound
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
+from gpuprof.placement.policies import make_policy
+from gpuprof.placement.pooled_segment import BoundingSegments
 from gpuprof.placement.problem import Options, Problem
 from gpuprof.placement.segment import Segments
 
@@ -21,3 +30,28 @@ def test_parts_of_an_instance_that_do_as_much_as_the_whole_are_in_the_bound_howe
     gpu = PlacedGpu(device.name, (PlacedPartition((replica, replica), "7g.80gb", 0),))
     bounded = with_cost_bound(problem, Segments(problem), Placement("test", (gpu, gpu)))
     assert bounded.lower_bound_gpus == 2
+
+
+@dataclass(frozen=True)
+class _VaryingEstimator(TableEstimator):
+    """Of batches whose times vary by a twelfth."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        return replace(super().estimate(model, device, batch, share, beside, processes), latency_cv=1 / 12)
+
+
+def test_a_share_under_which_a_batch_is_hardly_ever_in_time_is_no_candidate() -> None:
+    """Bounds allow it 1e-48 requests/s, and programs cannot count how many of it a demand takes."""
+    device, whole, small = plain_device(), Share(100.0), Share(2.5)
+    rows: dict[Key, tuple[float, int]] = {
+        (device.name, "m", 1, whole): (20.0, 2**30),
+        (device.name, "m", 1, small): (544.0, 2**30),
+    }
+    demands = (Demand("m", 100.0, Slo(137.0)),)
+    problem = Problem(demands, Fleet((FleetEntry(device, 1),)), _VaryingEstimator(rows), BatchQueue(), Options())
+    offered = CandidateSegments(problem, BoundingSegments(problem)).optimistic_segments(demands)
+    assert {segment.share for segment in offered["m"]} == {whole}
+    found = make_policy("optimal").place(problem)
+    assert 30.0 < found.rates_rps()["m"] < 50.0 and found.upper_bound_goodput_rps is not None
