@@ -270,7 +270,7 @@ for name in sys.argv[1:]:
 (cd "$out" && "$python" -c "$demand" $shared) >"$out/slo.csv" 2>"$out/05-slo.log"
 if [ "$(wc -l <"$out/slo.csv")" -gt 1 ]; then # where HiGHS is missing, a policy that needs no solver
   here=(--best-effort --gpus "$device:1" --slo-file slo.csv -o map.json)
-  gpuprof 05-place 60 place "${here[@]}"
+  gpuprof 05-place 60 place "${here[@]}" --time-limit 30
   [ -e "$out/map.json" ] || gpuprof 05-place-ffd 60 place "${here[@]}" --policy ffd
 fi
 if [ -e "$out/map.json" ] && [ ! -e "$out/done/05-load" ]; then
