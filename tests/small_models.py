@@ -70,3 +70,60 @@ def write_text_model(path: Path, width: int = 64, tokens: int = 256) -> Path:
         {"table": floats(tokens, width), "w": floats(width, width)},
         types={"ids": TensorProto.INT64},
     )
+
+
+def write_classifier(path: Path) -> Path:
+    """Write a model of ``ai.onnx.ml`` as scikit-learn's converter does: scaled numbers, a label, a map of scores each.
+
+    Its input is ``x`` of shape [batch, 2], its outputs are ``label`` and ``scores``, a map of 7 and 9 for each item.
+    """
+    own = "ai.onnx.ml"
+    nodes = [
+        helper.make_node("Scaler", ["x"], ["scaled"], domain=own, offset=[0.0, 0.0], scale=[1.0, 1.0]),
+        helper.make_node(
+            "LinearClassifier", ["scaled"], ["label", "table"], domain=own, classlabels_ints=[7, 9],
+            coefficients=[1.0, 0.0, 0.0, 1.0], intercepts=[0.0, 0.0], post_transform="NONE",
+        ),
+        helper.make_node("ZipMap", ["table"], ["scores"], domain=own, classlabels_int64s=[7, 9]),
+    ]  # fmt: skip
+    scores = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    outputs = [
+        helper.make_tensor_value_info("label", TensorProto.INT64, ["batch"]),
+        helper.make_value_info("scores", helper.make_sequence_type_proto(scores)),
+    ]
+    return _write_graph(path, nodes, {"x": TensorProto.FLOAT}, ["batch", 2], outputs)
+
+
+def write_encoder(path: Path) -> Path:
+    """Write a model of texts: ``city`` [batch, 1], one of three, and ``y``, which of them it is."""
+    nodes = [
+        helper.make_node(
+            "OneHotEncoder", ["city"], ["y"], domain="ai.onnx.ml", cats_strings=["oslo", "rome", "lima"], zeros=0
+        )
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1, 3])]
+    return _write_graph(path, nodes, {"city": TensorProto.STRING}, ["batch", 1], outputs)
+
+
+def write_splitter(path: Path) -> Path:
+    """Write a model whose output ``parts`` is a sequence of the rows of its input ``x`` [batch, 2]."""
+    nodes = [helper.make_node("SplitToSequence", ["x"], ["parts"], axis=0)]
+    part = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    outputs = [helper.make_value_info("parts", helper.make_sequence_type_proto(part))]
+    return _write_graph(path, nodes, {"x": TensorProto.FLOAT}, ["batch", 2], outputs)
+
+
+def _write_graph(
+    path: Path,
+    nodes: Sequence[NodeProto],
+    inputs: Mapping[str, int],
+    dims: Dims,
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> Path:
+    infos = [helper.make_tensor_value_info(name, kind, dims) for name, kind in inputs.items()]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    model = helper.make_model(
+        helper.make_graph(list(nodes), "test", infos, list(outputs)), opset_imports=opsets, ir_version=8
+    )
+    onnx.save(model, path)
+    return path

@@ -128,6 +128,9 @@ class ModelGraph:
         Those of them that nobody gave a size, and that were taken at a usual one.
     guessed : tuple of str
         Those of which no size is usual: what is said of the model at this one may be far from what it is used at.
+    unread : str
+        Why its ops cannot be known without running it; then it has its inputs alone, and can only be measured. Empty:
+        they are known.
     """
 
     name: str
@@ -142,6 +145,7 @@ class ModelGraph:
     sizes: Sizes = ()
     assumed: tuple[str, ...] = ()
     guessed: tuple[str, ...] = ()
+    unread: str = ""
 
     @property
     def sized_name(self) -> str:

@@ -206,6 +206,7 @@ class DatabaseEstimator:
         """
         known = self._find_model(model)
         if self._work(known) is None:
+            _require_readable(known)
             raise InputError(f"the ONNX file of {model} is not there", "give the file instead of the name")
         return self._graph(known, batch)
 
@@ -302,6 +303,7 @@ class DatabaseEstimator:
             return None
         shape = self._shape(known, device)
         if shape is None:
+            _require_readable(known)
             said = " and ".join(sorted(describe_sizes(one.sizes) for one in measured))
             raise InputError(
                 f"{known.model} was measured on {device.name} at {said}, which says nothing of "
@@ -360,6 +362,7 @@ class DatabaseEstimator:
                     f"every measurement of {known.name} on {device.name} failed, the last: {failed[-1]}",
                     "profile it again, at a smaller batch or under a larger share",
                 )
+            _require_readable(known)
             raise InputError(
                 f"{known.name} was not measured on {device.name} and its ONNX file is not there",
                 f"give the file, or choose {' or '.join(sorted(known.points)) or 'a device it was measured on'}",
@@ -546,12 +549,13 @@ class DatabaseEstimator:
 
     def _of_file(self, name: str, sizes: Sizes, path: Path) -> MeasuredModel:
         """Return what is known of a file: what was measured of its content, or of the copy that takes any batch."""
-        from gpuprof.graph.load import load_graph, only_batch, require_sizes
+        from gpuprof.graph.load import load_runnable, only_batch, require_sizes
         from gpuprof.runtime.free_batch import freed_copy
 
         path = (self._copies and freed_copy(path, self._copies)) or path
-        graph = load_graph(path, only_batch(path) or 1, dims=dict(sizes))
-        file = MeasuredModel(name, str(path), graph.sha256, graph.weight_bytes)
+        graph = load_runnable(path, only_batch(path) or 1, dims=dict(sizes))
+        weight_bytes = None if graph.unread else graph.weight_bytes
+        file = MeasuredModel(name, str(path), graph.sha256, weight_bytes)
         same = {one.sizes: _as_file(one, file) for one in self._measured.values() if one.sha256 == graph.sha256}
         return choose_sizes(name, same, sizes) if same else unmeasured_at(file, name, require_sizes(graph).sizes)
 
@@ -605,6 +609,22 @@ def _read_work(known: MeasuredModel) -> WorkByBatch | None:
     except InputError:
         return None
     return work if known.sha256 in (None, work.graph.sha256) else None
+
+
+def _require_readable(known: MeasuredModel) -> None:
+    """Do nothing where the file of a model is gone, has become another, or says what its ops cost.
+
+    Raises
+    ------
+    InputError
+        As `gpuprof.graph.load.load_graph`: why nothing can be estimated from its graph.
+    """
+    from gpuprof.graph.file import read_onnx
+    from gpuprof.graph.load import load_graph, only_batch
+
+    path = Path(known.path or "")
+    if path.is_file() and known.sha256 in (None, read_onnx(path).sha256):
+        load_graph(path, only_batch(path) or 1, dims=dict(known.sizes))
 
 
 def _figure(value: float, source: str, error: float | None) -> Figure:

@@ -11,6 +11,7 @@ from onnx.helper import tensor_dtype_to_np_dtype
 
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.graph.file import elem_type
+from gpuprof.graph.known_texts import KnownTexts, read_known_texts
 
 Array = npt.NDArray[np.generic]
 
@@ -24,13 +25,16 @@ _LOOKUPS = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
 _RECURRENT = {"LSTM", "GRU", "RNN"}
 #: Without a table to look up, indices and flags are 0 or 1, which nothing can be too small for.
 _UNBOUNDED = 2
+#: What texts are made of for models that name none, and how many words a text has.
+_UNKNOWN_TEXTS = ("alpha", "beta", "gamma", "delta")
+_WORDS = 8
 
 
 def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
     """Return an array for each input of ``graph``, the same for the same seed.
 
     Floats are standard normal; integers are below the sizes of the tables that they index; masks are all ones (every
-    token counts); positions count up; lengths of sequences are full.
+    token counts); positions count up; lengths of sequences are full. Texts are of those that the model tells apart.
 
     Parameters
     ----------
@@ -43,14 +47,32 @@ def random_inputs(graph: ModelGraph, seed: int = 0) -> dict[str, Array]:
         With the inputs' shapes and types.
     """
     limits = _index_limits(graph)
-    return {tensor.name: _array(tensor, limits.get(tensor.name), seed) for tensor in graph.inputs}
+    has_texts = any(tensor.dtype == "string" for tensor in graph.inputs)
+    known = read_known_texts(Path(graph.path)) if has_texts and Path(graph.path).is_file() else {}
+    return {
+        tensor.name: _texts(tensor, known.get(tensor.name), seed)
+        if tensor.dtype == "string"
+        else _array(tensor, limits.get(tensor.name), seed)
+        for tensor in graph.inputs
+    }
+
+
+def _texts(tensor: Tensor, known: KnownTexts | None, seed: int) -> Array:
+    """Return texts that the model knows, several words each where it looks for words."""
+    random = _generator(tensor, seed)
+    choices = known.texts if known else _UNKNOWN_TEXTS
+    words = _WORDS if known is None or known.are_words else 1
+    texts = [" ".join(random.choice(choices, words)) for _ in range(tensor.elements)]
+    return np.array(texts, dtype=object).reshape(tensor.shape)
+
+
+def _generator(tensor: Tensor, seed: int) -> np.random.Generator:
+    return np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
 
 
 def _array(tensor: Tensor, limit: int | None, seed: int) -> Array:
     name = tensor.name.lower()
-    random = np.random.default_rng([seed, zlib.crc32(tensor.name.encode())])
-    if tensor.dtype == "string":
-        return np.full(tensor.shape, "a", dtype=object)
+    random = _generator(tensor, seed)
     dtype = tensor_dtype_to_np_dtype(elem_type(tensor.dtype))
     if "mask" in name or tensor.dtype == "bool":
         return np.ones(tensor.shape, dtype)

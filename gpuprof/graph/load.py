@@ -28,7 +28,7 @@ from gpuprof.graph.dims import (
 from gpuprof.graph.file import OnnxFile, dtype_name, read_onnx
 from gpuprof.graph.nodes import list_captured, used_names
 from gpuprof.graph.op_costs import OpCost, cost_of
-from gpuprof.graph.shapes import Body, Shapes
+from gpuprof.graph.shapes import Body, Shapes, UnknownShapeError
 from gpuprof.graph.values import Array
 
 _MOST_GRAPHS = 256
@@ -59,11 +59,44 @@ def load_graph(
     ------
     InputError
         If the file is not ONNX, is damaged, contradicts itself, fixes another batch, uses an op that ONNX's
-        declared version does not have, or leaves a shape unknown; the message names the node.
+        declared version does not have, or leaves a shape unknown (`UnknownShapeError`); the message names the node.
     """
     file = read_onnx(Path(path))
     key = tuple(sorted((dims or {}).items()))
     return _load(file.path, file.sha256, batch, Path(path).stem if name is None else name, key)
+
+
+def load_runnable(
+    path: Path, batch: int = 1, name: str | None = None, dims: Mapping[str, int] | None = None
+) -> ModelGraph:
+    """Return the model as `load_graph` does, for whoever runs it: one whose ops nobody knows has its inputs alone.
+
+    Such are pipelines of ``ai.onnx.ml``, models with sequences, and those whose shapes the data decide; the graph's
+    ``unread`` says why.
+
+    Raises
+    ------
+    InputError
+        As `load_graph`, but for a shape that stays unknown.
+    """
+    try:
+        return load_graph(path, batch, name, dims)
+    except UnknownShapeError as error:
+        file = read_onnx(Path(path))
+        inputs, _ = bind_inputs(_free_inputs(file), batch, dims or {}, file.path.name)
+        return ModelGraph(
+            name=Path(path).stem if name is None else name,
+            batch=batch,
+            ops=(),
+            inputs=tuple(inputs.values()),
+            outputs=(),
+            weights=(),
+            opset=next((o.version for o in file.model.opset_import if o.domain in ("", "ai.onnx")), 1),
+            path=str(file.path),
+            sha256=file.sha256,
+            **_say_sizes(file, inputs, tuple((dims or {}).items())),
+            unread=error.message,
+        )
 
 
 def require_sizes(graph: ModelGraph) -> ModelGraph:
@@ -175,7 +208,7 @@ def _explain_error(
     """Return the error of a node, with the way out where sizes that nobody gave may be what it stumbles over."""
     dims = [dim for info in inputs for dim in declared_dims(info) or () if isinstance(dim, str)]
     sizes = {dim: names[dim] for dim in dims if dim.isidentifier() and not is_batch(dim) and dim in names}
-    if error.fix or not sizes:
+    if isinstance(error, UnknownShapeError) or error.fix or not sizes:
         return error
     taken = ", ".join(f"{dim} as {size}" for dim, size in sizes.items())
     return InputError(

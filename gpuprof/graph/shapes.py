@@ -33,10 +33,17 @@ _LIKE_FIRST = {
     "SimplifiedLayerNormalization", "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
 }  # fmt: skip
 _SAME_ELEMENTS = {"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose"}
+_MEASURE = "measure it on the device: gpuprof profile MODEL"
+#: The domain of trees, encoders and vectorizers, whose cost no shape tells.
+_CLASSICAL = "ai.onnx.ml"
 _NEVER_FOLDED = {
     "DequantizeLinear", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
     "Bernoulli", "If", "Loop", "Scan",
 }  # fmt: skip
+
+
+class UnknownShapeError(InputError):
+    """What a node gives cannot be known without running the model, so that nothing can be estimated from its graph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +314,11 @@ class Shapes:
         source = self.tensors[node.input[0]] if node.input and node.input[0] else None
         if found is not None and found.WhichOneof("value") not in (None, "tensor_type"):
             kind = str(found.WhichOneof("value")).removesuffix("_type")
-            raise InputError(f"{self._model}: node {label(node)} gives a {kind}; only tensors can be profiled")
+            raise UnknownShapeError(
+                f"{self._model}: node {label(node)} gives a {kind}, not a tensor, so that nothing can be "
+                "estimated from the graph",
+                _MEASURE,
+            )
         if found is not None and found.tensor_type.HasField("shape"):
             dims = [dim.dim_value if dim.HasField("dim_value") else None for dim in found.tensor_type.shape.dim]
             if node.op_type in _AT_MOST and None in dims and name not in self._declared:
@@ -323,9 +334,12 @@ class Shapes:
         if name not in self._used:
             return None
         domain = f" of domain {node.domain}" if node.domain else ""
-        raise InputError(
-            f"{self._model}: the shape of {name!r}, which node {label(node)}{domain} gives, cannot be inferred",
-            "export the model with the shapes of its intermediate values (value_info)",
+        raise UnknownShapeError(
+            f"{self._model}: the shape of {name!r}, which node {label(node)}{domain} gives, cannot be inferred, so "
+            "that nothing can be estimated from the graph",
+            _MEASURE
+            if node.domain == _CLASSICAL
+            else f"{_MEASURE}; or export it with its intermediate shapes (value_info)",
         )
 
     def _most(self, node: NodeProto) -> int:

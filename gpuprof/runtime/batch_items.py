@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from onnx import TypeProto
 
 from gpuprof.errors import GpuprofError
 from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.runtime.providers import ORT_CPU
+from gpuprof.runtime.sequence_outputs import to_numbers
 
 Array = npt.NDArray[np.generic]
 Arrays = Mapping[str, Array]
@@ -54,8 +56,19 @@ def find_mixed_output(path: Path) -> str | None:
         return None
     outputs = {info.name: declared_dims(info) for info in file.model.graph.output}
     fixed = (name for name, dims in outputs.items() if dims is not None and (not dims or isinstance(dims[0], int)))
+    whole = next((info.name for info in file.model.graph.output if not _has_item_each(info.type)), None)
+    if whole is not None:
+        return f"output {whole}"
     elsewhere = next((f"input {name}" for name in inputs if axes.get(name) != 0), None)
     return elsewhere or mixed_output(path) or next((f"output {name}" for name in fixed), None)
+
+
+def _has_item_each(kind: TypeProto) -> bool:
+    """Tell whether an output has a part for each item of a batch: a tensor, or a map for each as ZipMap gives them."""
+    held = kind.WhichOneof("value")
+    return held in (None, "tensor_type") or (
+        held == "sequence_type" and kind.sequence_type.elem_type.WhichOneof("value") == "map_type"
+    )
 
 
 def mixed_output(path: Path) -> str | None:
@@ -73,7 +86,7 @@ def mixed_output(path: Path) -> str | None:
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
     from gpuprof.graph.inputs import random_inputs
-    from gpuprof.graph.load import load_graph
+    from gpuprof.graph.load import load_runnable
     from gpuprof.runtime.session import open_session
 
     file = read_onnx(path)
@@ -91,7 +104,7 @@ def mixed_output(path: Path) -> str | None:
 
     refusals: tuple[type[Exception], ...] = (GpuprofError, *runtime_errors())
     try:
-        graph = load_graph(path, ITEMS)
+        graph = load_runnable(path, ITEMS)
         quantised = any(op.op_type.startswith(_QUANTISING) for op in graph.ops)
         return first_mixed(run, lambda seed: random_inputs(graph, seed), axes, quantised=quantised)
     except refusals:
@@ -118,12 +131,16 @@ def first_mixed(
     quantised : bool
         Whether the model quantises by what it is given.
     """
+
+    def run_plain(values: Arrays) -> Arrays:
+        return {name: to_numbers(value) for name, value in run(values).items()}
+
     found = None
     for seed in _SEEDS:
         whole = inputs(seed)
-        together = run(whole)
-        alone = [run(_item(whole, axes, number)) for number in range(ITEMS)]
-        again = run(_item(whole, axes, 0))
+        together = run_plain(whole)
+        alone = [run_plain(_item(whole, axes, number)) for number in range(ITEMS)]
+        again = run_plain(_item(whole, axes, 0))
         names = [name for name in together if _agree(alone[0][name], again[name], quantised)]  # others are random
         found = next(
             (name for name in names if _is_mixed(together[name], [one[name] for one in alone], quantised)), None

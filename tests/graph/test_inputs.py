@@ -6,8 +6,8 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from gpuprof.graph.inputs import random_inputs
-from gpuprof.graph.load import load_graph
-from tests.small_models import floats, integers, write_model
+from gpuprof.graph.load import load_graph, load_runnable
+from tests.small_models import floats, integers, write_encoder, write_model
 
 node = helper.make_node
 INT64 = TensorProto.INT64
@@ -98,3 +98,23 @@ def test_lengths_of_sequences_are_full(tmp_path: Path) -> None:
         types={"lens": TensorProto.INT32},
     )
     assert random_inputs(load_graph(path, 3))["lens"].tolist() == [5, 5, 5]
+
+
+def test_texts_are_of_those_that_the_model_tells_apart(tmp_path: Path) -> None:
+    graph = load_runnable(write_encoder(tmp_path / "m.onnx"), 40)
+    cities = random_inputs(graph)["city"]
+    assert cities.shape == (40, 1) and set(cities.ravel()) == {"oslo", "rome", "lima"}
+    np.testing.assert_array_equal(cities, random_inputs(graph)["city"])
+
+
+def test_where_the_model_counts_words_a_text_has_several(tmp_path: Path) -> None:
+    counts = node(
+        "TfIdfVectorizer", ["words"], ["y"], mode="TF", min_gram_length=1, max_gram_length=1, max_skip_count=0,
+        ngram_counts=[0], ngram_indexes=[0, 1], pool_strings=["good", "bad"],
+    )  # fmt: skip
+    kinds = {"text": TensorProto.STRING, "words": TensorProto.STRING}
+    path = write_model(
+        tmp_path / "m.onnx", [node("Identity", ["text"], ["words"]), counts], {"text": ["n"]}, {"y": None}, types=kinds
+    )
+    (text,) = random_inputs(load_graph(path))["text"]
+    assert len(text.split()) > 1 and set(text.split()) <= {"good", "bad"}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from gpuprof.errors import InputError
-from gpuprof.graph.load import assumed_sizes, load_graph, only_batch, require_sizes
-from tests.small_models import Dims, floats, integers, write_model
+from gpuprof.graph.load import assumed_sizes, load_graph, load_runnable, only_batch, require_sizes
+from gpuprof.graph.shapes import UnknownShapeError
+from tests.small_models import Dims, floats, integers, write_classifier, write_model, write_splitter
 
 node = helper.make_node
 
@@ -642,3 +644,29 @@ def test_the_sum_of_past_and_new_tokens_needs_no_size_of_its_own(tmp_path: Path)
     graph = load_graph(path, dims={"past": 7, "new_tokens": 1})
     assert graph.sizes == (("new_tokens", 1), ("past", 7))
     assert graph.inputs[1].shape == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("write", "reason"),
+    [
+        (write_classifier, r"'scaled', which node scaled \(Scaler\) of domain ai.onnx.ml gives, cannot be inferred"),
+        (write_splitter, r"node parts \(SplitToSequence\) gives a sequence, not a tensor"),
+    ],
+)
+def test_a_model_whose_ops_nobody_knows_is_refused_to_estimators_and_has_its_inputs_for_whoever_runs_it(
+    tmp_path: Path, write: Callable[[Path], Path], reason: str
+) -> None:
+    path = write(tmp_path / "m.onnx")
+    with pytest.raises(UnknownShapeError, match=reason + ".*gpuprof profile"):
+        load_graph(path, 3)
+    graph = load_runnable(path, 3, "other")
+    assert (graph.name, graph.batch, graph.ops, graph.inputs[0].shape) == ("other", 3, (), (3, 2))
+    assert "nothing can be estimated" in graph.unread
+
+
+def test_a_model_that_contradicts_itself_is_not_taken_for_one_that_only_a_run_shows(tmp_path: Path) -> None:
+    path = write_model(
+        tmp_path / "m.onnx", [node("MatMul", ["x", "w"], ["y"])], {"x": ["n", 3]}, {"y": None}, {"w": floats(4, 4)}
+    )
+    with pytest.raises(InputError, match="contradicts its inputs"):
+        load_runnable(path)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 from gpuprof.runtime import batch_items
 from gpuprof.runtime.batch_items import find_mixed_output, mixed_output
 from gpuprof.runtime.batch_verdicts import BatchVerdicts, describe_mixing
-from tests.small_models import Dims, floats, write_model
+from tests.small_models import Dims, floats, write_classifier, write_model, write_splitter
 
 Described = tuple[str, list[str], list[str], dict[str, Any]]
 
@@ -129,3 +129,8 @@ def test_a_verdict_that_is_older_than_its_database_is_written_when_that_is_there
     (tmp_path / "db").mkdir()
     verdicts.save()
     assert json.loads((tmp_path / "db" / ".batched" / "e.json").read_text()) == {"mixed": None}
+
+
+def test_a_map_for_each_item_is_apart_and_a_sequence_of_tensors_belongs_to_nobody(tmp_path: Path) -> None:
+    assert find_mixed_output(write_classifier(tmp_path / "c.onnx")) is None
+    assert find_mixed_output(write_splitter(tmp_path / "s.onnx")) == "output parts"

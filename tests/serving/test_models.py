@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from gpuprof.serving.transport.datatypes import FROM_ONNX, NUMPY_NAMES
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica, running
+from tests.small_models import write_classifier, write_encoder, write_splitter
 
 pytestmark = serves_in_real_time
 
@@ -64,11 +65,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "strings": identity(directory / "strings.onnx", {"BYTES": TYPES["BYTES"]}),
         "types": identity(directory / "types.onnx", {name: kind for name, kind in TYPES.items() if name != "BYTES"}),
         "lookup": lookup(directory / "lookup.onnx"),
+        "classes": str(write_classifier(directory / "classes.onnx")),
+        "parts": str(write_splitter(directory / "parts.onnx")),
+        "cities": str(write_encoder(directory / "cities.onnx")),
     }
     replicas = [
-        replica("strings", batch=2, sm_share_pct=25.0),
-        replica("types", batch=4, sm_share_pct=25.0),
-        replica("lookup", batch=4, max_wait_ms=60.0),
+        replica("strings", batch=2, sm_share_pct=15.0),
+        replica("types", batch=4, sm_share_pct=15.0),
+        replica("lookup", batch=4, max_wait_ms=60.0, sm_share_pct=25.0),
+        replica("classes", batch=4, max_wait_ms=60.0, sm_share_pct=15.0),
+        replica("parts", sm_share_pct=15.0),
+        replica("cities", batch=2, sm_share_pct=15.0),
     ]
     with running(directory, map_of(models, replicas)) as running_server:
         yield running_server
@@ -175,3 +182,44 @@ def test_a_request_that_the_model_fails_on_is_refused_and_its_neighbours_are_ans
         thread.join()
     assert got == {1: 200, 2: 200, 3: 200, 77: 400}
     assert "the model failed on these inputs" in str(ask(server, [99])[1]["error"])
+
+
+def infer(server: RunningServer, model: str, name: str, datatype: str, rows: list[Any]) -> dict[str, Any]:
+    tensor = {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])], "data": rows}
+    status, answer = server.get(f"/v2/models/{model}/infer", "POST", json.dumps({"inputs": [tensor]}).encode())
+    assert status == 200, answer
+    return {output["name"]: output for output in answer["outputs"]}
+
+
+def test_maps_of_scores_are_served_as_texts_of_json_each_request_with_its_own(server: RunningServer) -> None:
+    described = server.get("/v2/models/classes")[1]["outputs"]
+    assert [(one["name"], one["datatype"], one["shape"]) for one in described] == [
+        ("label", "INT64", [-1]),
+        ("scores", "BYTES", [-1]),
+    ]
+    got: dict[int, dict[str, Any]] = {}
+
+    def one(row: int) -> None:
+        got[row] = infer(server, "classes", "x", "FP32", [[float(row), 1.5]] * (1 + row % 2))
+
+    threads = [threading.Thread(target=one, args=(row,)) for row in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for row in range(4):
+        rows = 1 + row % 2
+        assert got[row]["label"]["data"] == [7 if row > 1.5 else 9] * rows
+        assert [json.loads(text) for text in got[row]["scores"]["data"]] == [{"7": float(row), "9": 1.5}] * rows
+    stats = server.get("/v2/models/classes/stats")[1]["model_stats"][0]
+    assert max(entry["batch_size"] for entry in stats["batch_stats"]) > 1
+
+
+def test_a_sequence_of_tensors_is_served_as_texts_and_in_no_batch(server: RunningServer) -> None:
+    (parts,) = infer(server, "parts", "x", "FP32", [[1.0, 2.0], [3.0, 4.0]]).values()
+    assert [json.loads(text) for text in parts["data"]] == [[[1.0, 2.0]], [[3.0, 4.0]]]
+
+
+def test_a_model_of_texts_takes_them_as_json(server: RunningServer) -> None:
+    (found,) = infer(server, "cities", "city", "BYTES", [["rome"], ["oslo"]]).values()
+    assert found["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]

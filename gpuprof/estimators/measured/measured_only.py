@@ -82,9 +82,9 @@ class MeasuredEstimator:
     def _find_model(self, model: str) -> MeasuredModel:
         path = self._graphs.get(model)
         if path is not None:
-            from gpuprof.graph.load import load_graph, only_batch
+            from gpuprof.graph.file import read_onnx
 
-            sha256 = load_graph(path, only_batch(path) or 1).sha256
+            sha256 = read_onnx(path).sha256
             found = next((known for known in self._models.values() if known.sha256 == sha256), None)
             return found or MeasuredModel(model)
         if model not in self._models:

@@ -29,12 +29,12 @@ def read_at_sizes(path: str | None, sizes: Sizes, sha256: str | None = None) -> 
     InputError
         When the model has no such dimension, or cannot be read at these sizes.
     """
-    from gpuprof.graph.load import load_graph, only_batch
+    from gpuprof.graph.load import load_runnable, only_batch
 
     file = Path(path or "")
     if not file.is_file():
         return None
-    graph = load_graph(file, only_batch(file) or 1, dims=dict(sizes))
+    graph = load_runnable(file, only_batch(file) or 1, dims=dict(sizes))
     return graph if sha256 in (None, graph.sha256) else None
 
 

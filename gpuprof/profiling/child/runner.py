@@ -10,6 +10,7 @@ from typing import Any
 from gpuprof.errors import InputError, install_hint, runtime_errors
 from gpuprof.runtime.cuda_provider import provider_failure
 from gpuprof.runtime.providers import ORT_CUDA
+from gpuprof.runtime.sequence_outputs import to_numbers
 from gpuprof.runtime.session import gpu_provider, has_cuda_build, open_session, translate_error
 
 #: Runs one batch and returns the outputs by name, on the host.
@@ -131,7 +132,7 @@ def outputs_differ(alone: Mapping[str, Any], shared: Mapping[str, Any], toleranc
     if alone.keys() != shared.keys():
         raise InputError("the outputs of both runs have different names", "were they of one model?")
     for name, value in alone.items():
-        expected, found = np.asarray(value), np.asarray(shared[name])
+        expected, found = to_numbers(value), to_numbers(shared[name])
         if expected.shape != found.shape:
             return f"output {name} has shape {found.shape} under the share and {expected.shape} without"
         if expected.dtype.kind != "f":

@@ -66,7 +66,7 @@ class OrtCollector:
             ops=op_rows(request, times),
             kernels=kernel_rows(request, times),
             settings=settings,
-            notes=times.notes(),
+            notes=() if request.job.graph.unread else times.notes(),
         )
 
     def _node_pass(self, job: Job) -> tuple[NodeTimes, str | None]:
@@ -122,9 +122,9 @@ def _model_row(request: Request, timing: Timing, times: NodeTimes | None) -> Mod
         throughput_rps=timing.throughput_rps,
         memory_peak_bytes=timing.memory_peak_bytes,
         memory_held_bytes=timing.memory_held_bytes,
-        weight_bytes=job.graph.weight_bytes,
+        weight_bytes=None if job.graph.unread else job.graph.weight_bytes,
         input_bytes=sum(tensor.bytes for tensor in job.graph.inputs),
-        flops=job.graph.flops,
+        flops=None if job.graph.unread else job.graph.flops,
         cpu_utilization_pct=timing.cpu_utilization_pct,
         kernel_count=len(times.executed) if times else None,
         node_time_ms=times.total_ns / 1e6 if times else None,

@@ -20,7 +20,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, describe_sizes
 from gpuprof.errors import InputError
-from gpuprof.graph.load import load_graph, require_sizes
+from gpuprof.graph.load import load_runnable, require_sizes
 from gpuprof.kernel_db.schema import RunRow
 from gpuprof.kernel_db.store import KernelDb, Run, new_run_id
 from gpuprof.profiling.child.job import Job, Request
@@ -238,7 +238,7 @@ def replayed_job(text: str | None, batch: int, share: Share, reports: Sequence[P
     name, _, given = (text or reports[0].name.split(".")[0]).rpartition("=")
     path = Path(given)
     if path.is_file():
-        graph = load_graph(path, batch, name or path.stem, dict(sizes))
+        graph = load_runnable(path, batch, name or path.stem, dict(sizes))
         return Job(require_sizes(graph), path, share)
     if path.suffix == ".onnx":
         raise InputError(f"there is no model file {path}", "name the model that was recorded, or leave it out")

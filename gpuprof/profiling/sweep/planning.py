@@ -14,7 +14,7 @@ from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
-from gpuprof.graph.load import load_graph, only_batch, read_free, require_sizes
+from gpuprof.graph.load import load_runnable, only_batch, read_free, require_sizes
 from gpuprof.profiling.child.job import Job
 from gpuprof.profiling.sweep.campaign import Cell
 from gpuprof.runtime.free_batch import ensure_dynamic_batch
@@ -39,9 +39,9 @@ class NamedModel:
         Raises
         ------
         InputError
-            As `gpuprof.graph.load.load_graph`.
+            As `gpuprof.graph.load.load_runnable`.
         """
-        return load_graph(self.path, batch, self.name, dict(self.sizes))
+        return load_runnable(self.path, batch, self.name, dict(self.sizes))
 
     def job(self, batch: int, share: Share, processes: int = 1) -> Job:
         """Return the model as a job at one batch size.

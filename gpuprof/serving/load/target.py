@@ -221,9 +221,9 @@ def describe_assumed(target: Target, model: str, path: str | None, dims: str | N
     if dims is not None:
         return None
     if path is not None and Path(path).is_file():
-        from gpuprof.graph.load import assumed_sizes, load_graph, only_batch
+        from gpuprof.graph.load import assumed_sizes, load_runnable, only_batch
 
-        return assumed_sizes(load_graph(Path(path), only_batch(Path(path)) or 1, model))
+        return assumed_sizes(load_runnable(Path(path), only_batch(Path(path)) or 1, model))
     free = [name for spec in target.model_inputs(model) for name in _free_names(spec)]
     if not free:
         return None
@@ -285,9 +285,9 @@ def _bytes(array: Array, datatype: str) -> bytes:
 def _inputs(specs: list[TensorSpec], path: str | None, seed: int, sizes: Sizes) -> Mapping[str, Array]:
     if path is not None and Path(path).is_file():
         from gpuprof.graph.inputs import random_inputs
-        from gpuprof.graph.load import load_graph, require_sizes
+        from gpuprof.graph.load import load_runnable, require_sizes
 
-        return random_inputs(require_sizes(load_graph(Path(path), dims=dict(sizes))), seed)
+        return random_inputs(require_sizes(load_runnable(Path(path), dims=dict(sizes))), seed)
     free = [name for spec in specs for name in _free_names(spec)]
     if unknown := [name for name, _ in sizes if name not in free]:
         raise InputError(

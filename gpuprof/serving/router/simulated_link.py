@@ -7,6 +7,7 @@ import random
 import zlib
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuprof.domain.model import Tensor
 from gpuprof.serving.machine.launcher import WorkerOrder
@@ -16,6 +17,9 @@ from gpuprof.serving.transport.datatypes import ITEM_BYTES, ONNX_NAMES
 from gpuprof.serving.transport.inference import Inference, OutputTensor
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
 from gpuprof.serving.worker.runtime import NULL_PREFIX, NullRuntime, null_bytes
+
+if TYPE_CHECKING:
+    from onnx import ValueInfoProto
 
 SIMULATED_PROVIDER = "simulated"
 _DATATYPES = {onnx: datatype for datatype, onnx in ONNX_NAMES.items()}
@@ -100,19 +104,31 @@ def simulated_spec(order: WorkerOrder) -> ModelSpec:
         return NullRuntime(order.model, order.version, size, order.batch).spec
     from gpuprof.graph.dims import declared_dims
     from gpuprof.graph.file import read_onnx
-    from gpuprof.graph.load import load_graph
+    from gpuprof.graph.load import load_runnable
 
-    graph, file = load_graph(Path(path)), read_onnx(Path(path)).model.graph
+    graph, file = load_runnable(Path(path)), read_onnx(Path(path)).model.graph
     declared = {info.name: declared_dims(info) for info in (*file.input, *file.output)}
+    given = graph.outputs or tuple(map(_unread_output, file.output))
 
     def describe(tensor: Tensor) -> TensorSpec:
         dims = declared.get(tensor.name) or tensor.shape
         free = [-1 if isinstance(dim, str | None) else size for dim, size in zip(dims, tensor.shape, strict=True)]
         return TensorSpec(tensor.name, _DATATYPES.get(tensor.dtype, "FP32"), (-1, *free[1:]))
 
-    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, graph.outputs))
+    inputs, outputs = (tuple(map(describe, tensors)) for tensors in (graph.inputs, given))
     batched = is_batched(inputs, outputs)
     return ModelSpec(order.model, order.version, "gpuprof_simulated", inputs, outputs, order.batch if batched else 0)
+
+
+def _unread_output(info: ValueInfoProto) -> Tensor:
+    """Return an output of a model whose shapes only a run shows: open sizes are one, what is no tensor is texts."""
+    from gpuprof.graph.dims import declared_dims
+    from gpuprof.graph.file import dtype_name
+
+    if not info.type.HasField("tensor_type"):
+        return Tensor(info.name, "string", (1,))
+    shape = tuple(size if isinstance(size, int) else 1 for size in declared_dims(info) or (None,))
+    return Tensor(info.name, dtype_name(info.type.tensor_type.elem_type), shape)
 
 
 def _outputs(spec: ModelSpec, inference: Inference) -> list[OutputTensor]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpuprof.errors import InputError
 from gpuprof.graph.batch_axes import batch_axes
 from gpuprof.graph.merged_model import MergedModel, read_description, read_merged
+from gpuprof.runtime.sequence_outputs import is_collection, is_sequence_of_maps, to_texts
 from gpuprof.serving.transport.datatypes import NUMPY_NAMES, datatype_of
 from gpuprof.serving.transport.metadata import ModelSpec, TensorSpec, is_batched
 
@@ -93,9 +94,10 @@ class OnnxRuntime:
         self._errors = runtime_errors()
         self.merged = _read_merged(self._session, path)
         inputs = tuple(_spec(value) for value in self._session.get_inputs())
-        outputs = tuple(_spec(value) for value in self._session.get_outputs())
+        outputs = tuple(_output_spec(value) for value in self._session.get_outputs())
         mixing = _mixing(self._session.get_inputs(), self._session.get_outputs())
         batched = is_batched(inputs, outputs) and mixing is None and not _elsewhere(self._session.get_inputs())
+        batched = batched and all(map(_has_row_each, self._session.get_outputs()))
         if batched and batch > 1 and self.merged is None:
             mixing = self._find_mixed_output(inputs, outputs)
         if batch > 1 and (mixing or not batched):
@@ -178,6 +180,11 @@ def _read_merged(session: Any, path: Path) -> MergedModel | None:
     return read_description(session.get_modelmeta().custom_metadata_map, str(path))
 
 
+def _has_row_each(value: Any) -> bool:
+    """Tell whether an output has a row for each item: of sequences only those of maps do."""
+    return not is_collection(value.type) or is_sequence_of_maps(value.type)
+
+
 def _from_value(value: Any, spec: TensorSpec) -> Array:
     if spec.datatype != "BF16":
         return _array(value.numpy())
@@ -194,7 +201,14 @@ def _from_value(value: Any, spec: TensorSpec) -> Array:
 def _array(value: Any) -> Array:
     import numpy as np
 
-    return np.asarray(value)
+    return to_texts(value) if isinstance(value, list | dict) else np.asarray(value)
+
+
+def _output_spec(value: Any) -> TensorSpec:
+    """Return what an output is served as: a tensor as it is, sequences and maps as texts of JSON."""
+    if is_collection(value.type):
+        return TensorSpec(value.name, "BYTES", (1,) if value.type.startswith("map(") else (-1,))
+    return _spec(value)
 
 
 def _spec(value: Any) -> TensorSpec:

@@ -1,0 +1,64 @@
+"""Outputs that are no tensors, as scikit-learn's converters write them: sequences of maps, maps, sequences of tensors.
+
+The Open Inference Protocol has tensors alone, so such an output is served as texts: each element, or the whole map, as
+JSON. A map's keys are strings there, whatever they were.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def is_sequence_of_maps(onnx_type: str) -> bool:
+    """Tell whether an output, by its type as ONNX Runtime writes it, has a map for each item, as ZipMap gives."""
+    return onnx_type.startswith("seq(map(")
+
+
+def is_collection(onnx_type: str) -> bool:
+    """Tell whether a type as ONNX Runtime writes it is a sequence or a map."""
+    return onnx_type.startswith(("seq(", "map("))
+
+
+def to_texts(value: object) -> Array:
+    """Return a sequence or a map as JSON texts of shape (elements,), (1,) for a map; NaN and infinities are null."""
+    import numpy as np
+
+    elements = value if isinstance(value, list) else [value]
+    texts = [json.dumps(_to_json(element), separators=(",", ":")) for element in elements]
+    return np.array(texts, dtype=object)
+
+
+def to_numbers(value: object) -> Array:
+    """Return an output as one array to compare: maps of equal keys as rows of their values in the keys' order."""
+    import numpy as np
+
+    if not isinstance(value, list | dict):
+        return np.asarray(value)
+    elements = value if isinstance(value, list) else [value]
+    if elements and all(isinstance(one, dict) and one.keys() == elements[0].keys() for one in elements):
+        rows = [[one[key] for key in sorted(one)] for one in elements]
+        return np.asarray(rows)
+    return to_texts(value)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_key(key): _to_json(one) for key, one in value.items()}
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_to_json(one) for one in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _key(key: object) -> str:
+    return key.decode(errors="replace") if isinstance(key, bytes) else str(key)
