@@ -58,8 +58,8 @@ class CostModel:
         for name in sorted(set(names.tolist())):
             rows = np.flatnonzero(names == name)
             of_rows = OpBounds(bounds.expected_s[rows], bounds.hard_s[rows], bounds.intensity[rows])
-            features = features_of(name, ops.take(rows), rates, of_rows)
-            ratio = np.exp(self.forests[name].predict(features))
-            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(ops.take(rows), self.floor_s))
+            own = ops.take(rows)
+            ratio = np.exp(self.forests[name].predict(features_of(name, own, rates.take(rows), of_rows)))
+            least = of_rows.expected_s + np.maximum(rates.kernel_s, prepare_seconds(own, self.floor_s))
             found[rows] = np.maximum(least * ratio, of_rows.hard_s)
         return found

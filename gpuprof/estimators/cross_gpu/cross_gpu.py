@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.domain.catalogue import datasets
 from gpuprof.domain.device import Device
@@ -20,10 +21,9 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
-from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
-from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of
+from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
 from gpuprof.graph.load import only_batch
 
 SOURCE = "cross-gpu"
@@ -64,6 +64,29 @@ class KernelsByBatch:
         self._graph_at, self._precision, self._runtime = graph_at, precision, runtime
         self._known: dict[int, KernelList] = {}
         self._linear: bool | None = None
+        self._distinct: dict[int, tuple[NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    @property
+    def precision(self) -> str:
+        """The type that products are computed in."""
+        return self._precision
+
+    @property
+    def runtime(self) -> LaunchMode:
+        """How nodes become kernels."""
+        return self._runtime
+
+    def list_grid(self, most: int) -> tuple[int, ...]:
+        """Return the batches up to ``most`` that are predicted; none where every batch would be."""
+        return tuple(one for one in range(1, most + 1) if self.grid(one) == (one,)) if self._is_linear() else ()
+
+    def find_distinct(self, batch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the rows of the kernels at ``batch`` that are unlike all before them, and which of them each is."""
+        like = 0 if self._linear else batch  # kernels that are alike at two batches are so at all
+        if like not in self._distinct:
+            tables = [self.at(1).ops, self.at(2).ops] if like == 0 else [self.at(batch).ops]
+            self._distinct[like] = _find_distinct(tables)
+        return self._distinct[like]
 
     def grid(self, batch: int) -> tuple[int, ...]:
         """Return ``batch``, or the two batches between which its time lies on a line.
@@ -109,6 +132,13 @@ class KernelsByBatch:
         return replace(one, ops=OpTable(family=one.ops.family, **columns))
 
 
+def _find_distinct(tables: Sequence[OpTable]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first of each kind of rows that agree in all tables, and the kind of every row."""
+    keys = np.column_stack([getattr(one, field.name) for one in tables for field in fields(OpTable)])
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return first, inverse.reshape(-1)
+
+
 @dataclass(frozen=True, slots=True)
 class CrossGpuModel:
     """What was learned: regressors, and how far they are off for a GPU that they have not seen.
@@ -135,18 +165,25 @@ class CrossGpuModel:
         return self._figure(seconds, kernels, device, precision, runtime)
 
     def latencies(
-        self, kernels: Sequence[KernelList], device: Device, share: Share, precision: str, runtime: LaunchMode
-    ) -> list[Figure]:
-        """Return `latency` of several lists of kernels; together they take little longer than one.
+        self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, shares: Sequence[Share]
+    ) -> dict[tuple[Share, int], Figure]:
+        """Return `latency` under every share at every batch; all together take little longer than one.
 
         Raises
         ------
         InputError
             As `latency`.
         """
-        seconds = self.totals_s(kernels, rates_of(device, precision, share), runtime)
-        pairs = zip(seconds, kernels, strict=True)
-        return [self._figure(total, one, device, precision, runtime) for total, one in pairs]
+        precision, runtime = kernels.precision, kernels.runtime
+        found: dict[tuple[Share, int], Figure] = {}
+        rates = [rates_of(device, precision, share) for share in shares]
+        for number, seconds in zip(batches, self.totals_s(kernels, batches, rates), strict=True):
+            figures = partial(self._figure, kernels=kernels.at(number), device=device, precision=precision)
+            found |= {
+                (share, number): figures(float(one), runtime=runtime)
+                for share, one in zip(shares, seconds, strict=True)
+            }
+        return found
 
     def _figure(
         self, seconds: float, kernels: KernelList, device: Device, precision: str, runtime: LaunchMode
@@ -157,23 +194,36 @@ class CrossGpuModel:
 
     def total_s(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> float:
         """Return the seconds of all kernels one after another, or of the host where it takes longer."""
-        return self.totals_s([kernels], rates, runtime)[0]
+        count = np.array(kernels.count, dtype=float)
+        times = self.kernel_times(kernels.ops, rates) if len(kernels.ops) else np.zeros(0)
+        return max(float((count * times).sum() + count.sum() * _GAP_S), _host_seconds(kernels, runtime))
 
-    def totals_s(self, kernels: Sequence[KernelList], rates: DeviceRates, runtime: LaunchMode) -> list[float]:
-        """Return `total_s` of each list of kernels."""
-        lengths = [len(one.ops) for one in kernels]
-        times = self.kernel_times(stack_tables([one.ops for one in kernels]), rates) if sum(lengths) else np.zeros(0)
+    def totals_s(self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]) -> Array:
+        """Return `total_s` at every batch with every one of the rates of one device.
+
+        Returns
+        -------
+        ndarray of shape (batches, rates)
+        """
+        lists, distinct = [kernels.at(one) for one in batches], [kernels.find_distinct(one) for one in batches]
+        tables = [one.ops.take(first) for one, (first, _) in zip(lists, distinct, strict=True)]
+        rows = sum(map(len, tables))
+        if not rows:
+            return np.zeros((len(batches), len(rates)))
+        ops = stack_tables(tables * len(rates))
+        times = self.costs.kernel_times(ops, stack_rates(rates, rows)).reshape(len(rates), rows)
+        starts = np.cumsum([len(one) for one in tables])[:-1]
         found = []
-        for one, own in zip(kernels, np.split(times, np.cumsum(lengths)[:-1]), strict=True):
+        for one, (_, place), own in zip(lists, distinct, np.split(times, starts, axis=1), strict=True):
             count = np.array(one.count, dtype=float)
-            found.append(max(float((count * own).sum() + count.sum() * _GAP_S), _host_seconds(one, runtime)))
-        return found
+            of_kernels = (count * own[:, place]).sum(axis=1) + count.sum() * _GAP_S
+            found.append(np.maximum(of_kernels, _host_seconds(one, kernels.runtime)))
+        return np.array(found)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of each kernel; alike ones are computed once."""
-        keys = np.column_stack([getattr(ops, field.name) for field in fields(OpTable)])
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        return np.asarray(self.costs.kernel_times(ops.take(first), rates)[inverse.reshape(-1)])
+        first, place = _find_distinct([ops])
+        return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
 
 
 def _host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
@@ -226,77 +276,3 @@ def shipped_model() -> CrossGpuModel:
         if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
             raise InputError(f"{name}.txt is not the regressor that was trained", "reinstall gpuprof")
     return CrossGpuModel(CostModel.of_texts(texts, known["floor_s"]), known["spread"])
-
-
-class LatencyCurve:
-    """Times of one model under one share of a device at any batch, predicted for many batches at once."""
-
-    def __init__(
-        self, kernels: KernelsByBatch, device: Device, share: Share, precision: str, runtime: LaunchMode
-    ) -> None:
-        self._kernels, self._device, self._share = kernels, device, share
-        self._precision, self._runtime = precision, runtime
-        self._known: dict[int, Figure] = {}
-
-    def at(self, batch: int) -> Figure:
-        """Return the time of one batch in ms; between two batches of the grid it lies on a line.
-
-        Raises
-        ------
-        InputError
-            When the device lacks the precision, or the model does not take the batch.
-        """
-        if batch not in self._known:
-            grid = self._kernels.grid(batch)
-            if missing := [one for one in grid if one not in self._known]:
-                self._predict(missing)
-            if batch not in self._known:
-                self._known[batch] = self._interpolate(grid[0], batch, grid[1])
-        return self._known[batch]
-
-    def _predict(self, batches: Sequence[int]) -> None:
-        kernels = [self._kernels.at(batch) for batch in batches]
-        found = shipped_model().latencies(kernels, self._device, self._share, self._precision, self._runtime)
-        self._known.update(zip(batches, found, strict=True))
-
-    def _interpolate(self, low: int, batch: int, high: int) -> Figure:
-        one, two = self._known[low], self._known[high]
-        value = one.value + (two.value - one.value) * (batch - low) / (high - low)
-        return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
-
-
-class CrossGpuLatencies:
-    """Times of models on GPUs, their kernels kept.
-
-    Parameters
-    ----------
-    execution : Execution
-    graph_of : callable
-        Known model and batch → its graph.
-    """
-
-    def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
-        self._execution, self._graph_of = execution, graph_of
-        self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
-        self._curves: dict[tuple[object, ...], LatencyCurve] = {}
-        self._types: dict[str, str] = {}
-
-    def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
-        """Return the time of one batch in ms on ``share`` of ``device``.
-
-        Raises
-        ------
-        InputError
-            When the device lacks the precision, or the model does not take the batch.
-        """
-        key = (known.name, device.name, device.max_power_w, share)
-        if key not in self._curves:  # a placement asks thousands of times
-            if known.name not in self._types:
-                self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
-            precision = self._execution.rate_name(device, self._types[known.name])
-            kernels = self._kernels.get((known.name, precision))
-            if kernels is None:
-                kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
-                self._kernels[known.name, precision] = kernels
-            self._curves[key] = LatencyCurve(kernels, device, share, precision, self._execution.runtime)
-        return self._curves[key].at(batch)

@@ -8,7 +8,12 @@ the ratio of what there is to what is needed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -41,12 +46,14 @@ _CLOCK_MHZ = 1500.0
 _CACHED_BYTES = 16.0
 #: Type that a matrix product is computed in where the GPU lacks one.
 _INSTEAD = {"tfloat32": "float32", "bfloat16": "float16"}
+#: One figure for all ops, or one for each of N.
+Rate = float | NDArray[np.float64]
 TENSOR_TYPES = frozenset({"tfloat32", "float16", "bfloat16", "int8", "float8", "float4"})
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRates:
-    """What a share of a GPU offers to ops of one precision.
+    """What a share of a GPU offers to ops of one precision; of several shares, to each op its own (`stack_rates`).
 
     Attributes
     ----------
@@ -69,17 +76,22 @@ class DeviceRates:
         What of bytes that are still in the L2 cache reaches the SMs a second.
     """
 
-    units: float
-    matrix_per_s: float
-    scalar_per_s: float
-    sustained: float
-    bytes_per_s: float
+    units: Rate
+    matrix_per_s: Rate
+    scalar_per_s: Rate
+    sustained: Rate
+    bytes_per_s: Rate
     drawn: float
-    l2_bytes: float
+    l2_bytes: Rate
     threads: int
     tensor: bool
     kernel_s: float
-    cached_per_s: float
+    cached_per_s: Rate
+
+    def take(self, rows: Any) -> DeviceRates:
+        """Return the rates of the ops at positions, or where a mask is true."""
+        own = (getattr(self, field.name) for field in fields(self))
+        return DeviceRates(*(one[rows] if isinstance(one, np.ndarray) else one for one in own))
 
 
 def rates_of(device: Device, precision: str, share: Share | None = None) -> DeviceRates:
@@ -108,6 +120,16 @@ def rates_of(device: Device, precision: str, share: Share | None = None) -> Devi
         tensor=precision in TENSOR_TYPES and not (precision == "int8" and float(device.compute_capability or 0) < 7),
         kernel_s=_KERNEL_CYCLES / (device.clock_mhz or _CLOCK_MHZ) / 1e6,
         cached_per_s=_CACHED_BYTES * device.compute_units * fraction * (device.clock_mhz or _CLOCK_MHZ) * 1e6,
+    )
+
+
+def stack_rates(rates: Sequence[DeviceRates], rows: int) -> DeviceRates:
+    """Return the rates of shares of one device, each for so many ops, one share after another."""
+    if len(rates) == 1:
+        return rates[0]
+    columns = {field.name: [getattr(one, field.name) for one in rates] for field in fields(DeviceRates)}
+    return replace(
+        rates[0], **{name: np.repeat(np.array(own), rows) for name, own in columns.items() if len(set(own)) > 1}
     )
 
 

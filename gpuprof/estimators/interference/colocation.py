@@ -88,10 +88,12 @@ class Colocations:
         same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
         if same:
             return _slow_figure(alone, sum(same) / len(same), alone.source)
-        victim, others = self._running(device, workload), [self._running(device, one) for one in beside]
+        ranked = self.rank_models(device)
+        victim = self._running(device, workload) if ranked else None
+        others = [self._running(device, one) for one in beside] if victim is not None else []
         running = [one for one in others if one is not None]
         if victim is not None and len(running) == len(others):
-            for model in self.rank_models(device):
+            for model in ranked:
                 try:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
                 except KeyError:  # a model that was never calibrated

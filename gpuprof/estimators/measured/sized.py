@@ -92,6 +92,8 @@ def unmeasured_at(like: MeasuredModel, name: str, sizes: Sizes, others: Iterable
 
 def blend_measured(known: MeasuredModel, device: str) -> list[tuple[MeasuredModel, float]]:
     """Return the sizes measured on a device between which ``known`` lies, and the weight of each; empty outside."""
+    if not known.others:
+        return []
     measured = {one.sizes: one for one in known.others if one.points.get(device)}
     weights = blend_sizes(measured, known.sizes) or {}
     return [(measured[sizes], weight) for sizes, weight in weights.items() if weight > 0.0]

@@ -71,6 +71,8 @@ def dispatch_ms(work: GraphWork, device: Device) -> float:
 
 def unknown_ms(work: GraphWork, device: Device, share: Share) -> float:
     """Return what the ops without a formula may take more, in milliseconds, than `roofline_ms` counts for them."""
+    if not work.unknown_ops:
+        return 0.0
     unknown = np.array([op in work.unknown_ops for op in work.op_types], dtype=bool)
     if not unknown.any():
         return 0.0

@@ -78,8 +78,6 @@ class PatternEnumeration:
         palette = self._palette(device, mig)
         if palette is None:
             return None
-        if palette and multisets([_units(one) for one in palette], 100 * _PER_PERCENT) > _HOPELESS * self._left:
-            return None
         found = []
         for standing in self._extend(device, (), palette):
             replicas = tuple(one.replica(one.capacity_rps) for one in standing)
@@ -87,7 +85,7 @@ class PatternEnumeration:
         return found if self._left > 0 else None
 
     def _palette(self, device: Device, mig: str | None) -> list[Workload] | None:
-        """Return the workloads that keep their SLO alone in the partition, None where there are too many to try."""
+        """Return the workloads that keep their SLO alone in the partition, None where they leave too many to try."""
         tried = [
             (demand, Workload(demand.model, batch, Share(pct, mig), processes))
             for demand in self.demands
@@ -97,7 +95,20 @@ class PatternEnumeration:
         ]
         if len(tried) > self._left:
             return None
-        return [one for demand, one in tried if self.segments.make(demand, device, one) is not None]
+        able: list[Workload] = []
+        # Small shares leave the most combinations, so that few of them tell that all are too many.
+        for demand, one in sorted(tried, key=lambda pair: pair[1].share.sm_pct):
+            if self.segments.make(demand, device, one) is not None:
+                able.append(one)
+                if len(able).bit_count() == 1 and self._are_hopeless(able):
+                    return None
+        kept = set(able)
+        return None if self._are_hopeless(able) else [one for _, one in tried if one in kept]
+
+    def _are_hopeless(self, palette: Sequence[Workload]) -> bool:
+        """Whether shares alone leave far too many combinations."""
+        units = [_units(one) for one in palette]
+        return bool(units) and multisets(units, 100 * _PER_PERCENT) > _HOPELESS * self._left
 
     def _extend(self, device: Device, standing: _Standing, palette: Sequence[Workload]) -> Iterator[_Standing]:
         for position, workload in enumerate(palette):

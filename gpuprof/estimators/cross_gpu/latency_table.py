@@ -1,0 +1,111 @@
+"""Times of models on GPUs by share and batch: those that a plan will ask for are predicted together and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, UnmeasuredModel, only_batch_of, shipped_model
+from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+
+#: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
+_MANY_BATCHES, _MANY_SHARES = 3, 4
+#: Batches and percentages that plans choose from: of the whole device in finer steps than of its instances.
+_MOST_BATCH = 256
+_STEP, _INSTANCE_STEP = 2.5, 5.0
+
+
+class LatencyTable:
+    """Times of one model on one device under any share at any batch.
+
+    Parameters
+    ----------
+    kernels : KernelsByBatch
+    device : Device
+    """
+
+    def __init__(self, kernels: KernelsByBatch, device: Device) -> None:
+        self._kernels, self._device = kernels, device
+        self._known: dict[tuple[Share, int], Figure] = {}
+        self._asked: dict[Share, int] = {}
+
+    def at(self, share: Share, batch: int) -> Figure:
+        """Return the time of one batch in ms; between two batches of the grid it lies on a line.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision, or the model does not take the batch.
+        """
+        if (share, batch) not in self._known:
+            grid = self._kernels.grid(batch)
+            if missing := [one for one in grid if (share, one) not in self._known]:
+                self._predict(share, missing)
+            if (share, batch) not in self._known:
+                self._known[share, batch] = self._interpolate(share, grid[0], batch, grid[1])
+        return self._known[share, batch]
+
+    def _predict(self, share: Share, missing: Sequence[int]) -> None:
+        """Predict what is missing; for whoever makes a plan also what it is going to ask for."""
+        self._asked[share] = self._asked.get(share, 0) + 1
+        shares, batches = [share], tuple(missing)
+        many = sum(one.mig == share.mig for one in self._asked) >= _MANY_SHARES
+        if many or self._asked[share] >= _MANY_BATCHES:
+            batches = self._kernels.list_grid(max(*missing, _MOST_BATCH)) or batches
+        if many:
+            shares = list(dict.fromkeys((share, *_list_shares(share.mig))))
+        wanted = [one for one in shares if any((one, batch) not in self._known for batch in batches)]
+        self._known |= shipped_model().latencies(self._kernels, batches, self._device, wanted)
+
+    def _interpolate(self, share: Share, low: int, batch: int, high: int) -> Figure:
+        one, two = self._known[share, low], self._known[share, high]
+        value = one.value + (two.value - one.value) * (batch - low) / (high - low)
+        return one.scale_by(value / one.value) if one.value > 0.0 else replace(one, value=value)
+
+
+def _list_shares(mig: str | None) -> list[Share]:
+    step = _STEP if mig is None else _INSTANCE_STEP
+    return [Share(step * number, mig) for number in range(1, round(100.0 / step) + 1)]
+
+
+class CrossGpuLatencies:
+    """Times of models on GPUs, their kernels kept.
+
+    Parameters
+    ----------
+    execution : Execution
+    graph_of : callable
+        Known model and batch → its graph.
+    """
+
+    def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
+        self._execution, self._graph_of = execution, graph_of
+        self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
+        self._tables: dict[tuple[object, ...], LatencyTable] = {}
+        self._types: dict[str, str] = {}
+
+    def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
+        """Return the time of one batch in ms on ``share`` of ``device``.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision, or the model does not take the batch.
+        """
+        key = (known.name, device.name, device.max_power_w)
+        if key not in self._tables:  # a placement asks thousands of times
+            if known.name not in self._types:
+                self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
+            precision = self._execution.rate_name(device, self._types[known.name])
+            kernels = self._kernels.get((known.name, precision))
+            if kernels is None:
+                kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
+                self._kernels[known.name, precision] = kernels
+            self._tables[key] = LatencyTable(kernels, device)
+        return self._tables[key].at(share, batch)

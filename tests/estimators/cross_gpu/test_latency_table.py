@@ -1,0 +1,59 @@
+"""Times that are predicted together for a plan are those that are predicted one by one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode
+from gpuprof.estimators.cross_gpu.latency_table import LatencyTable
+from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
+from gpuprof.graph.load import load_graph
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
+
+_SHARES = [Share(), *(Share(2.5 * step) for step in (1, 4, 7, 20, 33)), Share(50.0, "2g.20gb"), Share(100.0, "1g.10gb")]
+
+
+@pytest.fixture(scope="module", params=["squeezenet", "transformer_encoder"])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("networks") / "network.onnx"
+    build(find_architecture(request.param), path)
+    return path
+
+
+def _kernels(path: Path, runtime: LaunchMode) -> KernelsByBatch:
+    return KernelsByBatch(lambda batch: load_graph(path, batch), "tfloat32", runtime)
+
+
+@pytest.mark.parametrize("runtime", list(LaunchMode))
+def test_all_shares_and_batches_together_are_each_by_itself(network: Path, runtime: LaunchMode) -> None:
+    kernels, gpu, batches = _kernels(network, runtime), device("a100-80"), (1, 2, 3, 24, 256)
+    together = shipped_model().latencies(kernels, batches, gpu, _SHARES)
+    for share in _SHARES:
+        for batch in batches:
+            alone = shipped_model().latency(kernels.at(batch), gpu, share, "tfloat32", runtime)
+            found = together[share, batch]
+            assert found.source == alone.source
+            assert (found.value, found.low, found.high) == pytest.approx((alone.value, alone.low, alone.high), rel=1e-9)
+
+
+def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
+    gpu = device("a100-80")
+    planned = LatencyTable(_kernels(network, LaunchMode.FUSED), gpu)
+    asked = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
+    found = [planned.at(share, batch).value for share, batch in asked]
+    fresh = [LatencyTable(_kernels(network, LaunchMode.FUSED), gpu).at(share, batch).value for share, batch in asked]
+    assert found == pytest.approx(fresh, rel=1e-9)
+
+
+def test_rates_of_several_shares_stand_one_after_another() -> None:
+    gpu = device("a100-80")
+    stacked = stack_rates([rates_of(gpu, "tfloat32", Share(20.0)), rates_of(gpu, "tfloat32")], 3)
+    last = stacked.take([4])
+    assert list(last.units) == [gpu.compute_units]  # type: ignore[arg-type]
+    assert stacked.kernel_s == last.kernel_s == rates_of(gpu, "tfloat32").kernel_s
