@@ -128,9 +128,8 @@ def stack_rates(rates: Sequence[DeviceRates], rows: int) -> DeviceRates:
     if len(rates) == 1:
         return rates[0]
     columns = {field.name: [getattr(one, field.name) for one in rates] for field in fields(DeviceRates)}
-    return replace(
-        rates[0], **{name: np.repeat(np.array(own), rows) for name, own in columns.items() if len(set(own)) > 1}
-    )
+    each: dict[str, Any] = {name: np.repeat(np.array(own), rows) for name, own in columns.items() if len(set(own)) > 1}
+    return replace(rates[0], **each)
 
 
 def sustained_part(device: Device, precision: str, fraction: float = 1.0) -> float:
