@@ -18,7 +18,7 @@ from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.cross_gpu.execution import Execution
-from gpuprof.estimators.cross_gpu.latency_table import CrossGpuLatencies
+from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration

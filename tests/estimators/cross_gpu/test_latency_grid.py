@@ -10,7 +10,7 @@ from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
 from gpuprof.estimators.cross_gpu.kernels import LaunchMode
-from gpuprof.estimators.cross_gpu.latency_table import LatencyTable
+from gpuprof.estimators.cross_gpu.latency_grid import LatencyGrid
 from gpuprof.estimators.cross_gpu.rates import rates_of, stack_rates
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import find_architecture
@@ -44,10 +44,10 @@ def test_all_shares_and_batches_together_are_each_by_itself(network: Path, runti
 
 def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
     gpu = device("a100-80")
-    planned = LatencyTable(_kernels(network, LaunchMode.FUSED), gpu)
+    planned = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu)
     asked = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
     found = [planned.at(share, batch).value for share, batch in asked]
-    fresh = [LatencyTable(_kernels(network, LaunchMode.FUSED), gpu).at(share, batch).value for share, batch in asked]
+    fresh = [LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu).at(share, batch).value for share, batch in asked]
     assert found == pytest.approx(fresh, rel=1e-9)
 
 

@@ -21,7 +21,7 @@ _MOST_BATCH = 256
 _STEP, _INSTANCE_STEP = 2.5, 5.0
 
 
-class LatencyTable:
+class LatencyGrid:
     """Times of one model on one device under any share at any batch.
 
     Parameters
@@ -87,7 +87,7 @@ class CrossGpuLatencies:
     def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
         self._execution, self._graph_of = execution, graph_of
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
-        self._tables: dict[tuple[object, ...], LatencyTable] = {}
+        self._tables: dict[tuple[object, ...], LatencyGrid] = {}
         self._types: dict[str, str] = {}
 
     def predict(self, known: UnmeasuredModel, device: Device, batch: int, share: Share) -> Figure:
@@ -107,5 +107,5 @@ class CrossGpuLatencies:
             if kernels is None:
                 kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
                 self._kernels[known.name, precision] = kernels
-            self._tables[key] = LatencyTable(kernels, device)
+            self._tables[key] = LatencyGrid(kernels, device)
         return self._tables[key].at(share, batch)
