@@ -32,6 +32,10 @@ _SUMMARIES = {"Shape", "Size", "DynamicQuantizeLinear"}
 _NEWEST_SHAPE_OPSET = 15
 
 
+class NoBatchError(InputError):
+    """No input of a model has a batch dimension."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the batch is in a tensor.
@@ -145,6 +149,10 @@ class _Walk:
         free = batch_axes(declared)
         batch = fixed_batch(infos) or 1
         axes = free or {name: 0 for name, dims in declared.items() if dims and dims[0] == batch}
+        if not axes:
+            raise NoBatchError(
+                f"{name}: no input has a batch dimension, so that none can be freed", "take it at batch 1"
+            )
         opsets = {o.domain: o.version for o in file.model.opset_import}
         tensors, _ = bind_inputs(infos, batch, {}, name)
         many = {

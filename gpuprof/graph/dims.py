@@ -26,6 +26,9 @@ SHORTER_DIMS = (64, 32)
 #: What dimensions of unknown meaning become in a model that takes none of the default size: a second of sound.
 LONGER_DIM = 16_000
 
+#: Pictures of fewer pixels a side are not taken for any: a dimension of features may be as small.
+_LEAST_SIDE = 16
+
 _SIDE_OF_SOUND = re.compile(r"frame|time|mel|sample|audio", re.IGNORECASE)
 _TOKENS = re.compile(r"seq|len|past|token", re.IGNORECASE)
 _TOTAL, _PAST = re.compile("total", re.IGNORECASE), re.compile("past", re.IGNORECASE)
@@ -75,6 +78,8 @@ def list_free(infos: Iterable[ValueInfoProto]) -> tuple[FreeDim, ...]:
 
 def _is_usual(dim: str | None, axis: int, shape: tuple[Dim, ...], dtype: str) -> bool:
     is_float = dtype.startswith(("float", "bfloat", "double"))
+    if _is_picture(shape):
+        return True
     if len(shape) >= 4:
         if dim is not None and _TOKENS.search(dim):
             return True
@@ -115,7 +120,8 @@ def _name_of(dim: TensorShapeProto.Dimension) -> str | None:
 def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
     """Return the batch that a model's inputs fix, None where it is free; 1 where no input has a dimension.
 
-    An input of one dimension, such as a step of time, tells less than one of more.
+    An input of one dimension, such as a step of time, tells less than one of more; one of three that is a picture by
+    itself, ``[3, height, width]`` as torchvision's detectors take it, tells nothing.
     """
     declared = {info.name: declared_dims(info) or () for info in infos}
     if batch_axes(declared):
@@ -124,9 +130,20 @@ def fixed_batch(infos: Iterable[ValueInfoProto]) -> int | None:
 
 
 def _first_fixed(declared: Mapping[str, tuple[Dim, ...]]) -> int | None:
-    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int)]
+    found = [dims for dims in declared.values() if dims and isinstance(dims[0], int) and not _is_picture(dims)]
     dims = next((dims for dims in found if len(dims) > 1), next(iter(found), ()))
     return next((dim for dim in dims[:1] if isinstance(dim, int)), None)
+
+
+def _is_picture(dims: tuple[Dim, ...]) -> bool:
+    """Tell whether dimensions are those of one picture without a batch: three colours, then two sides."""
+    return len(dims) == 3 and dims[0] == DEFAULT_CHANNELS and all(map(_is_side, dims[1:]))
+
+
+def _is_side(dim: Dim) -> bool:
+    if isinstance(dim, int):
+        return dim >= _LEAST_SIDE
+    return dim is None or not (_TOKENS.search(dim) or _SIDE_OF_SOUND.search(dim))
 
 
 def bind_inputs(
@@ -221,7 +238,7 @@ def _check_batch(declared: Mapping[str, tuple[Dim, ...]], axes: Mapping[str, int
     if fixed is None and batch != 1:
         raise InputError(f"{model}: no input has a batch dimension, but batch {batch} is asked", "ask for batch 1")
     if fixed is not None and fixed != batch:
-        name = next(name for name, dims in declared.items() if dims and dims[0] == fixed)
+        name = next(name for name, dims in declared.items() if dims and dims[0] == fixed and not _is_picture(dims))
         raise InputError(
             f"{model}: input {name} fixes the batch at {fixed}, but {batch} is asked",
             "make it dynamic with: gpuprof zoo rebatch MODEL --batch dynamic -o FILE",
@@ -248,6 +265,8 @@ def _size(dim: Dim, axis: int, shape: tuple[Dim, ...], name: str, names: Mapping
 
 
 def _default(dim: str | None, axis: int, shape: tuple[Dim, ...]) -> int:
+    if _is_picture(shape):
+        return DEFAULT_SIDE
     if len(shape) < 4 or (dim is not None and _TOKENS.search(dim)):
         return DEFAULT_DIM
     # An image has its colours last when the last dimension alone is fixed to a small number, else second.

@@ -670,3 +670,28 @@ def test_a_model_that_contradicts_itself_is_not_taken_for_one_that_only_a_run_sh
     )
     with pytest.raises(InputError, match="contradicts its inputs"):
         load_runnable(path)
+
+
+@pytest.mark.parametrize(
+    ("dims", "sizes"),
+    [
+        ([3, 320, 320], ()),
+        ([3, "height", "width"], (("height", 224), ("width", 224))),
+        ([3, None, None], (("x:1", 224), ("x:2", 224))),
+    ],
+)
+def test_a_picture_without_a_batch_is_one_item_and_not_three(
+    tmp_path: Path, dims: Dims, sizes: tuple[tuple[str, int], ...]
+) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
+    assert only_batch(path) == 1
+    graph = load_graph(path)
+    assert graph.sizes == sizes and not graph.guessed
+    with pytest.raises(InputError, match="no input has a batch dimension, but batch 3 is asked"):
+        load_graph(path, 3)
+
+
+@pytest.mark.parametrize("dims", [[3, 8, 8], [3, "seq", 768], [3, "frames", 80], [4, 320, 320], [3, 320]])
+def test_three_of_something_else_are_a_batch(tmp_path: Path, dims: Dims) -> None:
+    path = write_model(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], {"x": dims}, {"y": dims})
+    assert only_batch(path) == dims[0]

@@ -13,6 +13,7 @@ from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share, parse_share
 from gpuprof.domain.sizes import Sizes
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.graph.batch_plan import NoBatchError
 from gpuprof.graph.input_data import InputData, Sample, group_by_sizes, model_inputs, read_input_data
 from gpuprof.graph.load import load_runnable, only_batch, read_free, require_sizes
 from gpuprof.profiling.child.job import Job
@@ -185,6 +186,8 @@ def _free_copy(path: Path, directory: Path, only: int) -> Path:
         return ensure_dynamic_batch(path, directory)
     except InputError as error:
         fix = f"export the model with a dynamic batch, or measure it at the one that it has: --batch {only}"
+        if isinstance(error, NoBatchError):
+            fix = "measure it at batch 1: --batch 1"
         raise InputError(error.message, fix) from error
 
 

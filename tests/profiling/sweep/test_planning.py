@@ -104,3 +104,12 @@ def test_a_fixed_batch_is_freed_only_where_another_is_asked(tmp_path: Path) -> N
 def test_an_empty_name_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gives the model no name"):
         parse_models([f"={write_mlp(tmp_path / 'a.onnx')}"])
+
+
+def test_a_picture_without_a_batch_is_measured_at_batch_one_alone(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    path = write_model(tmp_path / "m.onnx", nodes, {"x": [3, 64, 64]}, {"y": [3, 64, 64]})
+    (model,) = parse_models([str(path)])
+    assert free_batch_model(model, (1,), tmp_path / "copies") == model
+    with pytest.raises(InputError, match=r"no input has a batch dimension.*measure it at batch 1: --batch 1"):
+        free_batch_model(model, (1, 2), tmp_path / "copies")
