@@ -1,8 +1,8 @@
 """The routing rules, pure: which replica takes a request, and which requests are refused at once.
 
-The router and the simulator obey the same rules: those that take nothing but numbers and sequences of numbers
-(`finish_ms`, `decay_count`, `forecast_joining`, `nth_smallest`, `next_living`, `is_refused`, `adapt_reserve`,
-`is_given_up`, `goes_alone`) are what the simulator compiles, and so are written with loops.
+The router and the simulator obey the same rules. Those that take nothing but numbers and sequences of numbers are what
+the simulator compiles, and so are written with loops: `finish_ms`, `decay_count`, `average_left`, `forecast_joining`,
+`makes_oldest_late`, `nth_smallest`, `next_living`, `is_refused`, `adapt_reserve`, `is_given_up`, `goes_alone`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ class ReplicaLoad:
         Processes that run no batch; one whose batch takes longer than expected is busy, though its ``busy_ms`` is 0.
     joining : int
         Requests that the next batch is expected to hold in the end, by `forecast_joining`; 0 while a process is idle.
+    oldest_deadline_ms : float
+        By when the oldest of those that wait is to be answered, from its arrival.
     """
 
     waiting: int
@@ -44,6 +46,7 @@ class ReplicaLoad:
     max_wait_ms: float = 0.0
     idle: int = 0
     joining: int = 0
+    oldest_deadline_ms: float = math.inf
 
 
 def expected_finish_ms(load: ReplicaLoad) -> float:
@@ -94,25 +97,80 @@ def decay_count(count: float, elapsed_ms: float, full_batch_ms: float) -> float:
     return count * math.exp(-elapsed_ms / (_COUNTED_BATCHES * full_batch_ms)) if full_batch_ms > 0.0 else 0.0
 
 
-def forecast_joining(count: float, batch_ms: float, full_batch_ms: float, processes: int, batch: int) -> int:
+def average_left(mean_ms: float, left_ms: float, count: float) -> float:
+    """Return the mean of the times that arrivals at a replica must wait for a process, after one that must.
+
+    One of several replicas gets its requests shortly before it is free, a lonely one all the time.
+
+    Parameters
+    ----------
+    mean_ms, left_ms : float
+        The mean until now, and the time until a process is free.
+    count : float
+        As `decay_count` leaves it: over so many arrivals the mean is taken.
+    """
+    return mean_ms + (left_ms - mean_ms) / max(1.0, count)
+
+
+def forecast_joining(
+    count: float, batch_ms: float, latency_ms: Sequence[float], processes: int, left_ms: float, allowed_ms: float
+) -> int:
     """Return how many requests the next batch is expected to hold when one of ``batch_ms`` has just begun.
 
-    These are the arrivals until a process is free, and as many more as chance easily brings (one standard deviation of
-    a Poisson count).
+    These are the arrivals, until a process is free, that the next batch can still answer in time, and half a standard
+    deviation of their number more. Who comes too early cannot wait for a long batch: the larger the next batch, the
+    fewer it may hold. The number is the one at which both agree.
 
     Parameters
     ----------
     count : float
         Arrivals at the replica, refused ones too, as `decay_count` leaves them.
-    batch_ms, full_batch_ms : float
-        Expected times of the batch that begins and of a full one.
-    processes, batch : int
-        Of the replica; the largest batch.
+    batch_ms : float
+        Expected time of the batch that begins.
+    latency_ms : sequence of float
+        Expected time of a batch of 1, 2, … requests; its length is the largest batch.
+    processes : int
+        Of the replica.
+    left_ms : float
+        How long arrivals wait for a process on average, by `average_left`: they are spread evenly over twice that.
+    allowed_ms : float
+        By when a request must be answered to be let in; infinite where none is refused.
     """
-    if full_batch_ms <= 0.0:
+    full_ms = latency_ms[len(latency_ms) - 1]
+    if full_ms <= 0.0:
         return 0
-    arrivals = count * batch_ms / (_COUNTED_BATCHES * full_batch_ms * processes)
-    return min(batch, int(arrivals + math.sqrt(arrivals) + 0.5))
+    all_arrivals = count * batch_ms / (_COUNTED_BATCHES * full_ms * processes)
+    low, high = 0, len(latency_ms)
+    while low < high:
+        size = (low + high + 1) // 2
+        room_ms = max(0.0, allowed_ms - latency_ms[size - 1])
+        arrivals = all_arrivals * (1.0 if room_ms >= 2.0 * left_ms else room_ms / (2.0 * left_ms))
+        if size <= arrivals + 0.5 * math.sqrt(arrivals) + 0.5:
+            low = size
+        else:
+            high = size - 1
+    return low
+
+
+def makes_oldest_late(
+    waiting: int,
+    oldest_wait_ms: float,
+    busy_ms: Sequence[float],
+    latency_ms: Sequence[float],
+    max_wait_ms: float,
+    allowed_ms: float,
+) -> bool:
+    """Return whether the oldest request would be answered within ``allowed_ms`` but for one more in its batch.
+
+    The first values are those of `ReplicaLoad`.
+    """
+    if waiting == 0 or waiting >= len(latency_ms) or len(busy_ms) == 0:
+        return False
+    start = busy_ms[0]
+    for busy in busy_ms:
+        start = min(start, busy)
+    begun = oldest_wait_ms + max(start, max_wait_ms - oldest_wait_ms)
+    return begun + latency_ms[waiting - 1] <= allowed_ms < begun + latency_ms[waiting]
 
 
 def nth_smallest(values: Sequence[float], turn: int) -> int:

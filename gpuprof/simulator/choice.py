@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpuprof.rules.routing import finish_ms, next_living, nth_smallest
+from gpuprof.rules.routing import finish_ms, makes_oldest_late, next_living, nth_smallest
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.ranking import (
     LONGEST_MS,
@@ -19,6 +19,7 @@ from gpuprof.simulator.state import ClusterArrays, State
 
 # They take sequences, and here get arrays.
 _finish_ms: Callable[..., float] = jit(finish_ms)
+_makes_oldest_late: Callable[..., bool] = jit(makes_oldest_late)
 _next_living: Callable[..., int] = jit(next_living)
 _nth_smallest: Callable[..., int] = jit(nth_smallest)
 
@@ -96,6 +97,40 @@ def finish_of(cluster: ClusterArrays, state: State, replica: int, now: int) -> f
     latency = cluster.latency_ms[replica, : cluster.batch[replica]]
     joining = 0 if state.free_processes[replica] > 0 else state.joining[replica]
     return _finish_ms(waiting, waited, state.busy_ms[:count], joining, latency, cluster.max_wait_ms[replica])
+
+
+@jit
+def spoils_batch(cluster: ClusterArrays, state: State, replica: int, now: int, allowed_ms: float) -> bool:
+    """Return whether the oldest request in the queue would miss ``allowed_ms`` for one more in its batch."""
+    waiting = state.waiting[replica]
+    if waiting == 0:
+        return False
+    first = cluster.first_process[replica]
+    count = (cluster.first_process[replica + 1] - first) * state.alive[replica]
+    for i in range(count):
+        state.busy_ms[i] = max(0, state.expected_at[first + i] - now) * _MS
+    waited = (now - state.arrived[state.queue_head[replica]]) * _MS
+    latency = cluster.latency_ms[replica, : cluster.batch[replica]]
+    wait_ms = cluster.max_wait_ms[replica]
+    return _makes_oldest_late(waiting, waited, state.busy_ms[:count], latency, wait_ms, allowed_ms)
+
+
+@jit
+def choose_other(
+    cluster: ClusterArrays, state: State, model: int, now: int, allowed_ms: float, waited_ms: float
+) -> tuple[int, float]:
+    """Return the fastest replica that answers in time and makes no other request late, and its ms; -1: none does."""
+    found, soonest = -1, allowed_ms - waited_ms
+    for position in range(cluster.choice_start[model], cluster.choice_start[model + 1]):
+        replica = cluster.choice[position]
+        if state.alive[replica] == 0:
+            continue
+        finish = finish_of(cluster, state, replica, now)
+        if finish > soonest or (found >= 0 and finish == soonest):
+            continue
+        if not spoils_batch(cluster, state, replica, now, allowed_ms):
+            found, soonest = replica, finish
+    return found, soonest
 
 
 @jit

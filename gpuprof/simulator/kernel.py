@@ -6,9 +6,14 @@ Which replica takes a request and when a batch starts is decided by the very fun
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
+
 from gpuprof.rules.batching import batch_size_now
 from gpuprof.rules.routing import (
     adapt_reserve,
+    average_left,
     decay_count,
     forecast_joining,
     goes_alone,
@@ -16,7 +21,7 @@ from gpuprof.rules.routing import (
     relax_reserve,
     usual_reserve,
 )
-from gpuprof.simulator.choice import choose, rank_again
+from gpuprof.simulator.choice import choose, choose_other, rank_again, spoils_batch
 from gpuprof.simulator.compiled import jit
 from gpuprof.simulator.heap import (
     ARRIVAL,
@@ -37,7 +42,9 @@ from gpuprof.simulator.state import WINDOWS, ClusterArrays, State, Tally
 
 _batch_size_now, _goes_alone, _is_refused = jit(batch_size_now), jit(goes_alone), jit(is_refused)
 _adapt_reserve, _relax_reserve, _usual_reserve = jit(adapt_reserve), jit(relax_reserve), jit(usual_reserve)
-_decay_count, _forecast_joining = jit(decay_count), jit(forecast_joining)
+_average_left, _decay_count = jit(average_left), jit(decay_count)
+#: It takes a sequence, and here gets an array.
+_forecast_joining: Callable[..., int] = jit(forecast_joining)
 
 #: Why `run` came back: time is up, the calendar is empty, arrivals or service times must be drawn, no place is free,
 #: the table of slowdowns lacks one.
@@ -144,13 +151,22 @@ def _join(cluster: ClusterArrays, state: State, tally: Tally, model: int, place:
     if replica < 0:
         give_up(state, tally, model, place, FAILED)
         return -1
-    _note_arrival(cluster, state, replica, now)
+    refused, waited = False, (now - state.arrived[place]) * _MS
     if cluster.refuse_hopeless:
-        waited = (now - state.arrived[place]) * _MS
-        idle, reserve = state.free_processes[replica], _reserve_now(state, model, now)
-        if _is_refused(state.waiting[replica], idle, finish, waited, cluster.slo[model] * _MS, reserve):
-            give_up(state, tally, model, place, REFUSED)
-            return -1
+        slo, reserve = cluster.slo[model] * _MS, _reserve_now(state, model, now)
+        allowed = (1.0 - reserve) * slo
+        spoils = spoils_batch(cluster, state, replica, now, allowed)
+        if spoils:
+            other, its_finish = choose_other(cluster, state, model, now, allowed, waited)
+            if other >= 0:
+                replica, finish, spoils = other, its_finish, False
+        idle = state.free_processes[replica]
+        refused = spoils or _is_refused(state.waiting[replica], idle, finish, waited, slo, reserve)
+    _note_arrival(cluster, state, replica, now)
+    if refused:
+        give_up(state, tally, model, place, REFUSED)
+        return -1
+    if cluster.refuse_hopeless:
         state.expected_ms[place] = waited + finish
     state.next[place] = -1
     if state.waiting[replica] == 0:
@@ -169,16 +185,27 @@ def _note_arrival(cluster: ClusterArrays, state: State, replica: int, now: int) 
     elapsed_ms = (now - state.counted_at[replica]) * _MS
     state.arrival_count[replica] = 1.0 + _decay_count(state.arrival_count[replica], elapsed_ms, full_ms)
     state.counted_at[replica] = now
+    if state.free_processes[replica] == 0:
+        first = cluster.first_process[replica]
+        left = state.expected_at[first]
+        for process in range(first, cluster.first_process[replica + 1]):
+            left = min(left, state.expected_at[process])
+        count, before = state.arrival_count[replica], state.left_ms[replica]
+        state.left_ms[replica] = _average_left(before, max(0, left - now) * _MS, count)
 
 
 @jit
 def _forecast(cluster: ClusterArrays, state: State, replica: int, mean_ms: float, now: int) -> None:
     """Forecast the next batch of a replica as one of ``mean_ms`` begins."""
     batch = cluster.batch[replica]
-    full_ms = cluster.latency_ms[replica, batch - 1]
+    latency = cluster.latency_ms[replica, :batch]
     processes = cluster.first_process[replica + 1] - cluster.first_process[replica]
-    count = _decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, full_ms)
-    state.joining[replica] = _forecast_joining(count, mean_ms, full_ms, processes, batch)
+    count = _decay_count(state.arrival_count[replica], (now - state.counted_at[replica]) * _MS, latency[batch - 1])
+    allowed = np.inf
+    if cluster.refuse_hopeless:
+        model = cluster.replica_model[replica]
+        allowed = (1.0 - _reserve_now(state, model, now)) * cluster.slo[model] * _MS
+    state.joining[replica] = _forecast_joining(count, mean_ms, latency, processes, state.left_ms[replica], allowed)
 
 
 @jit

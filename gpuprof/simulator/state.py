@@ -75,7 +75,8 @@ class State(NamedTuple):
     batch ends, -1 while the process is free (since ``freed_at``); ``expected_at`` what the router believes of it;
     ``flight`` the first request of the batch, and ``batch_size`` how many are in it.
     ``arrival_count`` (R,) are the arrivals at a replica as `gpuprof.rules.routing.decay_count` leaves them at
-    ``counted_at``, ``joining`` (R,) what its next batch is expected to hold; ``expected_ms`` (N,) when a request was
+    ``counted_at``, ``joining`` (R,) what its next batch is expected to hold, ``left_ms`` (R,) how long
+    arrivals wait for a process on average; ``expected_ms`` (N,) when a request was
     expected to be answered, ``reserve`` (M,) the part of an SLO that is kept in hand since ``reserve_at``. ``host``
     (3,): how many answers router and clients have to hand on now, the number that is drawn from, and the core on which
     they were last.
@@ -97,6 +98,7 @@ class State(NamedTuple):
     arrival_count: Floats
     counted_at: Ints
     joining: Ints
+    left_ms: Floats
     reserve: Floats
     usual_reserve: Floats
     reserve_at: Ints
@@ -183,6 +185,7 @@ def new_state(cluster: ClusterArrays, places: int, store: int, factors: int) -> 
         arrival_count=np.zeros(replicas),
         counted_at=np.zeros(replicas, np.int64),
         joining=np.zeros(replicas, np.int64),
+        left_ms=np.zeros(replicas),
         reserve=np.full(models, RESERVE),
         usual_reserve=np.full(models, RESERVE),
         reserve_at=np.zeros(models, np.int64),

@@ -5,12 +5,19 @@ from itertools import product
 import numpy as np
 import pytest
 
-from bench.admission import measure, most_in_time, show_clients, show_priorities
+from bench.admission import batch_times, measure, most_in_time, most_online, show_clients, show_priorities
 
 
 @pytest.mark.parametrize(
     ("batch", "slo_batches", "load", "replicas"),
-    [(32, 2.0, 1.15, 1), (32, 2.0, 3.0, 1), (8, 3.0, 1.5, 1), (64, 1.5, 4.0, 1), (1, 2.0, 2.0, 4), (8, 2.0, 3.0, 4)],
+    [
+        (32, 2.0, 1.15, 1),
+        (32, 2.0, 3.0, 1),
+        (8, 3.0, 1.5, 1),
+        (64, 1.5, 4.0, 1),
+        (1, 2.0, 2.0, 4),
+        (8, 2.0, 3.0, 4),
+    ],
 )
 def test_under_overload_goodput_is_the_capacity_and_the_simulator_says_so(
     batch: int, slo_batches: float, load: float, replicas: int
@@ -47,3 +54,17 @@ def _fits(arrivals: list[float], times: list[float], slo_ms: float, free_at: flo
         if done <= arrivals[0] + slo_ms and _fits(arrivals[rows:], times, slo_ms, done):
             return True
     return False
+
+
+def test_no_rule_without_foresight_beats_a_loss_system_where_nobody_can_wait() -> None:
+    # Batches of one and an SLO of one batch: whoever finds the replica busy is lost (Erlang's formula for one server).
+    assert most_online([10.0], 150.0, 10.0) == pytest.approx(150.0 / (1.0 + 1.5), rel=0.05)
+    times = batch_times(8)
+    few, many = (most_online(times, 500.0, slo * times[-1]) for slo in (1.2, 1.9))
+    assert few < many < 1000.0 * 8 / times[-1]
+
+
+def test_with_an_slo_of_one_and_a_half_batches_goodput_is_nearly_what_the_best_rule_reaches() -> None:
+    cell = measure(32, 1.5, 1.5, 1, 20_000, 0.0)  # enough to learn how little must be kept in hand
+    assert cell.possible is not None and cell.possible < 0.96
+    assert cell.is_enough and cell.agrees, cell

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,10 +11,12 @@ from gpuprof.rules.routing import (
     FastestFirst,
     ReplicaLoad,
     RoundRobin,
+    average_left,
     decay_count,
     expected_finish_ms,
     forecast_joining,
     is_refused,
+    makes_oldest_late,
     routing_rule,
 )
 
@@ -59,10 +63,42 @@ def test_as_many_are_expected_to_join_as_come_while_a_batch_runs() -> None:
     count = 0.0
     for _ in range(20_000):  # one every 2 ms, for far more than ten full batches of 40 ms
         count = 1.0 + decay_count(count, 2.0, 40.0)
-    assert forecast_joining(count, 32.0, 40.0, 1, 64) == (16 + 4)
-    assert forecast_joining(count, 32.0, 40.0, 2, 64) == round(8 + 8**0.5)
-    assert forecast_joining(count, 32.0, 40.0, 1, 8) == 8
-    assert forecast_joining(decay_count(count, 10_000.0, 40.0), 32.0, 40.0, 1, 64) == 0
+    times = [40.0] * 64
+    assert forecast_joining(count, 32.0, times, 1, 16.0, inf) == (16 + 2)
+    assert forecast_joining(count, 32.0, times, 2, 8.0, inf) == int(8 + 0.5 * 8**0.5 + 0.5)
+    assert forecast_joining(count, 32.0, times[:8], 1, 16.0, inf) == 8
+    assert forecast_joining(decay_count(count, 10_000.0, 40.0), 32.0, times, 1, 16.0, inf) == 0
+
+
+def test_a_next_batch_is_expected_to_be_no_larger_than_those_let_in_can_wait_for() -> None:
+    times, count = [10.0 + 30.0 * rows / 32.0 for rows in range(1, 33)], 320.0  # as many come as fit, ten batches long
+    assert forecast_joining(count, 40.0, times, 1, 20.0, inf) == 32
+    # 0.8 a ms come, evenly; a batch of n may hold those of the last 60 - T(n) ms: 0.8 (50 - 0.94 n) = n at n = 22.9.
+    within = forecast_joining(count, 40.0, times, 1, 20.0, 60.0)
+    assert within == pytest.approx(22.9 + 0.5 * 22.9**0.5 / 1.75, abs=1.0)
+    # Whoever comes shortly before the replica is free can wait for any batch.
+    assert forecast_joining(count, 40.0, times, 1, 5.0, 60.0) == 32
+    assert forecast_joining(count, 40.0, times, 1, 20.0, 9.0) == 0
+
+
+def test_who_joins_must_leave_the_oldest_of_its_batch_in_time() -> None:
+    times = [10.0, 12.0, 14.0]
+    assert not makes_oldest_late(0, 0.0, [5.0], times, 0.0, 1.0)  # nobody waits
+    assert not makes_oldest_late(1, 8.0, [5.0], times, 0.0, 25.0)
+    assert makes_oldest_late(1, 8.0, [5.0], times, 0.0, 24.0)
+    assert not makes_oldest_late(1, 8.0, [5.0], times, 0.0, 22.0)  # it is late without
+    assert not makes_oldest_late(3, 8.0, [5.0], times, 0.0, 24.0)  # another batch
+    assert makes_oldest_late(1, 8.0, [9.0, 5.0], times, 0.0, 24.0)
+    assert makes_oldest_late(1, 2.0, [0.0], times, 14.0, 25.0)  # it waits to be filled
+    assert not makes_oldest_late(1, 8.0, [], times, 0.0, 24.0)
+
+
+def test_the_wait_of_arrivals_is_a_mean_over_as_many_as_are_counted() -> None:
+    mean = 0.0
+    for left in (8.0, 4.0):
+        mean = average_left(mean, left, 1.0 if mean == 0.0 else 2.0)
+    assert mean == 6.0
+    assert average_left(6.0, 10.0, 0.2) == 10.0
 
 
 def test_who_finds_a_process_idle_and_nobody_waiting_is_let_in_whatever_is_expected() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class ReferenceServer:
         times = self.replica.batch_latency_ms
         assert times is not None
         count = self.count_arrivals(now)
-        self.joining = forecast_joining(count, times[size - 1], times[-1], len(self.idle), len(times))
+        self.joining = forecast_joining(count, times[size - 1], times, len(self.idle), 0.0, math.inf)
 
 
 def play(replicas: Sequence[Replica], arrivals: Sequence[int], rule: RoutingRule) -> list[int]:

@@ -252,9 +252,9 @@ def _start(
     mean = replicas.means[replica, size - 1]
     service = mean * value_at(law, score)
     batch, processes = replicas.batch[replica], replicas.first[replica + 1] - replicas.first[replica]
-    full = replicas.means[replica, batch - 1]
-    recent = _decay_count(state.recent[replica], now - state.counted[replica], full)
-    state.joining[replica] = _forecast_joining(recent, mean, full, processes, batch)
+    latency = replicas.means[replica, :batch]
+    recent = _decay_count(state.recent[replica], now - state.counted[replica], latency[batch - 1])
+    state.joining[replica] = _forecast_joining(recent, mean, latency, processes, 0.0, np.inf)
     for _ in range(size):
         # The service is independent of the wait: for what is reported each request has one of its own, evenly spread
         # over the law, where its batch's would leave the tail to few.

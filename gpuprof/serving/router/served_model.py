@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from gpuprof.domain.public_name import PublicName
-from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused
+from gpuprof.rules.routing import ReplicaLoad, RoutingRule, expected_finish_ms, is_refused, makes_oldest_late
 from gpuprof.serving.router.infer_request import Urgency
 from gpuprof.serving.router.merged_replica import MemberReplica
 from gpuprof.serving.router.reserve import Reserve
@@ -160,7 +160,8 @@ class ServedModel:
         times_ms = [expected_finish_ms(load) for load in loads]
         soonest_ms = min(times_ms)
         if all(self._refuses(load, soonest_ms, 0.0, deadline_ms, now) for load in loads):
-            alive[times_ms.index(soonest_ms)].note_arrival(now)
+            soonest = times_ms.index(soonest_ms)
+            alive[soonest].note_arrival(now, loads[soonest], self._allowed_ms(self.slo_ms, now))
             self._counts.arrived += 1
             self._counts.refused += 1
             raise overload_refusal(self.name, soonest_ms, deadline_ms)
@@ -171,10 +172,10 @@ class ServedModel:
         if not alive:
             raise RefusedError(HTTPStatus.SERVICE_UNAVAILABLE, f"model {self.name!r} has no worker at the moment", 1.0)
         loads = self._loads(alive, inference, now)
-        chosen = self._rule.choose(loads)
-        alive[chosen].note_arrival(now)
-        finish_ms = expected_finish_ms(loads[chosen])
         waited_ms = 1000.0 * (now - inference.arrived)
+        chosen = self._choose(loads, waited_ms, inference.deadline_ms, now)
+        alive[chosen].note_arrival(now, loads[chosen], self._allowed_ms(self.slo_ms, now))
+        finish_ms = expected_finish_ms(loads[chosen])
         inference.expected_ms = waited_ms + finish_ms
         if self._refuses(loads[chosen], finish_ms, waited_ms, inference.deadline_ms, now):
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
@@ -182,12 +183,36 @@ class ServedModel:
             raise overload_refusal(self.name, inference.expected_ms, inference.deadline_ms)
         alive[chosen].submit(inference, self.slo_ms)
 
+    def _choose(self, loads: Sequence[ReplicaLoad], waited_ms: float, deadline_ms: float, now: float) -> int:
+        """Return the replica of the rule; where the request would make others late there, the fastest that takes it."""
+        chosen = self._rule.choose(loads)
+        if len(loads) == 1 or not self._spoils_batch(loads[chosen], now):
+            return chosen
+        times_ms = [expected_finish_ms(load) for load in loads]
+        able = [
+            position
+            for position, load in enumerate(loads)
+            if not self._refuses(load, times_ms[position], waited_ms, deadline_ms, now)
+        ]
+        return min(able, key=times_ms.__getitem__, default=chosen)
+
     def _loads(self, replicas: Sequence[AnyReplica], inference: Inference, now: float) -> list[ReplicaLoad]:
         flow = flow_of(inference.client, inference.deadline_ms, self.slo_ms)
         return [replica.load(now, inference.priority, inference.deadline_ms, flow) for replica in replicas]
 
     def _refuses(self, load: ReplicaLoad, finish_ms: float, waited_ms: float, deadline_ms: float, now: float) -> bool:
-        return is_refused(load.waiting, load.idle, finish_ms, waited_ms, deadline_ms, self._reserve.at(now))
+        reserve = self._reserve.at(now)
+        is_late = is_refused(load.waiting, load.idle, finish_ms, waited_ms, deadline_ms, reserve)
+        return is_late or self._spoils_batch(load, now)
+
+    def _spoils_batch(self, load: ReplicaLoad, now: float) -> bool:
+        allowed_ms = self._allowed_ms(load.oldest_deadline_ms, now)
+        wait_ms = load.max_wait_ms
+        return makes_oldest_late(load.waiting, load.oldest_wait_ms, load.busy_ms, load.latency_ms, wait_ms, allowed_ms)
+
+    def _allowed_ms(self, deadline_ms: float, now: float) -> float:
+        """Return by when a request with this deadline must be answered to be let in."""
+        return (1.0 - self._reserve.at(now)) * deadline_ms
 
     def reassign(self, inferences: list[Inference]) -> None:
         """Place accepted requests whose replica has no worker left; they wait when nobody has one.

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Protocol
 
 from gpuprof.rules.batching import batch_size_now, wait_limit_ms
-from gpuprof.rules.routing import ReplicaLoad, decay_count, forecast_joining, goes_alone, is_given_up
+from gpuprof.rules.routing import ReplicaLoad, average_left, decay_count, forecast_joining, goes_alone, is_given_up
 from gpuprof.serving.router.latency_table import LatencyTable
 from gpuprof.serving.router.request_queue import Flow, RequestQueue
 from gpuprof.serving.router.worker_handle import WorkerHandle
@@ -100,6 +100,8 @@ class ServedReplica:
         self._arrival_count = 0.0
         self._counted_at = 0.0
         self._joining = 0
+        self._left_ms = 0.0
+        self._allowed_ms = math.inf
         self._loop = asyncio.get_running_loop()
         for worker in workers:
             worker.bind(self._on_worker_ready, self._batch_done, self._batch_failed, self._batches_lost)
@@ -143,16 +145,21 @@ class ServedReplica:
         """Return what there is to do before a request of this priority, deadline and client, for the routing rule."""
         queue = self._queue
         oldest = 1000.0 * (now - queue.oldest.arrived) if queue else 0.0
+        oldest_deadline = queue.oldest.deadline_ms if queue else math.inf
         busy = tuple(worker.busy_ms(now) for worker in self.workers if worker.is_ready)
         ahead = queue.rows_before(priority, flow)
         idle = sum(worker.is_idle for worker in self.workers)
         times_ms = self.latency.times_ms(now)
         wait_ms = wait_limit_ms(self.plan.max_wait_ms, deadline_ms, times_ms)
-        return ReplicaLoad(ahead, oldest, busy, times_ms, wait_ms, idle, 0 if idle else self._joining)
+        joining = 0 if idle else self._joining
+        return ReplicaLoad(ahead, oldest, busy, times_ms, wait_ms, idle, joining, oldest_deadline)
 
-    def note_arrival(self, now: float) -> None:
-        """Count a request that the routing rule sent here, let in or not."""
+    def note_arrival(self, now: float, load: ReplicaLoad, allowed_ms: float) -> None:
+        """Count a request that the routing rule sent here, let in or not if its answer takes ``allowed_ms`` or less."""
+        self._allowed_ms = allowed_ms
         self._arrival_count = 1.0 + self._count_arrivals(now)
+        if load.idle == 0 and load.busy_ms:
+            self._left_ms = average_left(self._left_ms, min(load.busy_ms), self._arrival_count)
         self._counted_at = now
 
     def _count_arrivals(self, now: float) -> float:
@@ -249,9 +256,9 @@ class ServedReplica:
             inference.sent = now
             inference.replica = self.plan.name
         times_ms = self.latency.times_ms(now)
-        expected_ms, full_ms = times_ms[min(rows, self.plan.batch) - 1], times_ms[-1]
-        count = self._count_arrivals(now)
-        self._joining = forecast_joining(count, expected_ms, full_ms, len(self.workers), self.plan.batch)
+        expected_ms, count = times_ms[min(rows, self.plan.batch) - 1], self._count_arrivals(now)
+        processes, left_ms = len(self.workers), self._left_ms
+        self._joining = forecast_joining(count, expected_ms, times_ms, processes, left_ms, self._allowed_ms)
         worker.send(inferences, rows, expected_ms, now)
 
     def _wake_in(self, seconds: float) -> None:
