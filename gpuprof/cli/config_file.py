@@ -65,47 +65,58 @@ def read_config(path: Path, group: Any, verbs: Sequence[str]) -> dict[str, Any]:
     InputError
         With the line: no YAML, a verb or an option that does not exist, or a value that no option can have.
     """
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", "which no file of options is")
-        root = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {path}: {reason}", f"{FLAG} FILE") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f":{mark.line + 1}"
-        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+    root = read_yaml(path, "options")
     if root is None:
         return {}
     found: dict[str, Any] = {}
-    for key, value in _pairs(root, path, "a verb"):
+    for key, value in read_pairs(root, path, "a verb"):
         if key.value not in verbs:
-            raise _at(path, key, unknown_name("verb", key.value, list(verbs)))
+            raise error_at(path, key, unknown_name("verb", key.value, list(verbs)))
         if key.value in group.commands:
             found[key.value] = _command_defaults(path, value, group.commands[key.value])
     return found
 
 
+def read_yaml(path: Path, what: str) -> yaml.Node | None:
+    """Return the root of a YAML file, whose nodes know their lines; None for an empty file.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read, is larger than a file of ``what`` is, or no YAML.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(f"{path}: larger than {_MAX_BYTES >> 20} MiB", f"which no file of {what} is")
+        return yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot read {path}: {reason}", f"name a YAML file of {what}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f":{mark.line + 1}"
+        raise InputError(f"{path}{line} is not YAML: {getattr(error, 'problem', None) or error}") from None
+
+
 def _command_defaults(path: Path, node: yaml.Node, command: Any) -> dict[str, Any]:
     """Return the defaults of a command, or of the commands of a group."""
     inner: Mapping[str, Any] = getattr(command, "commands", {})
-    options = {} if inner else _options(command)
+    options = {} if inner else list_options(command)
     found: dict[str, Any] = {}
-    for key, value in _pairs(node, path, "a command" if inner else "an option"):
+    for key, value in read_pairs(node, path, "a command" if inner else "an option"):
         known = inner or options
         if key.value not in known:
-            raise _at(
+            raise error_at(
                 path, key, unknown_name(f"{'command' if inner else 'option'} of {command.name}", key.value, [*known])
             )
         if inner:
             found[key.value] = _command_defaults(path, value, inner[key.value])
-        elif (read := _value(path, value, options[key.value])) is not None:
+        elif (read := read_value(path, value, options[key.value])) is not None:
             found[options[key.value].name] = read
     return found
 
 
-def _options(command: Any) -> dict[str, Any]:
+def list_options(command: Any) -> dict[str, Any]:
     """Return the parameters of a command by what they are called on the command line."""
     return {
         name: parameter
@@ -115,7 +126,7 @@ def _options(command: Any) -> dict[str, Any]:
     }
 
 
-def _value(path: Path, node: yaml.Node, parameter: Any) -> Any:
+def read_value(path: Path, node: yaml.Node, parameter: Any) -> Any:
     """Return a value as the command line would give it: texts, a flag, or several where a parameter takes them."""
     several = parameter.multiple or parameter.nargs == -1
     if isinstance(node, yaml.SequenceNode):
@@ -126,23 +137,25 @@ def _value(path: Path, node: yaml.Node, parameter: Any) -> Any:
         return None
     if getattr(parameter, "is_flag", False) is not isinstance(read, bool):
         kind = "true or false" if not isinstance(read, bool) else "a value"
-        raise _at(path, node, InputError(f"{parameter.name} takes {kind} but got {node.value!r}"))
+        raise error_at(path, node, InputError(f"{parameter.name} takes {kind} but got {node.value!r}"))
     return [read] if several else read
 
 
 def _scalar(path: Path, node: yaml.Node) -> str | bool | None:
     if not isinstance(node, yaml.ScalarNode):
-        raise _at(path, node, InputError("an option takes a value or a list of values"))
+        raise error_at(path, node, InputError("an option takes a value or a list of values"))
     if node.tag == "tag:yaml.org,2002:bool":
         return node.value.lower() in {"true", "yes", "on"}
     return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
 
 
-def _pairs(node: yaml.Node, path: Path, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+def read_pairs(node: yaml.Node, path: Path, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """Return the keys and values of a mapping."""
     if not isinstance(node, yaml.MappingNode) or not all(isinstance(key, yaml.ScalarNode) for key, _ in node.value):
-        raise _at(path, node, InputError(f"expected {what} on each line, as in NAME: …"))
+        raise error_at(path, node, InputError(f"expected {what} on each line, as in NAME: …"))
     return list(node.value)
 
 
-def _at(path: Path, node: yaml.Node, error: InputError) -> InputError:
+def error_at(path: Path, node: yaml.Node, error: InputError) -> InputError:
+    """Return the error with the file and the line before it."""
     return InputError(f"{path}:{node.start_mark.line + 1}: {error.message}", error.fix)

@@ -34,6 +34,7 @@ VERBS = {
     "trace": "trace",
     "simulate": "simulate",
     "report": "report",
+    "run": "run",
     "similarity": "similarity",
     "merge": "merge",
     "check": "check",
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words or bool(os.environ.get("GPUPROF_DEBUG"))
     try:
-        code = _run([word for word in words if word != "--debug"])
+        code = run_line([word for word in words if word != "--debug"])
         sys.stdout.flush()  # a full disk behind it is found while it can be told
         return code
     except GpuprofError as error:
@@ -133,7 +134,8 @@ def _extra_with(module: str) -> str | None:
     return next((found[1] for found in extras if found), None)
 
 
-def _run(line: Sequence[str]) -> int:
+def run_line(line: Sequence[str]) -> int:
+    """Run a command line without ``gpuprof`` and return its exit code; errors are the caller's."""
     words, config = list(line), None
     if any(word.startswith("--config") for word in line):
         from gpuprof.cli.config_file import take_config  # which imports a parser that few command lines need

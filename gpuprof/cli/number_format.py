@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
-#: Digits that the largest number of a column may have beyond those asked for, so that the smallest keeps its own.
+#: Digits that the largest number of a column may have beyond those asked for, so that the smallest keeps all but one.
 _MORE = 2
 #: Numbers that would keep fewer significant digits are shown with more decimals than the rest of their column.
 _LEAST_DIGITS = 2
@@ -35,13 +35,16 @@ class NumberFormat:
             return [self(value) for value in values]
         decimals = 0
         if not all(float(size).is_integer() for size in sizes):
-            decimals = min(_decimals(min(sizes), self.digits), _decimals(max(sizes), self.digits + _MORE))
+            smallest = min(_decimals(min(sizes), self.digits - 1), _decimals(max(sizes), self.digits + _MORE))
+            decimals = max(smallest, _decimals(max(sizes), self.digits))
         return [self._show(value, decimals) for value in values]
 
     def _show(self, value: object, decimals: int) -> str:
         if not _is_finite_number(value):
             return _show_other(value)
-        if not value or float(value).is_integer() or decimals >= _decimals(value, _LEAST_DIGITS):
+        if not value:
+            return "0"
+        if float(value).is_integer() or decimals >= _decimals(value, _LEAST_DIGITS):
             return f"{value:,.{decimals}f}"
         return self(value)
 

@@ -1,0 +1,197 @@
+"""Reads the file of ``gpuprof run``: models, devices and steps of a whole run, each mistake told with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from gpuprof.cli.config_file import error_at, read_pairs, read_yaml
+from gpuprof.errors import InputError, unknown_name
+
+#: Verbs that do not end by themselves, or need a server that does not, and this one.
+_NO_STEPS = frozenset({"serve", "apply", "run"})
+_SAVED = frozenset({".json", ".csv", ".txt"})
+
+Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PlannedModel(_Part):
+    """A service: its model as a file, or by its name in the database, and what is asked for it, as in slo.csv."""
+
+    file: str | None = None
+    model: str | None = None
+    rate_rps: Positive | None = None
+    slo_ms: Positive | None = None
+    percentile: Annotated[float, Field(ge=1.0, le=99.999)] | None = None
+    min_goodput_rps: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] | None = None
+    priority: int | None = None
+    max_replicas: Annotated[int, Field(ge=1)] | None = None
+    dims: str | None = None
+
+
+def _as_list(value: object) -> object:
+    return [one.strip() for one in value.split(",")] if isinstance(value, str) else value
+
+
+class _Header(_Part):
+    """All of the file but the steps, whose options the verbs know."""
+
+    models: dict[str, PlannedModel] = Field(default_factory=dict)
+    devices: Annotated[list[str], BeforeValidator(_as_list)] = Field(default_factory=list)
+    db: str = "gpuprof-db"
+    folder: str = "gpuprof-run"
+    steps: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A step as it stands in the file.
+
+    Attributes
+    ----------
+    verb : tuple of str
+        A verb, or the two words of a command: ``("zoo", "build")``.
+    options : tuple of (ScalarNode, Node)
+        As on the command line.
+    save : str or None
+        File to write what the step prints to: JSON, CSV or the text.
+    node : Node
+        Where it stands.
+    """
+
+    verb: tuple[str, ...]
+    options: tuple[tuple[yaml.ScalarNode, yaml.Node], ...]
+    save: str | None
+    node: yaml.Node
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """A whole run: services by name, devices as ``--gpus`` has them, database, folder of results, steps."""
+
+    path: Path
+    models: dict[str, PlannedModel]
+    devices: tuple[str, ...]
+    db: str
+    folder: Path
+    steps: tuple[PlannedStep, ...]
+
+    def files(self) -> list[str]:
+        """Return the models' files, each once."""
+        return list(dict.fromkeys(one.file for one in self.models.values() if one.file is not None))
+
+
+def read_plan(path: Path, verbs: Sequence[str]) -> RunPlan:
+    """Return what a file says, every key and value of the wrong kind refused.
+
+    Raises
+    ------
+    InputError
+        With the line: no YAML, a key or a verb that does not exist, a value that cannot be, or no step at all.
+    """
+    root = read_yaml(path, "steps")
+    if root is None:
+        raise InputError(f"{path} is empty", "it needs steps, as in steps: [doctor]")
+    header = _read_header(path, root)
+    for name, model in header.models.items():
+        if model.file is None and model.model is None:
+            node = _find(root, ("models", name))
+            raise error_at(path, node, InputError(f"{name} has neither a file nor a model", "file: MODEL.onnx"))
+    steps = next((value for key, value in read_pairs(root, path, "a key") if key.value == "steps"), None)
+    if not isinstance(steps, yaml.SequenceNode) or not steps.value:
+        raise error_at(path, steps or root, InputError("steps must be a list of verbs", "steps: [profile, place]"))
+    planned = tuple(_read_step(path, one, [verb for verb in verbs if verb not in _NO_STEPS]) for one in steps.value)
+    return RunPlan(path, header.models, tuple(header.devices), header.db, Path(header.folder), planned)
+
+
+def _read_header(path: Path, root: yaml.Node) -> _Header:
+    _refuse_twice(path, root)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, ValueError) as error:
+        raise InputError(f"{path}: {str(error).splitlines()[0]}", "plain texts, numbers, lists and keys") from None
+    try:
+        return _Header.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = tuple(str(part) for part in first["loc"])
+        node, name = _find(root, where), ".".join(where)
+        if first["type"] == "extra_forbidden":
+            kind = PlannedModel if where[0] == "models" else _Header
+            raise error_at(path, node, unknown_name("key", where[-1], list(kind.model_fields))) from None
+        said = f"{name or 'the file'}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        got = "" if isinstance(first["input"], dict | list) else f" but got {first['input']!r}"
+        raise error_at(path, node, InputError(f"{said}{got}")) from None
+
+
+def _read_step(path: Path, node: yaml.Node, verbs: Sequence[str]) -> PlannedStep:
+    pairs: list[tuple[yaml.ScalarNode, yaml.Node]] = []
+    key: yaml.Node = node
+    if isinstance(node, yaml.MappingNode):
+        given = read_pairs(node, path, "a step")
+        if len(given) != 1:
+            hint = "indent its options by four spaces more than its verb"
+            raise error_at(path, node, InputError(f"a step is one verb but got {len(given)}", hint))
+        key, value = given[0]
+        if not (isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"):
+            pairs = read_pairs(value, path, "an option")
+    if not isinstance(key, yaml.ScalarNode) or not key.value:
+        raise error_at(path, node, InputError("a step is a verb, or a verb with options", "place: {confidence: 0.9}"))
+    words = tuple(key.value.split())
+    if not words or words[0] not in verbs:
+        if words and words[0] in _NO_STEPS:
+            raise error_at(path, key, InputError(f"{words[0]} is no step of a run", f"gpuprof {words[0]} by itself"))
+        raise error_at(path, key, unknown_name("verb", words[0] if words else "", list(verbs)))
+    save = next(((one, value) for one, value in pairs if one.value == "save"), None)
+    return PlannedStep(
+        words,
+        tuple(pair for pair in pairs if pair is not save and pair[0].value != "save"),
+        None if save is None else _read_save(path, save[1]),
+        key,
+    )
+
+
+def _read_save(path: Path, node: yaml.Node) -> str:
+    if not isinstance(node, yaml.ScalarNode) or Path(node.value).suffix not in _SAVED:
+        raise error_at(path, node, InputError("save takes a file", f"which ends in {', '.join(sorted(_SAVED))}"))
+    return str(node.value)
+
+
+def _refuse_twice(path: Path, root: yaml.Node) -> None:
+    """Refuse a key that stands twice, of which YAML would take the last without a word."""
+    waiting, seen = [root], set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))
+        if not isinstance(node, yaml.MappingNode):
+            waiting += node.value
+            continue
+        names: set[str] = set()
+        for key, value in node.value:
+            waiting.append(value)
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                raise error_at(path, key, InputError(f"{key.value} stands twice", "leave one of them out"))
+            names.add(str(key.value))
+
+
+def _find(node: yaml.Node, where: Sequence[str]) -> yaml.Node:
+    """Return the node that stands there, or the nearest above it; of the last part its key."""
+    for depth, part in enumerate(where):
+        pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+        found = next(((key, value) for key, value in pairs if key.value == part), None)
+        if found is not None:
+            node = found[0] if depth == len(where) - 1 else found[1]
+        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
+            node = node.value[int(part)]
+    return node

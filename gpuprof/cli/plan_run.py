@@ -1,0 +1,163 @@
+"""Runs the steps of a file one after another, and leaves out what was done before and would give the same again."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from gpuprof import __version__
+from gpuprof.cli.output import say
+from gpuprof.cli.plan_commands import StepCommand
+from gpuprof.cli.plan_file import PlannedModel, RunPlan
+from gpuprof.errors import GpuprofError, InputError, refuse_unwritable
+
+#: Files up to this size are told apart by what is in them, larger ones by size and time of change.
+_HASHED_BYTES = 64 << 20
+#: What a database holds beside its runs that later steps depend on; other hidden folders are copies.
+_LEARNT = frozenset({".trained", ".calibrated"})
+#: Of slo.csv, in this order, those that are used.
+_COLUMNS = (
+    *("model", "rate_rps", "slo_ms", "service", "file"),
+    *("percentile", "min_goodput_rps", "priority", "max_replicas", "dims"),
+)
+
+
+def show_line(command: StepCommand) -> str:
+    """Return a command line as one types it."""
+    line = f"gpuprof {shlex.join(command.words)}"
+    return line if command.save is None else f"{line} > {shlex.quote(str(command.save))}"
+
+
+def run_steps(plan: RunPlan, commands: Sequence[StepCommand], fresh: bool = False) -> int:
+    """Run the command lines in their order and return the exit code of the last; the first that fails ends the run.
+
+    Parameters
+    ----------
+    plan : RunPlan
+    commands : sequence of StepCommand
+    fresh : bool
+        Whether steps are run again that were done before.
+
+    Raises
+    ------
+    GpuprofError
+        Of the step that fails, with a note which it is.
+    InputError
+        When the folder of the results cannot be written.
+    """
+    from gpuprof.cli.main import run_line
+
+    _write_demands(plan)
+    done = {} if fresh else _read_done(plan.folder)
+    for number, command in enumerate(commands, start=1):
+        line, where = show_line(command), f"step {number} of {len(commands)}"
+        before = _fingerprint(command.inputs)
+        if command.outputs and done.get(line) == [__version__, before, _fingerprint(command.outputs)]:
+            say(f"{where}: done before, and nothing that it reads has changed: {line}")
+            continue
+        say(f"{where}: {line}")
+        try:
+            code = _run_saved(command) if command.save is not None else run_line(command.words)
+        except GpuprofError as error:
+            error.add_note(f"{where} failed; gpuprof run {plan.path.name} goes on with it")
+            raise
+        if code:
+            return code
+        # What a step adds to what it reads, as a profile to the database, is no reason to run it again.
+        done[line] = [__version__, _fingerprint(command.inputs), _fingerprint(command.outputs)]
+        _write_done(plan.folder, done)
+    return 0
+
+
+def _run_saved(command: StepCommand) -> int:
+    from gpuprof.cli.main import run_line
+
+    assert command.save is not None
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        code = run_line(command.words)
+    with refuse_unwritable(command.save):
+        command.save.parent.mkdir(parents=True, exist_ok=True)
+        command.save.write_text(printed.getvalue(), encoding="utf-8")
+    return code
+
+
+def write_csv(models: dict[str, PlannedModel]) -> str:
+    """Return the services of a plan as an slo.csv."""
+    rows = []
+    for name, one in models.items():
+        row = one.model_dump(exclude_none=True) | {"service": name}
+        rows.append(row if one.model is not None else row | {"model": row.pop("file")})
+    text = io.StringIO()
+    columns = [name for name in _COLUMNS if any(name in row for row in rows)]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _write_demands(plan: RunPlan) -> None:
+    with refuse_unwritable(plan.folder):
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        if all(one.rate_rps is not None and one.slo_ms is not None for one in plan.models.values()) and plan.models:
+            (plan.folder / "slo.csv").write_text(write_csv(plan.models), encoding="utf-8")
+
+
+def _state_file(folder: Path) -> Path:
+    return folder / ".steps.json"
+
+
+def _read_done(folder: Path) -> dict[str, list[str]]:
+    """Return what was done before; what cannot be read was not."""
+    try:
+        content = json.loads(_state_file(folder).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write_done(folder: Path, done: dict[str, list[str]]) -> None:
+    target = _state_file(folder)
+    with refuse_unwritable(target):
+        part = target.with_suffix(".part")
+        part.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
+        part.replace(target)
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    """Return a digest of what stands under the paths; one that is not there counts as that."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in sorted(_files(path)):
+            digest.update(f"{file}\0".encode())
+            digest.update(_describe(file))
+        digest.update(b"\0")
+    return digest.hexdigest()
+
+
+def _files(path: Path) -> Iterator[Path]:
+    try:
+        if path.is_dir():
+            for one in path.iterdir():
+                if not one.name.startswith(".") or one.name in _LEARNT:
+                    yield from _files(one)
+        elif path.is_file():
+            yield path
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def _describe(file: Path) -> bytes:
+    try:
+        known = file.stat()
+        if known.st_size > _HASHED_BYTES:
+            return f"{known.st_size} {known.st_mtime_ns}".encode()
+        return hashlib.sha256(file.read_bytes()).digest()
+    except OSError:
+        return b"gone"

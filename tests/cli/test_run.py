@@ -1,0 +1,179 @@
+"""``gpuprof run``: a whole run from one file, resumed, and every mistake in it told with its line."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gpuprof.cli.main import main
+from gpuprof.domain.demand import read_demands
+from gpuprof.domain.deployment import read_map
+
+PLAN = """\
+models:
+  digits: {file: net.onnx, rate_rps: 100, slo_ms: 50}
+  strict: {file: net.onnx, rate_rps: 10, slo_ms: 20, percentile: 95}
+devices: [l4:4, t4]
+steps:
+  - estimate:
+      batch: [1, 2]
+      save: estimates.json
+  - place: {policy: ffd, max-batch: 2}
+  - check
+  - simulate: {duration: 2, seed: 1}
+  - export: {to: k8s, image: "gpuprof:1"}
+  - report: {title: The run}
+"""
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GPUPROF_DB", raising=False)
+    assert main(["zoo", "build", "random_mlp", "-o", "net.onnx"]) == 0
+    Path("plan.yaml").write_text(PLAN)
+    return tmp_path
+
+
+def test_a_dry_run_prints_the_commands_and_does_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(Path().iterdir())
+    capsys.readouterr()
+    assert main(["run", "--dry-run"]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if not line.startswith("#")]
+    assert said == [
+        "gpuprof estimate net.onnx --batch 1,2 --device l4 --json > gpuprof-run/estimates-l4.json",
+        "gpuprof estimate net.onnx --batch 1,2 --device t4 --json > gpuprof-run/estimates-t4.json",
+        "gpuprof place --slo-file gpuprof-run/slo.csv --gpus l4:4,t4 --policy ffd --max-batch 2 "
+        "--output gpuprof-run/map.json",
+        "gpuprof check gpuprof-run/map.json",
+        "gpuprof simulate gpuprof-run/map.json --duration 2 --seed 1 --output gpuprof-run/simulation.json",
+        "gpuprof export gpuprof-run/map.json --to k8s --output gpuprof-run/export-k8s --image gpuprof:1",
+        "gpuprof report gpuprof-run/map.json gpuprof-run/simulation.json --output gpuprof-run/report.html "
+        "--title 'The run'",
+    ]
+    assert sorted(Path().iterdir()) == before
+
+
+def _steps_left_out(capsys: pytest.CaptureFixture[str]) -> list[int]:
+    said = capsys.readouterr().err.splitlines()
+    return [int(line.split()[1]) for line in said if "done before" in line]
+
+
+def test_a_run_makes_all_results_and_does_again_only_what_has_changed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")  # paths count from the file
+    plan = str(here / "plan.yaml")
+    assert main(["run", plan]) == 0
+    folder = here / "gpuprof-run"
+    asked = read_demands(folder / "slo.csv")
+    assert [(one.model, one.rate_rps, one.slo.percentile) for one in asked] == [
+        ("digits", 100.0, 99.0),
+        ("strict", 10.0, 95.0),
+    ]
+    assert {replica.model for *_, replica in read_map(folder / "map.json").places()} == {"digits", "strict"}
+    assert {row["device"] for row in json.loads((folder / "estimates-t4.json").read_text())} == {"t4"}
+    assert json.loads((folder / "simulation.json").read_text())["seed"] == 1
+    assert "<title>The run" in (folder / "report.html").read_text() and any((folder / "export-k8s").iterdir())
+    assert _steps_left_out(capsys) == []
+
+    assert main(["run", plan]) == 0
+    assert _steps_left_out(capsys) == [1, 2, 3, 5, 6, 7]  # check writes nothing, and is run each time
+
+    (folder / "simulation.json").unlink()
+    assert main(["run", plan]) == 0
+    assert _steps_left_out(capsys) == [1, 2, 3, 6, 7]  # the same simulation gives the same report
+
+    Path(plan).write_text(PLAN.replace("rate_rps: 100", "rate_rps: 120"))
+    assert main(["run", plan]) == 0
+    assert _steps_left_out(capsys) == [1, 2]
+    assert main(["run", plan, "--fresh"]) == 0
+    assert _steps_left_out(capsys) == []
+
+
+def test_a_profile_fills_the_database_that_later_steps_and_the_report_take(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = "steps:\n  - profile: {batch: 1, share: 1core}\n  - place\n  - report\n"
+    (here / "plan.yaml").write_text("models: {net: {file: net.onnx, rate_rps: 5, slo_ms: 500}}\n" + steps)
+    capsys.readouterr()
+    assert main(["run", "--dry-run"]) == 0
+    said = capsys.readouterr().out.splitlines()[-3:]
+    assert said[0] == "gpuprof profile net.onnx --batch 1 --share 1core --db gpuprof-db"
+    assert "--db gpuprof-db" in said[1] and said[2].startswith("gpuprof report gpuprof-db gpuprof-run/map.json ")
+
+
+def test_the_step_that_fails_ends_the_run_with_its_code_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.yaml").write_text(PLAN.replace("slo_ms: 50", "slo_ms: 0.001"))
+    assert main(["run"]) == 1
+    said = capsys.readouterr().err
+    assert "step 3 of 7 failed; gpuprof run plan.yaml goes on with it" in said and "step 4" not in said
+    Path("plan.yaml").write_text(PLAN)
+    assert main(["run"]) == 0
+    assert _steps_left_out(capsys) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("models:", "modls:", "plan.yaml:1: unknown key 'modls' (did you mean models?)"),
+        ("slo_ms: 50", "slo: 50", "plan.yaml:2: unknown key 'slo' (did you mean slo_ms?)"),
+        ("rate_rps: 10,", "rate_rps: many,", "plan.yaml:3: models.strict.rate_rps: input should be a valid number"),
+        ("rate_rps: 10,", "rate_rps: -1,", "plan.yaml:3: models.strict.rate_rps: input should be greater than 0"),
+        ("file: net.onnx, rate_rps: 10,", "rate_rps: 10,", "plan.yaml:3: strict has neither a file nor a model"),
+        ("slo_ms: 50", "priority: 1", "plan.yaml:9: place needs slo_ms of the model digits"),
+        ("slo_ms: 50", "slo_ms: 50, slo_ms: 60", "plan.yaml:2: slo_ms stands twice"),
+        ("devices: [l4:4, t4]", "devices: {l4: 4}", "plan.yaml:4: devices: input should be a valid list"),
+        ("- place:", "- plac:", "plan.yaml:9: unknown verb 'plac' (did you mean place?)"),
+        ("- check", "- serve", "plan.yaml:10: serve is no step of a run"),
+        ("- check", "- zoo", "plan.yaml:10: zoo has commands of its own (zoo list, zoo build"),
+        ("- check", "- zoo bild", "plan.yaml:10: unknown command of zoo 'bild' (did you mean build?)"),
+        ("- check", "- zoo build: {seed: 1}", "plan.yaml:10: Missing argument"),
+        ("- check", "- [check]", "plan.yaml:10: a step is a verb"),
+        ("- check", "- {check: , place: }", "plan.yaml:10: a step is one verb but got 2"),
+        ("policy: ffd", "polic: ffd", "plan.yaml:9: unknown option of place 'polic' (did you mean policy"),
+        ("max-batch: 2", "max-batch: two", "plan.yaml:9: Invalid value for '--max-batch'"),
+        ("save: estimates.json", "save: estimates.xml", "plan.yaml:8: save takes a file (which ends in .csv, .json"),
+        ("seed: 1}", "seed: 1", "is not YAML"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line_before_anything_runs(
+    old: str, new: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("plan.yaml").write_text(PLAN.replace(old, new, 1))
+    capsys.readouterr()
+    assert main(["run"]) == 3
+    assert said in capsys.readouterr().err
+    assert not Path("gpuprof-run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "plan.yaml is empty"),
+        ("steps: 5\n", "plan.yaml:1: steps must be a list"),
+        ("models: {}\n", "steps must be a list"),
+    ],
+)
+def test_a_file_without_steps_is_refused(text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("plan.yaml").write_text(text)
+    assert main(["run"]) == 3
+    assert said in capsys.readouterr().err
+
+
+def test_the_file_of_the_documentation_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (DOCS / "run.md").read_text(encoding="utf-8")
+    found = re.search(r"^((?:    .*\n|\n)+?)(?=\S)", page[page.index("    models:") :], re.MULTILINE)
+    assert found is not None
+    Path("plan.yaml").write_text("\n".join(line[4:] for line in found[1].splitlines()) + "\n")
+    capsys.readouterr()
+    assert main(["run", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = next(csv.reader([lines[1].lstrip("# ")]))
+    assert header[:4] == ["model", "rate_rps", "slo_ms", "service"] and len(lines) > 8
