@@ -7,7 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
-_IDLE, _IOWAIT, _USED = 3, 4, 8  # columns; later ones are counted in earlier ones
+_IDLE, _IOWAIT, _STOLEN, _USED = 3, 4, 7, 8  # columns; later ones are counted in earlier ones
 
 
 def busy_cores(seconds: float, cores: Collection[int], stat: Path = _STAT) -> float | None:
@@ -41,5 +41,6 @@ def _read_times(stat: Path) -> dict[int, tuple[int, int]]:
         name, *fields = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and len(fields) >= _USED:
             ticks = [int(field) for field in fields[:_USED]]
-            times[int(name[3:])] = (sum(ticks) - ticks[_IDLE] - ticks[_IOWAIT], sum(ticks))
+            idle = ticks[_IDLE] + ticks[_IOWAIT] + ticks[_STOLEN]  # stolen ticks are `lost_time`'s
+            times[int(name[3:])] = (sum(ticks) - idle, sum(ticks))
     return times

@@ -16,7 +16,7 @@ from gpuprof.pipeline.model_files import locate_files, require_planned_files
 from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
-from gpuprof.serving.load.machine_check import check_machine, is_local, worker_cores
+from gpuprof.serving.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
 from gpuprof.serving.load.report import beside_prediction, report_row
 from gpuprof.serving.load.target import describe_assumed
 
@@ -176,6 +176,8 @@ def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> I
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
+    if (remark := describe_stolen(outcome.stolen)) is not None:
+        yield f"while requests were sent, {remark}"
     for row in stages:
         error = row["infer_ms_error"]
         if isinstance(error, float) and error > SLOWER:

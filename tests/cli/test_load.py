@@ -7,6 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuprof.cli.main import main
+from gpuprof.machine.lost_time import StolenTime
 from tests.reruns import serves_in_real_time
 from tests.serving.running import map_of, replica, running
 
@@ -48,6 +49,18 @@ def test_a_model_that_takes_longer_than_its_map_says_is_told(
         assert main(words) == 0
         said = capsys.readouterr().err
         assert "a: the model takes" in said and "longer than predicted" in said and "b: the model" not in said
+
+
+def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, map_of({"a": "null:4"}, [replica("a")])) as server:
+        words = ["load", server.url, "--rate", "a=20", "--duration", "0.3", "--warmup", "0"]
+        for part, told in ((0.021, True), (0.001, False), (None, False)):
+            monkeypatch.setattr(StolenTime, "part", lambda _, part=part: part)
+            assert main(words) == 0
+            said = "while requests were sent, the hypervisor gives 2.1% of this machine's time to others"
+            assert (said in capsys.readouterr().err) is told
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load.client import Schedule, run_clients
 from gpuprof.serving.load.report import ModelResult, stage_row, summarize
 from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data
@@ -80,12 +81,17 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadOutcome:
-    """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU."""
+    """Results by model, in the order of the streams, where the time went, and what the clients took of the CPU.
+
+    ``stolen`` is the part of the time of this machine's cores that its hypervisor gave to others meanwhile, None where
+    the kernel does not say.
+    """
 
     results: list[ModelResult]
     stages: list[dict[str, object]]
     clients: int
     client_cpu_s: float = 0.0
+    stolen: float | None = None
 
 
 def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
@@ -99,7 +105,9 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     requests = make_requests(target, streams, settings)
     schedules = make_schedules(target, streams, requests, settings)
     before = _statistics(target, streams)
+    stolen = StolenTime()
     results = run_clients(schedules)
+    stolen_part = stolen.part()
     after = _statistics(target, streams)
     span = (settings.warmup_s, settings.warmup_s + settings.duration_s)
     measured = [
@@ -107,7 +115,7 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
         for position, stream in enumerate(streams)
     ]
     stages = [stage_row(result, before[result.model], after[result.model]) for result in measured]
-    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results))
+    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), stolen_part)
 
 
 def make_requests(

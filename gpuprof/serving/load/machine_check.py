@@ -15,6 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.machine.busy_cores import busy_cores
 from gpuprof.machine.core_sharing import allowed_cores
 from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.lost_time import StolenTime, measure_lateness
 from gpuprof.rules.cpu_slices import plan_slices
 from gpuprof.rules.host_work import recorded_work
 from gpuprof.serving.load.load import LoadSettings, RequestStream, run_load
@@ -24,6 +25,10 @@ from gpuprof.serving.load.target import Target
 BUSY_CORES = 0.25
 #: Other speeds than the profile's by so much are told.
 OTHER_SPEED = 0.1
+#: Of the time of the machine's cores; with more of it given to others, the 99th percentile shows it.
+STOLEN_PART = 0.005
+#: A process that slept wakes up within a fraction of a millisecond; one in a hundred later than this is told.
+LATE_MS = 2.0
 _WATCH_S, _PROBE_S, _MOST_PROBED = 0.5, 1.0, 2
 _PROBED_LOAD = 0.5
 
@@ -38,10 +43,16 @@ class MachineCheck:
         Cores that something else keeps busy; None: not known.
     slowdowns : mapping of str to float
         Model → time of its batches of one now, over that of the profile.
+    late_ms : float
+        How late one of a hundred wake-ups comes while nothing is sent.
+    stolen : float or None
+        Part of the cores' time that the hypervisor gave to others meanwhile; None: not known.
     """
 
     busy_cores: float | None
     slowdowns: Mapping[str, float]
+    late_ms: float = 0.0
+    stolen: float | None = None
 
     def notes(self) -> Iterator[str]:
         """Yield what somebody who is about to measure must know."""
@@ -50,6 +61,13 @@ class MachineCheck:
                 f"something else keeps {self.busy_cores:.1f} of this machine's {len(allowed_cores())} cores busy: "
                 "expect longer latencies than predicted"
             )
+        if self.late_ms > LATE_MS:
+            yield (
+                f"one of a hundred wake-ups comes {self.late_ms:.1f} ms late on this machine before anything is sent: "
+                "every request waits for several"
+            )
+        if (remark := describe_stolen(self.stolen)) is not None:
+            yield f"before anything is sent, {remark}"
         for model, factor in self.slowdowns.items():
             if abs(factor - 1.0) > OTHER_SPEED:
                 word = "longer" if factor > 1.0 else "less long"
@@ -57,6 +75,16 @@ class MachineCheck:
                     f"{model}: a batch of one takes {100.0 * abs(factor - 1.0):.0f}% {word} than when it was profiled: "
                     "the machine's speed is another now, and all latencies with it"
                 )
+
+
+def describe_stolen(part: float | None) -> str | None:
+    """Return what to say of time that the hypervisor gives to others; None where it is not worth a word."""
+    if part is None or part <= STOLEN_PART:
+        return None
+    return (
+        f"the hypervisor gives {100.0 * part:.1f}% of this machine's time to others: whoever is due then waits for "
+        "milliseconds, which nothing predicts and p99 shows first"
+    )
 
 
 def is_local(host: str) -> bool:
@@ -94,7 +122,9 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
     GpuprofError
         When no server answers, or it lacks a model.
     """
-    busy = busy_cores(_WATCH_S, allowed_cores())
+    stolen = StolenTime()
+    busy, late_ms = busy_cores(_WATCH_S, allowed_cores()), measure_lateness(_WATCH_S)
+    stolen_part = stolen.part()
     handover_ms = recorded_work(deployment.planned_with).handover_ms
     known = {stream.model: expected_ms(deployment, stream.model, handover_ms) for stream in streams}
     slowdowns = {}
@@ -109,7 +139,7 @@ def check_machine(target: Target, streams: Sequence[RequestStream], deployment: 
         seen, batches = stages.get("infer_ms"), stages.get("batches")
         if isinstance(seen, float) and isinstance(batches, dict) and set(batches) == {1}:
             slowdowns[stream.model] = seen / wanted
-    return MachineCheck(busy, slowdowns)
+    return MachineCheck(busy, slowdowns, late_ms, stolen_part)
 
 
 def expected_ms(deployment: DeploymentMap, model: str, handover_ms: float) -> float | None:

@@ -4,6 +4,7 @@ import pytest
 
 from gpuprof.domain.deployment import DeploymentMap
 from gpuprof.machine.cpu_share import own_cores
+from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load import machine_check
 from gpuprof.serving.load.load import LoadOutcome, RequestStream
 from gpuprof.serving.load.machine_check import MachineCheck, check_machine, expected_ms, is_local, worker_cores
@@ -45,6 +46,13 @@ def test_a_machine_that_is_slower_than_its_profile_or_busy_is_told_of() -> None:
     assert not list(MachineCheck(None, {"a": 0.95}).notes())
 
 
+def test_a_machine_that_wakes_up_late_or_whose_hypervisor_takes_time_is_told_of() -> None:
+    late, stolen = MachineCheck(0.0, {}, 10.5, 0.018).notes()
+    assert late.startswith("one of a hundred wake-ups comes 10.5 ms late on this machine")
+    assert stolen.startswith("before anything is sent, the hypervisor gives 1.8% of this machine's time to others")
+    assert not list(MachineCheck(0.0, {}, 0.3, 0.002).notes())
+
+
 def test_the_time_of_a_batch_is_compared_with_the_map_s_after_a_pause_and_without_the_handover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -60,7 +68,9 @@ def test_the_time_of_a_batch_is_compared_with_the_map_s_after_a_pause_and_withou
 
     monkeypatch.setattr(machine_check, "run_load", run)
     monkeypatch.setattr(machine_check, "busy_cores", lambda seconds, cores: 0.3)
+    monkeypatch.setattr(machine_check, "measure_lateness", lambda seconds: 1.5)
+    monkeypatch.setattr(StolenTime, "part", lambda self: 0.02)
     streams = [RequestStream(name, 10.0, 100.0) for name in ("m0", "m1", "m2")]
     found = check_machine(Target("127.0.0.1", 1), streams[:2], whole)
     assert seen == ["m0", "m1"]
-    assert found == MachineCheck(0.3, {"m0": 1.2})  # where requests shared batches nothing is known
+    assert found == MachineCheck(0.3, {"m0": 1.2}, 1.5, 0.02)  # where requests shared batches nothing is known

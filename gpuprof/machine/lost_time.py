@@ -1,0 +1,55 @@
+"""What a machine takes from whoever runs on it: time that its hypervisor gives to others, and late wake-ups.
+
+A process that is due while its virtual core is not running waits until it is, for milliseconds. On average that is
+little; the 99th percentile of a latency is made of it.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+_STAT = Path("/proc/stat")
+_STOLEN, _USED = 7, 8  # columns of the line of all cores, after its name; later ones are counted in earlier ones
+_NAP_S = 0.002
+
+
+class StolenTime:
+    """Watches, from now on, which part of the time of this machine's cores its hypervisor gives to others.
+
+    Parameters
+    ----------
+    stat : Path
+        The kernel's file.
+    """
+
+    def __init__(self, stat: Path = _STAT) -> None:
+        self._stat = stat
+        self._before = _read_ticks(stat)
+
+    def part(self) -> float | None:
+        """Return the part since the beginning; None where the kernel does not say."""
+        after = _read_ticks(self._stat)
+        if self._before is None or after is None or after[1] <= self._before[1]:
+            return None
+        return (after[0] - self._before[0]) / (after[1] - self._before[1])
+
+
+def measure_lateness(seconds: float) -> float:
+    """Sleep again and again for so long, and return by how many milliseconds the latest of a hundred wakes up late."""
+    late_ms = []
+    end = time.monotonic() + seconds
+    while (began := time.monotonic()) < end:
+        time.sleep(_NAP_S)
+        late_ms.append(1000.0 * (time.monotonic() - began - _NAP_S))
+    return sorted(late_ms)[-1 - len(late_ms) // 100] if late_ms else 0.0
+
+
+def _read_ticks(stat: Path) -> tuple[int, int] | None:
+    """Return stolen and all ticks of all cores together."""
+    try:
+        name, *fields = stat.read_text(encoding="ascii").splitlines()[0].split()
+        ticks = [int(field) for field in fields[:_USED]]
+    except (OSError, ValueError, IndexError):
+        return None
+    return (ticks[_STOLEN], sum(ticks)) if name == "cpu" and len(ticks) == _USED else None
