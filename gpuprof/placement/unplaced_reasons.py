@@ -12,7 +12,7 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.sojourn import Arrivals
 from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS
-from gpuprof.placement.placement import Placement
+from gpuprof.placement.placement import PlacedGpu, Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.rate_limit import NEARLY_IDLE
 from gpuprof.placement.segment import Segments
@@ -20,14 +20,17 @@ from gpuprof.placement.segment import Segments
 _GIB = 2**30
 
 
-def explain_unplaced(problem: Problem, segments: Segments, demand: Demand) -> str:
-    """Return why nothing at all of ``demand`` was placed: memory, its own latency, or a full fleet."""
+def explain_unplaced(problem: Problem, segments: Segments, demand: Demand, placement: Placement | None = None) -> str:
+    """Return why nothing at all of ``demand`` was placed: memory, its own latency, its neighbours, or a full fleet."""
     reasons = [_device_reason(segments, demand, entry.device) for entry in problem.fleet.entries]
     if None in reasons:
         if any(entry.count is None for entry in problem.fleet.entries):
             word = "planned" if demand.max_replicas is None else "allowed"
             return f"{demand.max_replicas or MOST_REPLICAS} replicas, the most that are {word}, serve too little"
         fleet = " and ".join(f"{e.count} {e.device.name}" for e in problem.fleet.entries)
+        beside = None if placement is None else _neighbour_reason(segments, demand, placement)
+        if beside is not None:
+            return f"{beside}; more devices would separate them"
         return f"no room is left on {fleet}; more devices, or a lower rate of the other models, would make some"
     return "; ".join(reason for reason in reasons if reason)
 
@@ -56,7 +59,9 @@ def with_unplaced(problem: Problem, segments: Segments, placement: Placement) ->
         served = rates.get(demand.model, 0.0)
         if served < demand.rate_rps * (1.0 - 1e-9):
             reason = (
-                explain_shortfall(problem, demand, served) if served else explain_unplaced(problem, segments, demand)
+                explain_shortfall(problem, demand, served)
+                if served
+                else explain_unplaced(problem, segments, demand, placement)
             )
             unplaced.append(Unplaced(model=demand.model, rate_rps=demand.rate_rps - served, reason=reason))
     return replace(placement, unplaced=tuple(unplaced))
@@ -83,6 +88,30 @@ def _device_reason(segments: Segments, demand: Demand, device: Device) -> str | 
         f"on {device.name} a nearly idle replica already takes {least:.3g} ms at percentile {demand.slo.percentile:g}, "
         f"above the SLO of {demand.slo.latency_ms:g} ms; the least SLO that works is {_round_up(least)} ms"
     )
+
+
+def _neighbour_reason(segments: Segments, demand: Demand, placement: Placement) -> str | None:
+    """Return what keeps ``demand`` from the largest free part of a device in which it would do alone, None without one.
+
+    Its own latency beside what is placed there is looked at; where that is not the cause, theirs may be.
+    """
+    for gpu in sorted(placement.gpus, key=_free_pct, reverse=True):
+        device = segments.problem.device(gpu.device)
+        fitting = (one for one in segments.best(demand, device) if one.share.sm_pct <= _free_pct(gpu) + 1e-9)
+        alone = next(fitting, None)
+        if gpu.partitions[0].mig is not None or alone is None or alone.share.mig is not None:
+            continue
+        neighbours = tuple(replica.workload for replica in gpu.replicas())
+        names = " and ".join(dict.fromkeys(one.model for one in neighbours))
+        free = f"{_free_pct(gpu):.3g}% of a {device.name} is free, where it would do alone"
+        if segments.make(demand, device, alone.workload, neighbours) is None:
+            return f"{free}, but beside {names} it would not keep its SLO"
+        return f"{free}, but no place was found for it beside {names}"
+    return None
+
+
+def _free_pct(gpu: PlacedGpu) -> float:
+    return 100.0 - math.fsum(replica.share.sm_pct for replica in gpu.replicas())
 
 
 def _memory_reason(segments: Segments, demand: Demand, device: Device) -> str:

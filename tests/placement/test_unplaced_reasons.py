@@ -1,6 +1,8 @@
 from __future__ import annotations
 
-from gpuprof.placement.contract import demand, plain_device, problem
+from gpuprof.domain.share import Share
+from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem
+from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import explain_unplaced
 
@@ -14,3 +16,14 @@ def test_a_rate_beyond_all_replicas_is_not_put_down_to_a_fleet_that_has_no_end()
 def test_a_full_fleet_is_named_with_its_counts() -> None:
     given = problem([demand("m", 50.0)], [(plain_device(), 2)])
     assert "no room is left on 2 plain" in explain_unplaced(given, Segments(given), given.demands[0])
+
+
+def test_neighbours_are_named_where_a_device_has_a_part_free_that_would_do_alone() -> None:
+    there = PlacedReplica("there", 1, 1, Share(20.0), 5.0)
+    placement = Placement("any", (PlacedGpu("plain", (PlacedPartition((there,)),)),))
+    for slowdown, reason in ((50.0, "but beside there it would not keep its SLO"), (0.0, "but no place was found")):
+        given = problem(
+            [demand("m", 5.0), demand("there", 5.0)], [(plain_device(), 1)], LinearEstimator(slowdown=slowdown)
+        )
+        said = explain_unplaced(given, Segments(given), given.demands[0], placement)
+        assert said.startswith("80% of a plain is free, where it would do alone") and reason in said
