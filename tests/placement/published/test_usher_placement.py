@@ -165,7 +165,7 @@ def test_a_replica_that_would_break_an_slo_gets_a_device_of_its_own_where_there_
     fixed = problem(asked, [(plain_device(), 1)], needs, Options(latency_budget=0.5))
     placement, _ = solve_and_check(Usher(), fixed)
     assert [one.model for one in placement.unplaced] == ["b"]
-    assert "no room is left on 1 plain" in placement.unplaced[0].reason
+    assert "beside a it would not keep its SLO" in placement.unplaced[0].reason
 
 
 def test_heterogeneous_devices_are_bought_by_their_price() -> None:
