@@ -40,7 +40,12 @@ _CYCLES = 400  # of a process that has any
 _COARSER = 10  # times fewer requests where that is enough
 _SCORES = 1 << 19
 _BINS = 1 << 13
-_WARM_UP = 100  # groups
+_WARM_UP = 100  # groups, at least; and
+#: so many of the longest full batches: many replicas of large batches that all begin idle go on in step for that long,
+#: the longer the less their batches vary, and the router's counts of arrivals must fill.
+_SETTLING = 40.0
+_SETTLED = 160.0  # full batches at least that are looked at after that;
+_SETTLED_COARSE = 15.0  # where less is enough
 _ENOUGH = 10  # groups that a stratum must have been seen in
 #: Between the quantiles of the backlog at these probabilities lie the strata.
 _STRATA = np.concatenate([np.linspace(0.04, 0.96, 24), 1.0 - np.geomspace(0.03, 1e-4, 12)])
@@ -109,7 +114,10 @@ def simulate_pool(
     requests = _requests_needed(stream, group, sum(one.processes * count for one, count in kinds)) // (
         _COARSER if coarse else 1
     )
-    arrived = _arrivals(stream, requests)
+    full_batch = max(one.latency[-1] for one, _ in kinds)
+    settling = _SETTLING * full_batch * stream.rate
+    looked_at = (_SETTLED_COARSE if coarse else _SETTLED) * full_batch * stream.rate
+    arrived = _arrivals(stream, max(requests, round(settling + looked_at)))
     groups = len(arrived) // group
     cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
     law = None if stream.process else _backlog(stream.rate, stream.scv, group, group / capacity, cv)
@@ -123,7 +131,7 @@ def simulate_pool(
     spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
     draws = pool_kernel.Draws(scores, others, even, group)
     pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
-    begin = min(_WARM_UP, groups // 10)
+    begin = max(min(_WARM_UP, groups // 10), min(round(settling / group), groups // 2))
     seen = slice(begin * group, groups * group)
     times = _weigh(spent[seen], served_by[seen], group, strata[begin:], parts, len(kinds))
     return _sample(times, probabilities, law, replicas, state, float(arrived[-1]))

@@ -2,7 +2,9 @@
 
 The time at each probability grows nearly in proportion to ``1 / (1 - load)`` near capacity, and with the same random
 numbers at every load it is smooth; so the grid has even steps of that's logarithm, and questions that were never asked
-are answered by two loads beside them. Arrivals that are not renewals with gamma gaps are simulated at the very load.
+are answered by two loads beside them. Below the tail that goes by the probability of each time: where batches do not
+vary, only how often a request takes a certain time changes with the load. Arrivals that are not renewals with gamma
+gaps are simulated at the very load.
 """
 
 from __future__ import annotations
@@ -27,8 +29,11 @@ _MOST_EXACT = 500  # loads of one table
 _NO_WAIT = 1e-9  # of a batch's time; less is none
 _SAME = 1e-6  # of a step of the grid
 PROBABILITIES = np.unique(
-    np.concatenate([np.linspace(0.0, 0.95, 39), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
+    np.concatenate([np.linspace(0.0, 0.95, 77), 1.0 - np.geomspace(0.05, 5e-5, 31), [0.5, 0.9, 0.99, 0.999, 0.9999]])
 )
+
+#: How far each probability belongs to the tail, which grows with the load as a whole.
+_TAIL = np.clip((PROBABILITIES - 0.9) / 0.09, 0.0, 1.0)
 
 
 def scale_server(server: BatchServer, unit_ms: float) -> ScaledServer:
@@ -108,13 +113,21 @@ class _Row:
     def blend(self, other: _Row, part: float) -> _Row:
         """Return what lies between this row and another."""
         pairs = (
-            (self.times, other.times),
             (self.mean, other.mean),
             (self.part, other.part),
             (self.mean_batch, other.mean_batch),
             (self.busy, other.busy),
         )
-        return _Row(*(one + part * (two - one) for one, two in pairs))
+        times = [_mix_times(one, two, part) for one, two in zip(self.times, other.times, strict=True)]
+        return _Row(np.array(times), *(one + part * (two - one) for one, two in pairs))
+
+
+def _mix_times(one: Array, two: Array, part: float) -> Array:
+    """Return times at `PROBABILITIES` between two laws: by how probable each time is, in the tail by the times."""
+    times = np.union1d(one, two)
+    below = (1.0 - part) * np.interp(times, one, PROBABILITIES) + part * np.interp(times, two, PROBABILITIES)
+    mixed, between = np.interp(PROBABILITIES, below, times), one + part * (two - one)
+    return np.asarray(np.maximum.accumulate(mixed + _TAIL * (between - mixed)))
 
 
 @dataclass(slots=True)

@@ -24,7 +24,10 @@ from gpuprof.domain.arrival_process import (
     at_rate,
 )
 from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.estimators.queueing.pool_simulation import simulate_pool
+from gpuprof.estimators.queueing.pool_table import scale_server
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.estimators.queueing.scaled_server import PoolArrivals
 from tests.estimators.queueing.pool_reference import play_pool
 
 QUEUE = BatchQueue()
@@ -74,6 +77,26 @@ def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer,
     said = np.array([part.rate_rps for part in found.parts]) / rate
     assert np.abs(said - shares).max() < 0.05 / len(servers) + 0.01
     assert said.sum() == pytest.approx(1.0)
+
+
+def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out_of_step() -> None:
+    servers = (replace(server(16, cv=0.0, fixed=0.8), processes=3),) * 12
+    rate = 0.9 * capacity_rps(servers)
+    arrived = np.cumsum(np.random.default_rng(3).exponential(1000.0 / rate, 90_000))
+    spent = play_pool(arrived, servers, 4)[0][arrived > 600.0]  # sixty full batches later
+    assert QUEUE.pool(Arrivals(rate), servers).whole.percentile(99) == near_tail(spent)
+
+
+@pytest.mark.parametrize("load", [0.1, 0.13, 0.16])
+def test_between_the_loads_that_are_kept_certain_times_stay_as_they_are(load: float) -> None:
+    servers = (server(16, cv=0.0, fixed=0.4),) * 24
+    unit, rate = scale_server(servers[0], 10.0), load * capacity_rps(servers)
+    below = np.linspace(0.0, 0.98, 400)
+    times = 10.0 * simulate_pool(PoolArrivals(rate / 100.0), [(unit, 24)], below).times[-1] + 0.5
+    found = QUEUE.pool(Arrivals(rate), servers).whole
+    for ms in np.linspace(times[0], times[-1], 300):
+        said = found.fraction_within(float(ms))
+        assert np.interp(0.995 * ms, times, below) - 0.08 < said < np.interp(1.005 * ms, times, below) + 0.08
 
 
 @pytest.mark.parametrize("shape", [Gamma(1.0, 4.0), Lognormal(1.0, 4.0), Hyperexponential(1.0, 4.0), Batched(1.0, 6)])
