@@ -20,6 +20,9 @@ Floats = NDArray[np.float64]
 NS_PER_S = 1e9
 _PROFILE_POINTS = 4096
 _FURTHEST = 2.0**62
+#: More cycles of a process that switches than these pass at once where no request comes in them. Otherwise stays are
+#: drawn for so many requests together, but no more than so many stays.
+_MANY_CYCLES, _MANY_EVENTS, _MOST_STAYS = 256, 4096, 1024
 
 
 class ArrivalStream(Protocol):
@@ -310,23 +313,46 @@ class _SwitchingClock:
 
     def stay_first(self, quantile: float) -> None:
         """Say how long the first state lasts: how much of all stays are shorter."""
-        self._switch(-math.log1p(-quantile))
-
-    def _switch(self, stays: float) -> None:
-        stay = self._stays[self._state] * stays
-        self._times = np.append(self._times, self._times[-1] + stay)
-        self._events = np.append(self._events, self._events[-1] + stay * self._rates[self._state])
-        self._state = 1 - self._state
+        self._stay(np.array([-math.log1p(-quantile)]))
 
     def time_of(self, events: Floats) -> Floats:
         """Return when the expected number of events reaches each of ``events``, ascending, in nanoseconds."""
-        if len(events) == 0:
-            return events
-        keep = max(0, int(np.searchsorted(self._events, events[0], side="right")) - 1)
-        self._times, self._events = self._times[keep:], self._events[keep:]
-        while self._events[-1] <= events[-1]:
-            self._switch(self._random.standard_exponential())
-        return np.asarray(np.interp(events, self._events, self._times))
+        times, known = np.empty(len(events)), 0
+        while known < len(events):
+            while self._events[-1] <= events[known] and self._times[-1] < _FURTHEST:
+                self._stay_until(events[known:])
+            upto = len(events)
+            if self._times[-1] < _FURTHEST:
+                upto = int(np.searchsorted(events, self._events[-1]))
+            times[known:upto] = np.interp(events[known:upto], self._events, self._times)
+            known = upto
+            keep = int(np.searchsorted(self._events, events[known - 1], side="right")) - 1
+            self._times, self._events = self._times[keep:], self._events[keep:]
+        return times
+
+    def _stay_until(self, events: Floats) -> None:
+        """Switch as often as it takes to about the next events; what passes long before the first is drawn in one."""
+        cycle = sum(rate * stay for rate, stay in zip(self._rates, self._stays, strict=True))
+        cycles = (events[0] - self._events[-1]) / cycle
+        if cycles > _MANY_CYCLES:
+            passed = int(cycles - 8.0 * math.sqrt(cycles))  # that fewer bring so many requests is beyond all chance
+            stayed = [stay * self._random.standard_gamma(passed) for stay in self._stays]
+            self._times = np.array([self._times[-1] + sum(stayed)])
+            expected = sum(rate * stay for rate, stay in zip(self._rates, stayed, strict=True))
+            self._events = np.array([self._events[-1] + expected])
+        else:
+            near = events[min(len(events), _MANY_EVENTS) - 1]
+            wanted = 2 * int((near - self._events[-1]) / cycle) + 2
+            self._stay(self._random.standard_exponential(min(wanted, _MOST_STAYS)))
+
+    def _stay(self, stays: Floats) -> None:
+        """Add stays, each in the other state, as long as these times its mean."""
+        states = (self._state + np.arange(len(stays))) % 2
+        lasting = np.array(self._stays)[states] * stays
+        expected = np.array(self._rates)[states] * lasting
+        self._times = np.append(self._times, self._times[-1] + np.cumsum(lasting))
+        self._events = np.append(self._events, self._events[-1] + np.cumsum(expected))
+        self._state = (self._state + len(stays)) % 2
 
 
 class _Replay:

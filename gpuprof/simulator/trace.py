@@ -21,6 +21,7 @@ from gpuprof.errors import InputError, refuse_unwritable
 
 MAX_FILE_BYTES = 16 * 2**30
 MAX_REQUESTS = 1_000_000_000
+_PIECE = 65_536
 _COLUMNS = ("time_s", "model")
 
 
@@ -102,7 +103,8 @@ def record(processes: Mapping[str, ArrivalProcess], duration_s: float, seed: int
 
 def _until(process: ArrivalProcess, end: int, random: np.random.Generator) -> Times:
     stream, pieces = process.stream(random), [np.zeros(0, np.int64)]
-    while len(piece := stream.take(65536)):
+    expected = process.rate_rps * end / NS_PER_S
+    while len(piece := stream.take(min(_PIECE, int(expected + 4.0 * math.sqrt(expected)) + 16))):
         pieces.append(piece[piece < end])
         if len(pieces[-1]) < len(piece):
             break

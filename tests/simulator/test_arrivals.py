@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuprof.domain.arrival_process import (
+    NS_PER_S,
     ArrivalProcess,
     Batched,
     Bursts,
@@ -23,6 +24,7 @@ from gpuprof.domain.arrival_process import (
 )
 from gpuprof.domain.arrival_text import parse_arrivals
 from gpuprof.errors import InputError
+from gpuprof.simulator.trace import record
 
 PROCESSES = [
     Constant(100.0),
@@ -107,6 +109,18 @@ def test_bursts_vary_more_than_poisson_over_the_time_of_a_burst() -> None:
 
     assert dispersion(Gamma(100.0)) == pytest.approx(1.0, rel=0.15)
     assert dispersion(Bursts(100.0, 8.0, 0.5, 1.5)) > 8.0
+
+
+@pytest.mark.parametrize("rate_rps", [1e-6, 1e-4, 1e-2])
+def test_bursts_of_hardly_any_request_are_drawn_as_quickly_as_others(rate_rps: float) -> None:
+    times = take(Bursts(rate_rps), 1000)
+    assert (np.diff(times) >= 0).all()
+    assert len(times) / times[-1] * NS_PER_S == pytest.approx(rate_rps, rel=0.15)
+    assert np.diff(times).std() / np.diff(times).mean() == pytest.approx(1.0, abs=0.2)  # bursts do not show any more
+
+
+def test_a_trace_of_bursts_that_hold_no_request_comes_to_an_end() -> None:
+    assert record({"a": Bursts(1e-9), "b": Bursts(1.0)}, 3600.0, 1).counts(1)["a"].sum() == 0
 
 
 def test_a_day_has_its_peak_in_the_middle() -> None:

@@ -346,12 +346,16 @@ def count_times(
     counts: Array,
     sums: Array,
 ) -> None:
-    """Add the weights of the groups to ``counts`` by kind and time of a request, and the times to ``sums``."""
+    """Add the weights of the groups to ``counts`` by kind and time of a request, and the times to ``sums``.
+
+    Cells are even in the logarithm of the time, the first from ``low`` on: bursts make some requests take a thousand
+    times as long as others.
+    """
     for number in range(len(strata)):
         stratum = strata[number]
         weight, total = weights[stratum], 0.0
         for i in range(number * group, (number + 1) * group):
             total += spent[i]
-            cell = min(int((spent[i] - low) * scale), counts.shape[1] - 1)
+            cell = min(int(np.log(max(spent[i] / low, 1.0)) * scale), counts.shape[1] - 1)
             counts[kinds[i], cell] += weight
         sums[stratum] += total

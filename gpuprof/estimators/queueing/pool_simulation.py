@@ -5,12 +5,13 @@ result is a function of its arguments and neighbouring arguments give comparable
 need millions of requests near capacity, because a backlog stays for thousands of batches. So each request is counted
 by the backlog that it would have found had one server of all replicas' capacity always served full batches
 (`batch_backlog`), whose law is known exactly where gaps are gamma (post-stratification): the simulation only has to
-tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Arrivals
-of other shapes are simulated for longer instead.
+tell how long requests take *given* that backlog, which varies little and is forgotten within a few batches. Under
+bursts the backlog of a fluid takes its place (`burst_path`); arrivals of other shapes are simulated for longer instead.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -24,6 +25,7 @@ from gpuprof.domain.arrival_process import Bursts, Diurnal, RecordedArrivals
 from gpuprof.estimators.queueing import pool_kernel
 from gpuprof.estimators.queueing.batch_backlog import Backlog, backlog_law
 from gpuprof.estimators.queueing.blas_threads import blas_threads
+from gpuprof.estimators.queueing.burst_path import draw_path
 from gpuprof.estimators.queueing.scaled_server import PoolArrivals, ScaledServer
 
 Array = NDArray[Any]
@@ -36,10 +38,12 @@ _LARGE_GROUPS = 4_096  # so many full batches: within a large batch requests var
 _POOL_GROUPS = 8_192  # of several, which forget a backlog sooner
 _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
-_CYCLES = 400  # of a process that has any
+_CYCLES = 400  # of a process that has any; and
+_BURSTS, _MOST_IN_BURSTS = 800, 1 << 21  # of those that are weighted
 _COARSER = 10  # times fewer requests where that is enough
 _SCORES = 1 << 19
 _BINS = 1 << 13
+_SHORTEST = 1e-8  # of the longest time, which is told apart
 _WARM_UP = 100  # groups, at least; and
 #: so many of the longest full batches: many replicas of large batches that all begin idle go on in step for that long,
 #: the longer the less their batches vary, and the router's counts of arrivals must fill.
@@ -117,20 +121,26 @@ def simulate_pool(
     full_batch = max(one.latency[-1] for one, _ in kinds)
     settling = _SETTLING * full_batch * stream.rate
     looked_at = (_SETTLED_COARSE if coarse else _SETTLED) * full_batch * stream.rate
-    arrived = _arrivals(stream, max(requests, round(settling + looked_at)))
-    groups = len(arrived) // group
-    cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
-    law = None if stream.process else _backlog(stream.rate, stream.scv, group, group / capacity, cv)
-    parts = _strata(law)
+    requests = max(requests, round(settling + looked_at))
     _, scores, others, even = _scores()
-    strata = np.zeros(groups, np.int64)
-    if law is not None:
-        quantiles = _quantiles(cv**2)
-        pool_kernel.label_groups(group, group / capacity, quantiles, scores, arrived, parts.step, parts.labels, strata)
+    later: Array | float = 0.0
+    if isinstance(stream.process, Bursts):
+        arrived, strata, law, parts, later = _arrive_in_bursts(stream, stream.process, capacity, group, requests)
+        groups = len(strata)
+    else:
+        arrived = _arrivals(stream, requests)
+        groups = len(arrived) // group
+        cv = float(np.average([one.cv for one, _ in kinds], weights=[one.capacity * n for one, n in kinds]))
+        law = None if stream.process else _backlog(stream.rate, stream.scv, group, group / capacity, cv)
+        parts, strata = _strata(law), np.zeros(groups, np.int64)
+        if law is not None:
+            mean, quantiles = group / capacity, _quantiles(cv**2)
+            pool_kernel.label_groups(group, mean, quantiles, scores, arrived, parts.step, parts.labels, strata)
     state = pool_kernel.new_state(replicas, len(arrived), group)
     spent, served_by = np.empty(len(arrived)), np.zeros(len(arrived), np.int64)
     draws = pool_kernel.Draws(scores, others, even, group)
     pool_kernel.serve(replicas, state, draws, arrived, spent, served_by)
+    spent += later
     begin = max(min(_WARM_UP, groups // 10), min(round(settling / group), groups // 2))
     seen = slice(begin * group, groups * group)
     times = _weigh(spent[seen], served_by[seen], group, strata[begin:], parts, len(kinds))
@@ -153,11 +163,10 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
     if stream.process is None:
         groups = _POOL_GROUPS if processes > 1 else _GROUPS
         return max(min(groups * group, max(_LARGE, _LARGE_GROUPS * group)), _REQUESTS)
-    cycle_s = 0.0
     if isinstance(stream.process, Bursts):
         cycle_s = stream.process.burst_s + stream.process.calm_s
-    if isinstance(stream.process, Diurnal):
-        cycle_s = stream.process.period_s
+        return min(_MOST_IN_BURSTS, max(_UNWEIGHTED, int(_BURSTS * cycle_s * stream.process.rate_rps)))
+    cycle_s = stream.process.period_s if isinstance(stream.process, Diurnal) else 0.0
     return min(_MOST, max(_UNWEIGHTED, int(_CYCLES * cycle_s * stream.process.rate_rps)))
 
 
@@ -171,6 +180,18 @@ def _arrivals(stream: PoolArrivals, requests: int) -> Array:
     if isinstance(stream.process, RecordedArrivals) or not len(times):
         return np.asarray(times)
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
+
+
+def _arrive_in_bursts(
+    stream: PoolArrivals, process: Bursts, capacity: float, group: int, requests: int
+) -> tuple[Array, Array, Backlog | None, _Strata, Array | float]:
+    """Return arrivals, strata of their groups, the law of the backlog, and by how much later each is answered."""
+    random = np.random.Generator(np.random.PCG64(_SEED))
+    path = draw_path(process, stream.rate, stream.unit_ms, capacity, requests, random)
+    arrived = path.draw_arrivals(requests, random)
+    later = (path.shortening - 1.0) * path.backlog_at(arrived) if path.shortening > 1.0 else 0.0
+    strata = path.stratum_at(arrived[group - 1 :: group])
+    return arrived, strata, path.law(), _Strata(1.0, np.zeros(1, np.int64), path.masses(), path.levels()), later
 
 
 def _replicas(kinds: Sequence[tuple[ScaledServer, int]]) -> Any:
@@ -218,20 +239,22 @@ def _weigh(spent: Array, served_by: Array, group: int, strata: Array, parts: _St
     beyond = np.arange(len(counts)) > top
     unseen = float(parts.mass[beyond].sum())
     weights = (mass / np.maximum(seen, 1.0))[merged]
-    low, high = float(spent.min()), float(spent.max())
-    scale = _BINS / max(high - low, 1e-9 * high)
+    high = float(spent.max())
+    low = max(float(spent.min()), _SHORTEST * high)
+    scale = _BINS / max(math.log(high / low), 1e-9)
     histogram, sums = np.zeros((kinds, _BINS)), np.zeros(len(counts))
     pool_kernel.count_times(spent, served_by, group, strata, weights, low, scale, histogram, sums)
     histogram = np.vstack([histogram, histogram.sum(axis=0)])
     total = np.maximum(histogram.sum(axis=1), 1e-300)
-    centres = low + (np.arange(_BINS) + 0.5) / scale
+    edges = low * np.exp(np.arange(_BINS + 1) / scale)
+    centres = 0.5 * (edges[:-1] + edges[1:])
     mean = histogram @ centres / total
     # A higher backlog than was seen takes longer by as much as it is higher.
     longer = float(parts.mass[beyond] @ (parts.level[beyond] - parts.level[top]))
     means = np.bincount(merged, sums, top + 1) / np.maximum(seen, 1.0) / group
     mean += float(mass @ means) - mean[-1] + longer
     below = np.hstack([np.zeros((kinds + 1, 1)), np.cumsum(histogram, axis=1) / total[:, None]])
-    return _Times(low + np.arange(_BINS + 1) / scale, below, total / total[-1], mean, unseen)
+    return _Times(edges, below, total / total[-1], mean, unseen)
 
 
 def _merge_rare(counts: Array) -> tuple[Array, int]:

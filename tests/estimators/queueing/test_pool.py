@@ -79,6 +79,7 @@ def test_a_pool_is_as_quick_as_in_a_plain_simulation(servers: tuple[BatchServer,
     assert said.sum() == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_many_large_replicas_that_all_begin_idle_are_looked_at_once_they_are_out_of_step() -> None:
     servers = (replace(server(16, cv=0.0, fixed=0.8), processes=3),) * 12
     rate = 0.9 * capacity_rps(servers)
