@@ -1,20 +1,16 @@
-"""iGniter's published V100 profiles (icloud-ecnu/igniter) as an estimator, and its workloads."""
+"""iGniter's published V100 profiles (icloud-ecnu/igniter) and its workloads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpuprof.domain.demand import Demand, Slo
-from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Figure, Workload
-from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.fit import fit_hardware, fit_published_workload, fit_workload
-from gpuprof.estimators.igniter.igniter import HardwareCoefficients, Placed, WorkloadCoefficients, predict
+from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.estimators.igniter.profile import read_igniter_profile
 
+DEVICE = "v100"
 #: SLO (ms) and rate (requests/s) of W1 … W12: three applications of each model (iGniter, Table 3).
 _TABLE_3 = {
     "alexnet": ((10, 1200), (15, 400), (20, 800)),
@@ -26,45 +22,7 @@ _TABLE_3 = {
 _TABLE_1 = {"alexnet": (15, 500), "resnet50": (40, 400), "vgg19": (60, 200)}
 
 
-@dataclass(frozen=True)
-class TabledIgniterEstimator:
-    """iGniter's analytical model of inference on a GPU shared by MPS.
-
-    Attributes
-    ----------
-    hardware : HardwareCoefficients
-    workloads : mapping of str to WorkloadCoefficients
-        By the name of the demand.
-    """
-
-    hardware: HardwareCoefficients
-    workloads: Mapping[str, WorkloadCoefficients]
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return the prediction of equations 1 to 10."""
-        if model not in self.workloads or processes > 1 or share.mig is not None:
-            raise InputError(f"nothing is known of {model} with {processes} processes on {share}")
-        workload = Workload(model, batch, share)
-        predicted = predict(
-            self.hardware, self._place_workload(workload), [self._place_workload(other) for other in beside]
-        )
-        return Estimate(workload, device.name, Figure(predicted.latency_ms, "iGniter"), overlapped_ms=predicted.load_ms)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return the batch sizes up to 32, the largest profiled."""
-        return tuple(range(1, 33))
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return the multiples of 2.5%."""
-        return tuple(Share(2.5 * n) for n in range(1, 41))
-
-    def _place_workload(self, workload: Workload) -> Placed:
-        return Placed(self.workloads[workload.model], workload.batch, workload.share.sm_pct / 100.0)
-
-
-def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = False) -> TabledIgniterEstimator:
+def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = False) -> IgniterEstimator:
     """Read and fit the published profiles.
 
     Parameters
@@ -80,7 +38,8 @@ def read_estimator(profile: Path, models: Mapping[str, str], *, bounded: bool = 
     hardware = fit_hardware(measured)
     fit = fit_workload if bounded else fit_published_workload
     fitted = {name: fit(one, hardware) for name, one in workloads.items()}
-    return TabledIgniterEstimator(hardware, {name: fitted[model] for name, model in models.items()})
+    own = {name: fitted[model] for name, model in models.items()}
+    return IgniterEstimator(None, coefficients={DEVICE: (hardware, own)})
 
 
 def table_1() -> tuple[dict[str, str], tuple[Demand, ...]]:

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench import igniter_profiles, parvagpu_profiles, pooled_plans, usher_scale
-from bench.published_profiles import PublishedEstimator, v100
+from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
@@ -129,7 +129,7 @@ def _thesis(_: Path) -> bool:
     for name, models, rate, slo, count, policy, printed in examples:
         demands = tuple(Demand(model, rate, Slo(slo)) for model in models.split())
         fleet = Fleet((FleetEntry(v100(), count),))
-        given = Problem(demands, fleet, PublishedEstimator(), BatchQueue(), Options(latency_budget=1.0))
+        given = Problem(demands, fleet, thesis_estimator(), BatchQueue(), Options(latency_budget=1.0))
         placement, sound, _seconds = _solved(policy, given)
         goodput = to_map(given, placement).predicted.goodput_rps
         right = right and sound and abs(goodput - printed) < 0.01

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from bench import igniter_profiles, parvagpu_profiles
-from bench.published_profiles import PublishedEstimator, v100
+from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.arrival_process import Gamma
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.demand import Demand, Slo
@@ -203,7 +203,7 @@ def _papers(reference: Path) -> Iterator[tuple[str, Problem]]:
     thesis = Problem(
         tuple(Demand(model, 500.0, Slo(200.0)) for model in vision),
         Fleet((FleetEntry(v100()),)),
-        PublishedEstimator(),
+        thesis_estimator(),
         BatchQueue(),
     )
     yield "Elvinger's thesis, 6.2.1 vision, V100", thesis

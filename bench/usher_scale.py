@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.published_profiles import PublishedEstimator
+from bench.published_measurements import thesis_estimator
 from gpuprof.domain.catalogue import device, v100_profiles
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.device import Device
@@ -28,14 +28,25 @@ _FLEET = {"h100": 3000, "a100-80": 1500, "v100": 1000, "l4": 500}
 _RATE_RPS = 15e6
 
 
-class ScaledEstimator(PublishedEstimator):
+class ScaledEstimator:
     """The V100's profiles, scaled to another GPU by the ratio of float32 peaks: a stand-in for profiles of it."""
+
+    def __init__(self) -> None:
+        self._v100 = thesis_estimator()
+
+    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
+        """Return the batch sizes measured on the V100."""
+        return self._v100.batches(model, _V100, share)
+
+    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
+        """Return the shares measured on the V100."""
+        return self._v100.shares(model, _V100)
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
     ) -> Estimate:
         """Return the row of the table, scaled; memory as measured."""
-        base = super().estimate(model, _V100, batch, share, beside, processes)
+        base = self._v100.estimate(model, _V100, batch, share, beside, processes)
         ratio = _V100.flops_per_s["float32"] / device.flops_per_s["float32"]
         return replace(base, device=device.name, latency_ms=base.latency_ms.scale_by(ratio))
 

@@ -13,9 +13,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from bench.igniter_profiles import DEVICE
 from bench.reproduce import command
-from bench.reproduce.igniter_runs import ByDevice, place, problem, scaled, seen, v100_estimator
+from bench.reproduce.igniter_runs import place, problem, scaled, seen, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
+from gpuprof.domain.catalogue import device
+from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis, Chart, group_bars
@@ -36,8 +39,8 @@ _WHY = (
 
 def compute(reference: Path) -> Reproduction:
     """Place the workloads on T4, on V100, and on what is cheaper."""
-    v100 = v100_estimator(reference)
-    estimator = ByDevice({"v100": v100, "t4": scaled(v100, "t4")})
+    known = v100_estimator(reference).coefficients(device(DEVICE))
+    estimator = IgniterEstimator(None, coefficients={DEVICE: known, "t4": scaled(known, "t4")})
     outcomes = {name: place(problem(estimator, kinds), name, Igniter()) for name, kinds in _CHOICES.items()}
     rows = tuple(
         (name, *_figures(one), 0.0 if one.deployment is None else float(len(seen(one.deployment, estimator))))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.igniter_profiles import TabledIgniterEstimator, read_estimator, table_3
+from bench.igniter_profiles import DEVICE, read_estimator, table_3
 from bench.reproduce.command import published
 from bench.reproduce.served_map import rewritten
 from gpuprof.domain.arrival_process import ArrivalProcess, Constant
@@ -18,6 +18,7 @@ from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter_estimator import Coefficients, IgniterEstimator
 from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.policies import Policy
@@ -31,32 +32,6 @@ BUDGET = 0.5
 _SECONDS = 30.0
 #: A workload that gets less than this part of its rate breaks its throughput.
 _THROUGHPUT = 0.99
-
-
-@dataclass(frozen=True, slots=True)
-class ByDevice:
-    """An estimator for each kind of device.
-
-    Attributes
-    ----------
-    estimators : mapping of str to Estimator
-    """
-
-    estimators: Mapping[str, Estimator]
-
-    def estimate(
-        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
-    ) -> Estimate:
-        """Return what the device's own estimator says."""
-        return self.estimators[device.name].estimate(model, device, batch, share, beside, processes)
-
-    def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
-        """Return what the device's own estimator says."""
-        return self.estimators[device.name].batches(model, device, share)
-
-    def shares(self, model: str, device: Device) -> tuple[Share, ...]:
-        """Return what the device's own estimator says."""
-        return self.estimators[device.name].shares(model, device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +60,7 @@ class Blind:
         return self.estimator.shares(model, device)
 
 
-def v100_estimator(reference: Path) -> TabledIgniterEstimator:
+def v100_estimator(reference: Path) -> IgniterEstimator:
     """Return iGniter's model of the V100 with the coefficients fitted to its published profile.
 
     Raises
@@ -152,7 +127,7 @@ def with_interference(
     return rewritten(deployment, disturbed), legs
 
 
-def scaled(v100: TabledIgniterEstimator, kind: str) -> TabledIgniterEstimator:
+def scaled(known: Coefficients, kind: str) -> Coefficients:
     """Return a stand-in for another GPU: slower by the ratio of float32 peaks, all else in proportion to its power.
 
     Active times grow by the ratio; what a batch draws and the idle power are the same parts of the power limit, and
@@ -163,18 +138,18 @@ def scaled(v100: TabledIgniterEstimator, kind: str) -> TabledIgniterEstimator:
     InputError
         When the catalogue has no power limit of the device.
     """
-    own, other = device("v100"), device(kind)
+    own, other = device(DEVICE), device(kind)
     slower = own.flops_per_s["float32"] / other.flops_per_s["float32"]
     if own.max_power_w is None or other.max_power_w is None:
         raise InputError(f"the catalogue has no power limit of {kind}")
-    power = other.max_power_w / own.max_power_w
+    power, (v100, workloads) = other.max_power_w / own.max_power_w, known
     hardware = replace(
-        v100.hardware,
-        max_power_w=v100.hardware.max_power_w * power,
-        idle_power_w=v100.hardware.idle_power_w * power,
-        alpha_f=v100.hardware.alpha_f / power,
+        v100,
+        max_power_w=v100.max_power_w * power,
+        idle_power_w=v100.idle_power_w * power,
+        alpha_f=v100.alpha_f / power,
     )
-    return TabledIgniterEstimator(hardware, {name: _slower(one, slower, power) for name, one in v100.workloads.items()})
+    return hardware, {name: _slower(one, slower, power) for name, one in workloads.items()}
 
 
 def _slower(one: WorkloadCoefficients, slower: float, power: float) -> WorkloadCoefficients:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from bench.parvagpu_profiles import ProfileTable
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.share import Share
@@ -24,8 +23,8 @@ class MpsStandIn:
     an MPS share does not: what runs beside costs nothing here, which favours the policies that share by MPS.
     """
 
-    def __init__(self, profiles: ProfileTable) -> None:
-        self._profiles = profiles
+    def __init__(self, latency_ms: Mapping[Workload, float]) -> None:
+        self._latency_ms = latency_ms
 
     def estimate(
         self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
@@ -62,7 +61,7 @@ class MpsStandIn:
     def _by_batch(self) -> dict[str, dict[int, dict[int, float]]]:
         """Return model → batch → slices → ms of one process, of the batches that the largest instance holds."""
         found: defaultdict[str, defaultdict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
-        for workload, time in self._profiles.latency_ms.items():
+        for workload, time in self._latency_ms.items():
             if workload.processes == 1:
                 slices = int(str(workload.share.mig).partition("g")[0])
                 found[workload.model][workload.batch][slices] = time

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.parvagpu_profiles import ProfileTable, read_profiles
+from bench.parvagpu_profiles import read_latencies
 from bench.reproduce import command
 from bench.reproduce.parvagpu_runs import IGNITER_RUNS, POLICIES, SCENARIOS, SOURCE, scenarios, slack, sound
 from bench.reproduce.reproduction import Fact, Reproduction, mean
 from gpuprof.domain.deployment import Replica
+from gpuprof.domain.estimate import Workload
 from gpuprof.placement.comparison import Outcome
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
@@ -54,10 +55,10 @@ class Saturation:
         return min(1.0, replica.predicted.throughput_rps / most)
 
 
-def saturation(profiles: ProfileTable) -> Saturation:
+def saturation(latency_ms: Mapping[Workload, float]) -> Saturation:
     """Return what the profiles reach at most in each instance."""
     most: dict[tuple[str, float], float] = {}
-    for workload, time in profiles.latency_ms.items():
+    for workload, time in latency_ms.items():
         key = (workload.model, float(str(workload.share.mig).partition("g")[0]))
         most[key] = max(most.get(key, 0.0), 1000.0 * workload.batch * workload.processes / time)
     return Saturation(most)
@@ -66,7 +67,7 @@ def saturation(profiles: ProfileTable) -> Saturation:
 def compute(reference: Path, numbers: Sequence[int] = SCENARIOS) -> Reproduction:
     """Place the scenarios by all policies, and see how well each fills its shares."""
     runs = scenarios(reference, numbers)
-    full = saturation(read_profiles(command.published(reference, "parvagpu_a100", SOURCE)))
+    full = saturation(read_latencies(command.published(reference, "parvagpu_a100", SOURCE)))
     asked = {name: [_pct(run[name], full, busy=False) for run in runs] for name in POLICIES}
     busy = {name: [_pct(run[name], full, busy=True) for run in runs] for name in POLICIES}
     rows = [

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from bench.parvagpu_profiles import ProfileTable, read_profiles, scenario
+from bench.parvagpu_profiles import name_copies, read_latencies, read_profiles, scenario
 from bench.reproduce.command import published
 from bench.reproduce.mps_stand_in import MpsStandIn
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.deployment import Replica
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.estimators.queueing.queueing import BatchQueue
+from gpuprof.estimators.services import name_services
 from gpuprof.placement.comparison import Outcome, compare
 from gpuprof.placement.objective import measure
 from gpuprof.placement.optimal.optimal import Optimal
@@ -53,15 +54,16 @@ def scenarios(reference: Path, numbers: Sequence[int] = SCENARIOS, copies: int =
         When the published profiles are not there.
     """
     directory = published(reference, "parvagpu_a100", SOURCE)
+    return [_placed(directory, number, copies) for number in numbers]
+
+
+def _placed(directory: Path, number: int, copies: int) -> dict[str, Outcome]:
     profiles = read_profiles(directory, copies)
-    return [_placed(directory, profiles, number, copies) for number in numbers]
-
-
-def _placed(directory: Path, profiles: ProfileTable, number: int, copies: int) -> dict[str, Outcome]:
+    by_shares = name_services(MpsStandIn(read_latencies(directory)), name_copies(directory, copies))
     demands = scenario(directory, number, copies)
     fleet = Fleet((FleetEntry(device(DEVICE)),))
     by_mig = Problem(demands, fleet, profiles, BatchQueue(), Options(latency_budget=BUDGET, max_processes=PROCESSES))
-    by_mps = Problem(demands, fleet, MpsStandIn(profiles), BatchQueue(), Options(latency_budget=BUDGET))
+    by_mps = Problem(demands, fleet, by_shares, BatchQueue(), Options(latency_budget=BUDGET))
     outcomes = (*compare(by_mps, list(BY_MPS.items())), *compare(by_mig, list(BY_MIG.items())))
     return {outcome.policy: outcome for outcome in outcomes}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from bench.published_profiles import v100
+from bench.published_measurements import v100
 from gpuprof.domain.catalogue import v100_profiles
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload

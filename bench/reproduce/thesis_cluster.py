@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.published_profiles import PublishedEstimator, v100
+from bench.published_measurements import thesis_estimator, v100
 from bench.reproduce.served_map import rewritten
 from bench.reproduce.shared_v100 import SharedV100
 from gpuprof.domain.arrival_process import ArrivalProcess, Gamma, RecordedArrivals, Times
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.deployment import DeployedModel, DeploymentMap, Gpu, Partition, Replica
+from gpuprof.domain.estimate import Estimator
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.domain.share import Share
 from gpuprof.estimators.queueing.queueing import BatchQueue
@@ -71,7 +72,7 @@ class Experiment:
     slo_ms: float
     arrived: float = 1.0
 
-    def problem(self, estimator: PublishedEstimator | SharedV100, gpus: int | None, budget: float) -> Problem:
+    def problem(self, estimator: Estimator, gpus: int | None, budget: float) -> Problem:
         """Return it on so many V100; None: as many as needed."""
         demands = tuple(Demand(model, self.rate_rps, Slo(self.slo_ms)) for model in self.models)
         options = PlanOptions(latency_budget=budget, time_limit_s=_SOLVER_S)
@@ -107,7 +108,7 @@ def plan(policy: str, experiment: Experiment, gpus: int | None) -> Plan:
     iGniter plans for as many GPUs as needed, and the first ``gpus`` of them are used (§5.1.5).
     """
     igniter = policy == "igniter"
-    estimator = SharedV100() if igniter else PublishedEstimator()
+    estimator = SharedV100() if igniter else thesis_estimator()
     given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
     deployment = to_map(given, POLICIES[policy].place(given))
     sound = not check(deployment, evidence(given))
@@ -223,7 +224,7 @@ def as_served(made: Plan) -> DeploymentMap:
 
 def placed(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:
     """Return a map that the thesis prints: model → batch size on each GPU, without shares by MPS."""
-    given = experiment.problem(PublishedEstimator(), len(gpus), 1.0)
+    given = experiment.problem(thesis_estimator(), len(gpus), 1.0)
     counts = Counter(model for gpu in gpus for model in gpu)
     drawn = tuple(
         PlacedGpu(

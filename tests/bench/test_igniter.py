@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from bench.igniter_profiles import TabledIgniterEstimator, table_3
+from bench.igniter_profiles import table_3
 from bench.reproduce import igniter_fig14, igniter_fig20
-from bench.reproduce.igniter_runs import Blind, ByDevice, place, problem, scaled, with_interference
+from bench.reproduce.igniter_runs import Blind, place, problem, scaled, with_interference
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.share import Share
+from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.placement.published.igniter import Igniter
 from tests.placement.published.test_igniter import HARDWARE, MODELS
 
@@ -20,12 +21,14 @@ NOWHERE = Path("nowhere")
 
 
 @pytest.fixture
-def estimator() -> TabledIgniterEstimator:
-    return TabledIgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in table_3()[0].items()})
+def estimator() -> IgniterEstimator:
+    return IgniterEstimator(
+        None, coefficients={"v100": (HARDWARE, {name: MODELS[model] for name, model in table_3()[0].items()})}
+    )
 
 
 def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
-    estimator: TabledIgniterEstimator, monkeypatch: pytest.MonkeyPatch
+    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(igniter_fig14, "v100_estimator", lambda _: estimator)
     found = igniter_fig14.compute(NOWHERE)
@@ -40,7 +43,7 @@ def test_figure_14_gpus_and_broken_slos_are_those_of_the_caption(
 
 
 def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
-    estimator: TabledIgniterEstimator, monkeypatch: pytest.MonkeyPatch
+    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(igniter_fig20, "v100_estimator", lambda _: estimator)
     found = igniter_fig20.compute(NOWHERE)
@@ -53,20 +56,20 @@ def test_figure_20_the_t4_is_chosen_where_it_is_cheaper(
     assert all(fact.agrees for fact in found.facts if fact.what.startswith("T4 that"))
 
 
-def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: TabledIgniterEstimator) -> None:
-    t4 = scaled(estimator, "t4")
+def test_the_stand_in_of_another_gpu_computes_slower_and_loads_as_fast(estimator: IgniterEstimator) -> None:
+    v100, workloads = estimator.coefficients(V100)
+    t4, slower = scaled((v100, workloads), "t4")
     ratio = V100.flops_per_s["float32"] / device("t4").flops_per_s["float32"]
-    here, there = estimator.workloads["W9"], t4.workloads["W9"]
+    here, there = workloads["W9"], slower["W9"]
     assert there.active_ms(8, 0.5) == pytest.approx(ratio * here.active_ms(8, 0.5))
-    assert there.power_w(8, 0.5) / t4.hardware.max_power_w == pytest.approx(
-        here.power_w(8, 0.5) / estimator.hardware.max_power_w
-    )
+    assert there.power_w(8, 0.5) / t4.max_power_w == pytest.approx(here.power_w(8, 0.5) / v100.max_power_w)
     assert there.l2_pct(8, 0.5) == pytest.approx(here.l2_pct(8, 0.5))
     assert there.load_bytes == here.load_bytes
 
 
-def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: TabledIgniterEstimator) -> None:
-    both = ByDevice({"v100": estimator, "t4": scaled(estimator, "t4")})
+def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estimator: IgniterEstimator) -> None:
+    known = estimator.coefficients(V100)
+    both = IgniterEstimator(None, coefficients={"v100": known, "t4": scaled(known, "t4")})
     share, beside = Share(40.0), [Workload("W9", 6, Share(60.0))]
     alone = estimator.estimate("W1", V100, 4, share)
     assert both.estimate("W1", V100, 4, share) == alone
@@ -75,7 +78,7 @@ def test_estimators_are_asked_by_device_and_the_blind_one_of_nobody_beside(estim
     assert Blind(both).estimate("W1", V100, 4, share, beside) == alone
 
 
-def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: TabledIgniterEstimator) -> None:
+def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator: IgniterEstimator) -> None:
     deployment = place(problem(estimator, ("v100",)), "igniter", Igniter()).deployment
     assert deployment is not None
     served, legs = with_interference(deployment, estimator)

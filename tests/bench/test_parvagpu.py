@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.parvagpu_profiles import read_profiles
+from bench.parvagpu_profiles import read_latencies
 from bench.reproduce import parvagpu_fig5, parvagpu_fig6, parvagpu_fig7, parvagpu_fig10
 from bench.reproduce.mps_stand_in import MpsStandIn
 from bench.reproduce.parvagpu_runs import POLICIES, fragmentation, gpus, saved_pct, scenarios, slack
@@ -24,7 +24,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_an_mps_share_runs_as_its_part_of_the_instances(reference: Path) -> None:
-    stand_in = MpsStandIn(read_profiles(reference / "parvagpu_a100"))
+    stand_in = MpsStandIn(read_latencies(reference / "parvagpu_a100"))
 
     def rate(pct: float, batch: int = 4) -> float:
         return 1000.0 * batch / stand_in.estimate("a", A100, batch, Share(pct)).latency_ms.value
@@ -43,7 +43,7 @@ def test_what_mps_shares_cannot_be_told_of_is_refused(
     reference: Path, batch: int, share: Share, processes: int
 ) -> None:
     with pytest.raises(InputError, match="a"):
-        MpsStandIn(read_profiles(reference / "parvagpu_a100")).estimate("a", A100, batch, share, (), processes)
+        MpsStandIn(read_latencies(reference / "parvagpu_a100")).estimate("a", A100, batch, share, (), processes)
 
 
 def test_gpus_slack_and_fragmentation_are_those_of_the_maps(reference: Path) -> None:
@@ -53,7 +53,7 @@ def test_gpus_slack_and_fragmentation_are_those_of_the_maps(reference: Path) -> 
     assert gpus(parva) == 1
     assert parva.objective is not None
     assert fragmentation(parva) == pytest.approx(0.0)
-    full = parvagpu_fig6.saturation(read_profiles(reference / "parvagpu_a100"))
+    full = parvagpu_fig6.saturation(read_latencies(reference / "parvagpu_a100"))
     assert full.most_rps["a", 7.0] == 700.0
     assert slack(parva, lambda _, replica: 1.0) == pytest.approx(parva.objective.internal_slack)
     assert slack(parva, lambda _, replica: 0.5) == pytest.approx(1 - 0.5 * (1 - parva.objective.internal_slack))

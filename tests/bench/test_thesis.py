@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.published_profiles import v100
+from bench.published_measurements import v100
 from bench.reproduce import thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
 from bench.reproduce.shared_v100 import SharedV100
 from bench.reproduce.thesis_cluster import (

@@ -47,7 +47,8 @@ class Igniter:
     those of Theorem 1. Decided here where the paper is silent: the lower bound is looked for among the multiples of
     the unit with the estimator instead of by equation 18, which is the same for its model and holds for any; a
     workload that needs more than a whole device is split into the fewest equal parts that do not (the paper refuses
-    it); models whose files are the same count as one, so that equal devices have to be tried only once; by latency
+    it); where equation 17 asks for a larger batch than any that is known, the largest is taken, which only adds time
+    in hand; models whose files are the same count as one, so that equal devices have to be tried only once; by latency
     percentiles, where they are asked for instead of half of the SLO, the batch is the smallest whose share is least;
     memory is respected.
 
@@ -156,7 +157,7 @@ class _Cluster:
                 return []
             hidden = self.segments.estimate(self.device, Workload(demand.model, sizes[0], Share())).overlapped_ms
             batch = math.ceil(time * rate / (1.0 + rate * hidden / sizes[0]) * (1 - 1e-9))
-            return [size for size in sizes if size >= batch][:1]
+            return [size for size in sizes if size >= batch][:1] or [sizes[-1]]
         return self.segments.menu.sizes(demand.model, self.device, Share())
 
     def _workload(self, model: str, batch: int, units: int) -> Workload:

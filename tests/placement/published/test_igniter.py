@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from bench.igniter_profiles import TabledIgniterEstimator, table_1, table_3
-from gpuprof.domain.demand import Demand
+from bench.igniter_profiles import table_1, table_3
+from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
+from gpuprof.estimators.igniter.igniter_estimator import IgniterEstimator
 from gpuprof.placement.contract import ExponentialQueue, demand, evidence, plain_device, problem, solve_and_check
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
@@ -41,7 +42,9 @@ def igniters(example: tuple[dict[str, str], tuple[Demand, ...]], count: int | No
     return Problem(
         demands=demands,
         fleet=Fleet((FleetEntry(plain_device("v100", 3.06), count),)),
-        estimator=TabledIgniterEstimator(HARDWARE, {name: MODELS[model] for name, model in models.items()}),
+        estimator=IgniterEstimator(
+            None, coefficients={"v100": (HARDWARE, {name: MODELS[model] for name, model in models.items()})}
+        ),
         queueing=ExponentialQueue(),
         options=Options(latency_budget=0.5),
         files={name: ModelFile(None, model) for name, model in models.items()},
@@ -104,3 +107,11 @@ def test_the_cheaper_kind_of_device_is_chosen() -> None:
 def test_a_unit_that_is_no_part_of_a_device_is_refused() -> None:
     with pytest.raises(InputError, match="unit_pct must be above 0 and at most 100 but got 0"):
         Igniter(unit_pct=0.0).place(problem([demand("m")]))
+
+
+def test_where_a_larger_batch_is_asked_for_than_is_known_the_largest_is_taken() -> None:
+    # 500/s within 1000 ms fill a batch of 250 in half of the SLO, and no batch above 32 is known.
+    loose = ({"alexnet": "alexnet"}, (Demand("alexnet", 500.0, Slo(1000.0)),))
+    placement, _ = solve_and_check(Igniter(), igniters(loose))
+    (replica,) = (one for gpu in placement.gpus for one in gpu.replicas())
+    assert (replica.batch, replica.rate_rps) == (32, 500.0)

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import pytest
 
-from bench.published_profiles import PublishedEstimator, v100
+from bench.published_measurements import thesis_estimator, v100
 from gpuprof.domain.demand import Demand, Slo
 from gpuprof.domain.fleet import Fleet, FleetEntry
 from gpuprof.errors import InputError
@@ -29,7 +29,7 @@ def thesis(models: str, rate_rps: float, slo_ms: float, gpus: int | None = 4) ->
     return Problem(
         demands=tuple(Demand(model, rate_rps, Slo(slo_ms)) for model in models.split()),
         fleet=Fleet((FleetEntry(v100(), gpus),)),
-        estimator=PublishedEstimator(),
+        estimator=thesis_estimator(),
         queueing=ExponentialQueue(),
         options=Options(latency_budget=1.0),
     )
@@ -66,7 +66,7 @@ def test_the_placements_of_figure_5_8() -> None:
 
 def test_the_groups_of_the_second_example() -> None:
     # thesis §5.4.1: bert, resnet50 and gpt2 in the first, vgg19 and mobilenet_v2 in the second
-    estimator, device = PublishedEstimator(), v100()
+    estimator, device = thesis_estimator(), v100()
     means = {}
     for model in ACROSS_GROUPS.split():
         rows = [
