@@ -1,6 +1,6 @@
 """Leaves each GPU of the published data out in turn, and says how far the estimates for it are off.
 
-    python -m bench.unseen_gpus [--train] [--exports DIR] [--reference DIR] [--rows N]
+    python -m bench.unseen_gpus [--train] [--exports DIR] [--reference DIR] [--left-out DIR] [--adapt]
 
 Nothing of a GPU that is left out is seen: not its ops, not its launches, not those of a board with the same chip; what
 is known of it is the catalogue's. ``--train`` first learns the regressors that ship from all of the data, and writes
@@ -12,29 +12,34 @@ a model of any depth). The reference directory holds ParvaGPU's and iGniter's pr
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.unseen_intervals import OpResiduals, fit_scales, print_intervals, sample_residuals
 from bench.unseen_models import ModelDeviation, convolutional_errors, transformer_errors
 from bench.unseen_training import write_regressors
 from gpuprof.domain.catalogue import device
-from gpuprof.estimators.cross_gpu.adaptation import adapt_families
+from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, adapt, describe_points, join_points
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
 from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.intervals import ErrorScales, generation_of, name_kinds
+from gpuprof.estimators.cross_gpu.op_table import OpTable
 from gpuprof.estimators.cross_gpu.rates import rates_of
 from gpuprof.estimators.cross_gpu.training import Trained, bounds_as_measured, chip_of, published_ops, train
 from gpuprof.estimators.cross_gpu.training_data import Measured
-from gpuprof.estimators.measured.conformal import interval_factor
 
 Array = NDArray[np.float64]
 _ADAPTED = (5, 20, 100)
-_LEVEL = "90%"
+_DRAWS, _JUDGED = 3, 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +48,53 @@ class OpErrors:
 
     Attributes
     ----------
-    family, precision, device, split : str
-    predicted, measured, bound : ndarray of shape (N,)
-        Seconds; the last of the roofline at the data sheet's peaks.
+    family, precision, device : str
+    floor_s : float
+        What launching and timing takes beside the kernel.
+    split : ndarray of shape (N,)
+        ``"train"`` or ``"test"``, as `Measured.split`.
+    kernels, bound, measured : ndarray of shape (N,)
+        Seconds; ``kernels`` predicted, ``bound`` of the roofline at the data sheet's peaks.
+    kinds : ndarray of shape (N,)
+        `intervals.name_kinds`.
+    ops : OpTable
     """
 
     family: str
     precision: str
     device: str
-    split: str
-    predicted: Array
-    measured: Array
+    floor_s: float
+    split: NDArray[np.str_]
+    kernels: Array
     bound: Array
+    measured: Array
+    kinds: NDArray[np.str_]
+    ops: OpTable
+
+    @property
+    def predicted(self) -> Array:
+        """Seconds with launch."""
+        return self.kernels + self.floor_s
+
+    def by_range(self) -> Iterator[OpErrors]:
+        """Yield the rows of each range."""
+        for split in np.unique(self.split):
+            yield self.take(self.split == split)
+
+    def take(self, rows: Any) -> OpErrors:
+        """Return the rows at positions, or where a mask is true."""
+        columns = {name: getattr(self, name)[rows] for name in ("split", "kernels", "bound", "measured", "kinds")}
+        return replace(self, ops=self.ops.take(rows), **columns)
+
+    def points(self, scales: ErrorScales) -> OpPoints:
+        """Return the ops as an adaptation sees them."""
+        like = np.char.add(np.char.add(self.kinds, " "), self.ops.width.astype(np.int64).astype(str))
+        return describe_points(self.ops, like, self.kernels, scales.scale_ops(self.kinds), self.floor_s)
+
+    def residuals(self) -> OpResiduals:
+        """Return what intervals are fitted to."""
+        name = f"{self.family} {self.precision} {self.split[0]}"
+        return sample_residuals(self.device, name, self.kinds, self.measured / self.predicted)
 
     def error(self, found: Array | None = None) -> Array:
         """Return the absolute relative errors."""
@@ -67,12 +107,32 @@ def main() -> int:
     parser.add_argument("--train", action="store_true", help="write the regressors that ship, first")
     parser.add_argument("--exports", type=Path, help="directory of exported transformers")
     parser.add_argument("--reference", type=Path, help="directory of ParvaGPU's and iGniter's profiles")
+    parser.add_argument(
+        "--left-out", type=Path, help="keep the regressors that saw all but one GPU here, for a next run"
+    )
+    parser.add_argument("--adapt", action="store_true", help="print what a few measured rows of a GPU help, instead")
     args = parser.parse_args()
+    if args.train and not (args.exports and args.reference):
+        parser.error("--train needs --exports and --reference: intervals are fitted to whole models, too")
     data = published_ops()
     chips = sorted({chip_of(name) for part in data for name in np.unique(part.device).tolist()})
-    left_out = {chip: train(data, excluded=chip) for chip in chips}
-    ops = [found for chip in chips for found in op_errors(data, left_out[chip], chip)]
-    print_ops(ops)
+    trained = {chip: _train_without(data, chip, args.left_out) for chip in chips}
+    predicted = [found for chip in chips for found in predict_gpus(data, trained[chip], chip)]
+    ranges = [one for found in predicted for one in found.by_range()]
+    residuals = [one.residuals() for one in ranges]
+    left_out = {
+        chip: CrossGpuModel(
+            CostModel.of_texts(trained[chip].models, trained[chip].floor_s),
+            fit_scales([one for one in residuals if one.chip != chip], []),
+        )
+        for chip in chips
+    }
+    if args.adapt:
+        print_op_adaptation(predicted, left_out)
+        if args.exports:
+            print_model_adaptation(predicted, left_out, args.exports)
+        return 0
+    print_ops(ranges)
     models: list[ModelDeviation] = []
     if args.exports:
         models += transformer_errors(args.exports, left_out)
@@ -80,34 +140,38 @@ def main() -> int:
         networks = convolutional_errors(left_out, Path(folder), args.reference)
     print_models(models)
     print_models(networks)
-    spread = {**op_spread(ops), **model_spread([*models, *networks])}
-    print_intervals(ops, models, networks)
-    print_adaptation(data, left_out)
+    print_intervals(residuals, [*models, *networks])
     if args.train:
-        print(write_regressors(train(data), spread))
+        print(write_regressors(train(data), fit_scales(residuals, [*models, *networks])))
     return 0
 
 
-def op_errors(data: Sequence[Measured], trained: Trained, chip: str) -> Iterator[OpErrors]:
-    """Yield the errors for the boards of a chip of which nothing was learned."""
+def _train_without(data: Sequence[Measured], chip: str, folder: Path | None) -> Trained:
+    """Return regressors that have not seen a chip, kept in ``folder`` from one run to the next."""
+    path = folder / f"{chip}.json" if folder else None
+    if path is not None and path.is_file():
+        return Trained(**json.loads(path.read_text(encoding="utf-8")))
+    found = train(data, excluded=chip)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"models": dict(found.models), "floor_s": dict(found.floor_s)}), encoding="utf-8")
+    return found
+
+
+def predict_gpus(data: Sequence[Measured], trained: Trained, chip: str) -> Iterator[OpErrors]:
+    """Yield the predictions for the boards of a chip of which nothing was learned."""
     costs = CostModel.of_texts(trained.models, trained.floor_s)
     for part in data:
         for name in np.unique(part.device).tolist():
-            if chip_of(name) != chip:
-                continue
-            rows = part.take(part.device == name)
-            predicted, bound = predict_ops(costs, rows, name)
-            for split in np.unique(rows.split).tolist():
-                kept = rows.split == split
-                yield OpErrors(part.name, part.precision, name, split, predicted[kept], rows.seconds[kept], bound[kept])
-
-
-def predict_ops(costs: CostModel, rows: Measured, name: str) -> tuple[Array, Array]:
-    """Return what single ops take as they were measured, launches included, and the roofline, in seconds."""
-    rates = rates_of(device(name), rows.precision)
-    floor = 0.0 if rows.kernels_only else costs.floor_s.get(rows.name, 0.0)
-    kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
-    return kernels + floor, bound_times(rows.ops, rates).hard_s
+            if chip_of(name) == chip:
+                rows = part.take(part.device == name)
+                rates = rates_of(device(name), rows.precision)
+                floor = 0.0 if rows.kernels_only else costs.floor_s.get(rows.name, 0.0)
+                kernels = costs.kernel_times(rows.ops, rates, bounds_as_measured(rows, rates))
+                bound = bound_times(rows.ops, rates).hard_s
+                kinds = name_kinds(rows.ops, rates.tensor)
+                said = (part.name, part.precision, name)
+                yield OpErrors(*said, floor, rows.split, kernels, bound, rows.seconds, kinds, rows.ops)
 
 
 def print_ops(errors: Sequence[OpErrors]) -> None:
@@ -116,7 +180,7 @@ def print_ops(errors: Sequence[OpErrors]) -> None:
     print(f"{'family':22}{'precision':11}{'range':7}{'GPU':14}{'mean':>7}{'median':>8}{'roofline':>10}{'rows':>8}")
     groups: dict[tuple[str, str, str], list[OpErrors]] = defaultdict(list)
     for one in errors:
-        groups[one.family, one.precision, one.split].append(one)
+        groups[one.family, one.precision, str(one.split[0])].append(one)
     for (family, precision, split), found in groups.items():
         rows = [(100 * e.error().mean(), 100 * np.median(e.error()), 100 * e.error(e.bound).mean()) for e in found]
         for one, (mean, median, roofline) in zip(found, rows, strict=True):
@@ -147,97 +211,68 @@ def print_models(errors: Sequence[ModelDeviation]) -> None:
     print(f"{'all':34}  gpuprof {100 * np.mean([abs(e.error) for e in errors]):5.1f}%")
 
 
-def op_spread(errors: Sequence[OpErrors]) -> dict[str, float]:
-    """Return the factor of the interval of each family: conformal over the GPUs left out."""
-    families = {one.family for one in errors}
-    return {family: _factor([one for one in errors if one.family == family]) for family in sorted(families)}
-
-
-def _factor(errors: Sequence[OpErrors], without: str = "") -> float:
-    by_gpu: dict[str, list[float]] = defaultdict(list)
-    for one in errors:
-        if chip_of(one.device) != without:
-            sample = np.log(one.measured / one.predicted)[:: max(1, len(one.measured) // 400)]
-            by_gpu[chip_of(one.device)].extend(sample.tolist())
-    return interval_factor(by_gpu) or 2.0
-
-
-def model_spread(errors: Sequence[ModelDeviation], without: str = "") -> dict[str, float]:
-    """Return the factor of the interval of each kind of whole models."""
-    found = {}
-    for kind in sorted({one.kind for one in errors}):
-        by_gpu: dict[str, list[float]] = defaultdict(list)
-        for one in errors:
-            if one.kind == kind and chip_of(one.device) != without:
-                by_gpu[f"{chip_of(one.device)} {one.model.split()[0]}"].append(
-                    np.log(one.measured_ms / one.predicted_ms)
-                )
-        if by_gpu:
-            found[kind] = interval_factor(by_gpu) or 2.0
-    return found
-
-
-def print_intervals(ops: Sequence[OpErrors], *models: Sequence[ModelDeviation]) -> None:
-    """Print coverage and median width of the 90% intervals, each GPU's made without it."""
-    print(f"\n{_LEVEL} intervals: coverage, and median half width, of GPUs whose errors were not seen\n")
-    for family in sorted({one.family for one in ops}):
-        inside, widths = [], []
-        for one in ops:
-            if one.family == family:
-                factor = _factor([e for e in ops if e.family == family], chip_of(one.device))
-                inside.extend((np.abs(np.log(one.measured / one.predicted)) <= np.log(factor)).tolist())
-                widths.append(factor - 1)
-        print(f"{family:24}{100 * np.mean(inside):6.1f}%  +{100 * np.median(widths):.0f}%")
-    everything = [one for group in models for one in group]
-    for group, name in zip(models, ("transformers", "CNNs and others"), strict=False):
-        print_model_intervals(name, group, everything)
-
-
-def print_model_intervals(name: str, group: Sequence[ModelDeviation], everything: Sequence[ModelDeviation]) -> None:
-    """Print the same of whole models."""
-    inside, widths = [], []
-    for one in group:
-        factor = model_spread(everything, chip_of(one.device)).get(one.kind)
-        if factor is not None:
-            inside.append(abs(np.log(one.measured_ms / one.predicted_ms)) <= np.log(factor))
-            widths.append(factor - 1)
-    if inside:
-        print(f"{name:24}{100 * np.mean(inside):6.1f}%  +{100 * np.median(widths):.0f}%")
-
-
-def print_adaptation(data: Sequence[Measured], left_out: Mapping[str, Trained]) -> None:
-    """Print the mean error of each family after so many rows of the new GPU were seen."""
-    print("\nMean absolute error in % after 0, 5, 20 and 100 measured rows of the GPU\n")
-    for part in data:
-        columns: list[list[float]] = []
-        for name in np.unique(part.device).tolist():
-            trained = left_out[chip_of(name)]
-            rows = part.take(part.device == name)
-            predicted, _ = predict_ops(CostModel.of_texts(trained.models, trained.floor_s), rows, name)
-            columns.append(_adapted_errors(rows, predicted))
-        means = "".join(f"{100 * value:8.1f}" for value in np.mean(columns, axis=0))
-        print(f"{part.name:22}{part.precision:10}{means}")
-
-
-def _adapted_errors(rows: Measured, predicted: Array) -> list[float]:
-    found = [float(np.abs(predicted / rows.seconds - 1).mean())]
-    for count in _ADAPTED:
-        errors = []
-        for seed in range(3):
-            seen = np.random.default_rng(seed).permutation(len(predicted))[:count]
-            others = np.setdiff1d(np.arange(len(predicted)), seen)
-            kinds = np.full(len(predicted), part_name(rows))
-            shift = adapt_families(kinds[seen], predicted[seen], rows.seconds[seen], predicted)
-            errors.append(
-                float(np.abs(shift.apply(kinds[others], predicted[others]) / rows.seconds[others] - 1).mean())
+def print_op_adaptation(predicted: Sequence[OpErrors], left_out: Mapping[str, CrossGpuModel]) -> None:
+    """Print the mean error of each family, and the coverage of its intervals, after so many rows of it were seen."""
+    print("\nMean absolute error in %, and what the intervals hold, after 0, 5, 20 and 100 measured rows of the GPU\n")
+    groups: dict[str, list[Array]] = defaultdict(list)
+    for one in predicted:
+        if len(one.measured) > 2 * max(_ADAPTED):
+            groups[f"{one.family:22}{one.precision:10}"].append(
+                _adapted_errors(one, left_out[chip_of(one.device)].scales)
             )
-        found.append(float(np.mean(errors)))
-    return found
+    for name, columns in groups.items():
+        print(name + "".join(f"{100 * error:8.1f} ({100 * inside:.0f})" for error, inside in np.mean(columns, axis=0)))
 
 
-def part_name(rows: Measured) -> str:
-    """Return what the rows are called in an adaptation."""
-    return f"{rows.name} {rows.precision}"
+def _adapted_errors(one: OpErrors, scales: ErrorScales) -> Array:
+    generation = generation_of(device(one.device))
+    found = []
+    for count in (0, *_ADAPTED):
+        pairs = []
+        for seed in range(_DRAWS):
+            order = np.random.default_rng(seed).permutation(len(one.measured))
+            seen, others = one.take(order[:count]), one.take(order[count : count + _JUDGED])
+            points, shift, left = others.points(scales), np.zeros(len(others.measured)), np.ones(len(others.measured))
+            if count:
+                shift, left = adapt(seen.points(scales), seen.measured / seen.predicted).correct(points)
+            moved = np.exp(shift) * others.predicted
+            widened = np.log(scales.widen_ops(others.kinds, generation)) * left
+            inside = np.abs(np.log(others.measured / moved)) <= widened
+            pairs.append((np.abs(moved / others.measured - 1).mean(), inside.mean()))
+        found.append(np.mean(pairs, axis=0))
+    return np.array(found)
+
+
+def print_model_adaptation(predicted: Sequence[OpErrors], left_out: Mapping[str, CrossGpuModel], exports: Path) -> None:
+    """Print the mean error of whole transformers after so many ops of the GPU, of all kinds, were seen."""
+    print("\nWhole transformers, mean absolute error in % after 0, 5, 20 and 100 measured ops of the GPU\n")
+    of_gpu: dict[str, list[OpErrors]] = defaultdict(list)
+    for one in predicted:
+        if one.precision == "float32":
+            of_gpu[chip_of(one.device)].append(one)
+    columns: dict[str, list[Array]] = defaultdict(list)
+    for count in (0, *_ADAPTED):
+        for seed in range(_DRAWS if count else 1):
+            adapted = {
+                chip: replace(own, adaptation=_adapt_to(of_gpu[chip], own.scales, count, seed)) if count else own
+                for chip, own in left_out.items()
+                if of_gpu[chip]
+            }
+            for model in transformer_errors(exports, adapted):
+                columns[model.device].append(np.array([count, abs(model.error)]))
+    for name, pairs in columns.items():
+        table = np.array(pairs)
+        means = [100 * table[table[:, 0] == count, 1].mean() for count in (0, *_ADAPTED)]
+        print(f"{name:20}" + "".join(f"{mean:8.1f}" for mean in means))
+
+
+def _adapt_to(groups: Sequence[OpErrors], scales: ErrorScales, count: int, seed: int) -> Adaptation:
+    """Return what so many ops of a GPU say, drawn from its families in turn."""
+    random = np.random.default_rng(seed)
+    drawn = [groups[place % len(groups)] for place in random.permutation(max(count, len(groups)))[:count]]
+    rows = [one.take(random.integers(0, len(one.measured), 1)) for one in drawn]
+    ratio = np.concatenate([one.measured / one.predicted for one in rows])
+    return adapt(join_points([one.points(scales) for one in rows]), ratio)
 
 
 if __name__ == "__main__":

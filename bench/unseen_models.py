@@ -6,17 +6,18 @@ import csv
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
+from math import log
 from pathlib import Path
 
 from bench.normalised_networks import write_unfolded
 from bench.roofline import PUBLISHED_AS
 from gpuprof.domain.catalogue import datasets, device, v100_profiles
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cost_model import CostModel
 from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, KernelsByBatch, kind_of
+from gpuprof.estimators.cross_gpu.intervals import TimeParts, generation_of
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.rates import rates_of
-from gpuprof.estimators.cross_gpu.training import Trained, chip_of
+from gpuprof.estimators.cross_gpu.training import chip_of
 from gpuprof.graph.load import load_graph
 from gpuprof.zoo.architecture import ARCHITECTURES, find_architecture
 from gpuprof.zoo.build import build
@@ -38,7 +39,9 @@ class ModelDeviation:
     source, device, model, runtime, kind : str
         Who measured it; ``kind`` as `cross_gpu.kind_of` has it.
     batch : int
-    measured_ms, predicted_ms : float
+    measured_ms : float
+    parts : TimeParts
+        Of the estimate.
     others : mapping of str to float
         What published predictors say, in ms.
     """
@@ -50,8 +53,28 @@ class ModelDeviation:
     kind: str
     batch: int
     measured_ms: float
-    predicted_ms: float
+    parts: TimeParts
     others: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def predicted_ms(self) -> float:
+        """What is estimated."""
+        return 1e3 * self.parts.total_s
+
+    @property
+    def log_error(self) -> float:
+        """Logarithm of measured over predicted."""
+        return log(self.measured_ms / self.predicted_ms)
+
+    @property
+    def by_host(self) -> bool:
+        """Whether the host takes longer than the kernels."""
+        return self.parts.host_s > self.parts.kernels_s
+
+    @property
+    def generation(self) -> str:
+        """What `intervals.generation_of` says of the GPU."""
+        return generation_of(device(self.device))
 
     @property
     def error(self) -> float:
@@ -59,7 +82,7 @@ class ModelDeviation:
         return self.predicted_ms / self.measured_ms - 1.0
 
 
-def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[ModelDeviation]:
+def transformer_errors(exports: Path, left_out: Mapping[str, CrossGpuModel]) -> list[ModelDeviation]:
     """Return NeuSight's transformers whose exports are there."""
 
     @cache
@@ -73,17 +96,28 @@ def transformer_errors(exports: Path, left_out: Mapping[str, Trained]) -> list[M
             continue
         runtime = LaunchMode.FUSED if row["fused"] == "True" else LaunchMode.EAGER
         model, rates = _model(left_out, row["device"]), rates_of(device(row["device"]), "float32")
-        one, two = (model.total_s(kernels(name, n, batch, runtime), rates, runtime) for n in (1, 2))
-        predicted = 1e3 * (one + (LAYERS[name] - 1) * (two - one))
+        one, two = (model.time_parts(kernels(name, n, batch, runtime), rates, runtime) for n in (1, 2))
         others = {said: float(row[column]) for said, column in _OTHERS.items() if row[column]}
         measured = float(row["latency_ms"])
-        kind = kind_of(kernels(name, 2, batch, runtime), device(row["device"]), "float32")
+        kind = kind_of(kernels(name, 2, batch, runtime), "float32")
         label = (row["device"], name, str(runtime), kind)
-        found.append(ModelDeviation("NeuSight", *label, batch, measured, predicted, others))
+        found.append(ModelDeviation("NeuSight", *label, batch, measured, _deepen(one, two, LAYERS[name]), others))
     return found
 
 
-def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, reference: Path | None) -> list[ModelDeviation]:
+def _deepen(one: TimeParts, two: TimeParts, layers: int) -> TimeParts:
+    """Return the parts of so many layers from those of one and of two."""
+
+    def extend(of_one: float, of_two: float) -> float:
+        return of_one + (layers - 1) * (of_two - of_one)
+
+    by_kind = {kind: extend(one.by_kind.get(kind, 0.0), part) for kind, part in two.by_kind.items()}
+    return TimeParts(extend(one.kernels_s, two.kernels_s), extend(one.host_s, two.host_s), by_kind)
+
+
+def convolutional_errors(
+    left_out: Mapping[str, CrossGpuModel], folder: Path, reference: Path | None
+) -> list[ModelDeviation]:
     """Return the networks of the thesis's V100 table, and of ParvaGPU's and iGniter's where they are given."""
     models: dict[tuple[str, str, LaunchMode], KernelsByBatch] = {}
     found = []
@@ -98,26 +132,16 @@ def convolutional_errors(left_out: Mapping[str, Trained], folder: Path, referenc
                 write_unfolded(name, folder / f"{name}-zoo.onnx", path)
             models[key] = KernelsByBatch(partial(load_graph, path), precision, runtime)
         rates = rates_of(device(gpu), precision, share)
-        predicted = 1e3 * _model(left_out, gpu).total_s(models[key].at(batch), rates, runtime)
-        kind = kind_of(models[key].at(batch), device(gpu), precision)
+        parts = _model(left_out, gpu).time_parts(models[key].at(batch), rates, runtime)
+        kind = kind_of(models[key].at(batch), precision)
         said = name if share == Share() else f"{name} {share}"
-        found.append(ModelDeviation(source, gpu, said, str(runtime), kind, batch, measured, predicted))
+        found.append(ModelDeviation(source, gpu, said, str(runtime), kind, batch, measured, parts))
     return found
 
 
-def _model(left_out: Mapping[str, Trained], gpu: str) -> CrossGpuModel:
+def _model(left_out: Mapping[str, CrossGpuModel], gpu: str) -> CrossGpuModel:
     chip = chip_of(gpu)
-    trained = left_out[{"v100": "v100-pcie-32"}.get(chip, chip)]
-    return _cross_gpu(id(trained), trained)
-
-
-_MODELS: dict[int, CrossGpuModel] = {}
-
-
-def _cross_gpu(key: int, trained: Trained) -> CrossGpuModel:
-    if key not in _MODELS:
-        _MODELS[key] = CrossGpuModel(CostModel.of_texts(trained.models, trained.floor_s), {})
-    return _MODELS[key]
+    return left_out[{"v100": "v100-pcie-32"}.get(chip, chip)]
 
 
 _Row = tuple[str, str, str, int, Share, LaunchMode, str, float]

@@ -19,6 +19,7 @@ from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
 from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
+from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
 from gpuprof.estimators.interference.colocation import Colocations
 from gpuprof.estimators.interference.models import Running
 from gpuprof.estimators.measured.calibration import Calibration
@@ -84,7 +85,8 @@ class DatabaseEstimator:
         }
         self._colocations = Colocations(db, self._running, contents, variants)
         self._learned = cache(lambda identity: learned(identity.device))
-        self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph)
+        timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
+        self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph, lambda device: timed(device.name))
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface] = {}

@@ -1,90 +1,141 @@
-"""What a few measurements of a new GPU say of all its ops of the same family: how much slower or faster it is.
+"""What a few measured ops of a new GPU say of all its ops: a Gaussian process over the errors of what was predicted.
 
-Launches weigh in short ops and the GPU's rate in long ones, so that two factors are learned, one at either end, and
-mixed by where an op's predicted time lies. Each is drawn to one as long as few rows speak for it.
+The error of an op is taken as the sum of one that all ops of the GPU share, one of its kind, and one that ops of like
+duration and like shape share; what launching took where the ops were measured has an error of its own, which weighs by
+its part of the time. Errors are in units of those on GPUs left out (`intervals.ErrorScales`), so that a kind of which
+little was known before moves further. How much of each there is was chosen by the GPUs left out (`bench.unseen_gpus`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
+from gpuprof.estimators.cross_gpu.op_table import Array, OpTable
 
-#: So many rows weigh as much as what was learned on other GPUs.
-_PRIOR_ROWS = 2.0
+#: Standard deviations of the parts of the error, in units of that on GPUs left out, and of what no part explains.
+_GPU, _KIND, _DURATION, _SHAPE, _LAUNCHING, _NOISE = 0.3, 0.3, 0.6, 0.8, 1.0, 0.5
+#: Over how many powers of ten of its duration, and doublings of its sizes, the error of an op is alike.
+_DECADES, _DOUBLINGS = 0.6, 3.0
+#: Ops that differ in another way, as in what attention is causal, have so much less in common.
+_UNLIKE = 0.7
+#: A row that is further off says no more.
+_FURTHEST = 2.0
+#: Quantile of the normal distribution that the scales stand at.
+_QUANTILE = 1.645
+_SIZES, _MARKS = ("b", "m", "n", "k", "row"), ("extra", "stride", "causal", "kernel")
+_LARGEST_BLOCK = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpPoints:
+    """N ops as the process sees them.
+
+    Attributes
+    ----------
+    kind : ndarray of shape (N,)
+        Only ops of one kind and precision have its error in common.
+    duration : ndarray of shape (N,)
+        Logarithm to ten of the predicted seconds.
+    sizes, marks : ndarray of shape (N, F)
+        Logarithms to two of the sizes; what tells ops apart beside.
+    part : ndarray of shape (N,)
+        What of the time is the kernel, and not its launch.
+    scale : ndarray of shape (N,)
+        Standard deviation of the error on GPUs left out.
+    """
+
+    kind: NDArray[np.str_]
+    duration: Array
+    sizes: Array
+    marks: Array
+    part: Array
+    scale: Array
+
+    def take(self, rows: slice | NDArray[np.int64]) -> OpPoints:
+        """Return the ops at positions."""
+        return OpPoints(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+
+def describe_points(
+    ops: OpTable, kind: NDArray[np.str_], kernel_s: Array, scale: Array, launch_s: Array | float = 0.0
+) -> OpPoints:
+    """Return ops as points.
+
+    Parameters
+    ----------
+    kernel_s, launch_s : ndarray of shape (N,)
+        What is predicted of the kernel, and of the launch that was timed with it.
+    scale : ndarray of shape (N,)
+        As `ErrorScales.scale_ops`.
+    """
+    sizes = np.column_stack([np.log2(np.maximum(getattr(ops, name), 1.0)) for name in _SIZES])
+    marks = np.column_stack([getattr(ops, name) for name in _MARKS])
+    part = kernel_s / (kernel_s + launch_s)
+    return OpPoints(kind, np.log10(np.maximum(kernel_s, 1e-12)), sizes, marks, part, scale / _QUANTILE)
+
+
+def join_points(parts: Sequence[OpPoints]) -> OpPoints:
+    """Return the ops of all parts, one after another."""
+    return OpPoints(*(np.concatenate([getattr(one, field.name) for one in parts]) for field in fields(OpPoints)))
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """Factors of families on one GPU.
+    """What measured ops say.
 
     Attributes
     ----------
-    short_s, long_s : float
-        Predicted times that the two factors are of.
-    factors : mapping of str to (float, float)
-        Family → logarithms of the factor of short and of long ops.
+    seen : OpPoints
+    weights : ndarray of shape (N,)
+        Of each of them.
+    inverse : ndarray of shape (N, N)
+        Of their covariance.
     """
 
-    short_s: float
-    long_s: float
-    factors: Mapping[str, tuple[float, float]]
+    seen: OpPoints
+    weights: Array
+    inverse: Array
 
-    def apply(self, family: NDArray[np.str_], predicted_s: Array) -> Array:
-        """Return predictions moved to what the GPU's measurements say.
-
-        Parameters
-        ----------
-        family, predicted_s : ndarray of shape (N,)
-
-        Returns
-        -------
-        ndarray of shape (N,)
-        """
-        known = np.array([self.factors.get(str(name), (0.0, 0.0)) for name in family]).reshape(-1, 2)
-        part = _position(predicted_s, self.short_s, self.long_s)
-        return np.asarray(predicted_s * np.exp((1 - part) * known[:, 0] + part * known[:, 1]))
+    def correct(self, points: OpPoints) -> tuple[Array, Array]:
+        """Return by what logarithm predictions are to be moved, and what part of their error is left, in (0, 1]."""
+        shift, left = np.zeros(len(points.kind)), np.ones(len(points.kind))
+        step = max(1, _LARGEST_BLOCK // max(1, len(self.weights)))
+        for start in range(0, len(shift), step):
+            rows = slice(start, start + step)
+            own = points.take(rows)
+            common = _covariance(own, self.seen)
+            shift[rows] = own.scale * (common @ self.weights)
+            explained = ((common @ self.inverse) * common).sum(axis=1)
+            left[rows] = np.sqrt(np.clip(1.0 - explained / (_variance(own) + _NOISE**2), 0.0, 1.0))
+        return shift, left
 
 
-def adapt_families(
-    family: NDArray[np.str_], predicted_s: Array, measured_s: Array, all_predicted_s: Array | None = None
-) -> Adaptation:
-    """Return the factors that measurements of a GPU show.
-
-    Parameters
-    ----------
-    family, predicted_s, measured_s : ndarray of shape (N,)
-        Of the ops that were measured.
-    all_predicted_s : ndarray, optional
-        Predicted times of all ops that there are to estimate, which say what is short and long; by default of those
-        measured.
-    """
-    everything = predicted_s if all_predicted_s is None else all_predicted_s
-    short, long = (float(np.quantile(everything, q)) for q in (0.1, 0.9)) if len(everything) else (1e-5, 1e-3)
-    found = {}
-    for name in sorted(set(family.tolist())):
-        rows = family == name
-        residual = np.log(measured_s[rows] / predicted_s[rows])
-        middle = float(np.median(residual)) * rows.sum() / (rows.sum() + _PRIOR_ROWS)
-        part = _position(predicted_s[rows], short, long)
-        found[str(name)] = tuple(middle + _end(residual - middle, weight) for weight in (1 - part, part))
-    return Adaptation(short, long, {name: (ends[0], ends[1]) for name, ends in found.items()})
+def adapt(seen: OpPoints, ratio: Array) -> Adaptation:
+    """Return what ops say whose measured times are ``ratio`` of those predicted, launches included."""
+    error = np.clip(np.log(ratio) / seen.scale, -_FURTHEST, _FURTHEST)
+    inverse = np.asarray(np.linalg.inv(_covariance(seen, seen) + _NOISE**2 * np.eye(len(error))), dtype=np.float64)
+    return Adaptation(seen, inverse @ error, inverse)
 
 
-def _end(residual: Array, weight: Array) -> float:
-    """Return the weighted median at one end, drawn to zero where few rows lie there."""
-    order = np.argsort(residual)
-    total = float(weight.sum())
-    if total < 1.0:
-        return 0.0
-    middle = int(np.searchsorted(np.cumsum(weight[order]), total / 2))
-    return float(residual[order][min(middle, len(order) - 1)]) * total / (total + 2 * _PRIOR_ROWS)
+def _covariance(one: OpPoints, other: OpPoints) -> Array:
+    duration = (one.duration[:, None] - other.duration[None, :]) ** 2 / (2.0 * _DECADES**2)
+    distance = np.zeros(duration.shape)
+    for column in range(one.sizes.shape[1]):
+        distance += (one.sizes[:, column, None] - other.sizes[None, :, column]) ** 2
+    distance /= 2.0 * _DOUBLINGS**2
+    for column in range(one.marks.shape[1]):
+        distance += _UNLIKE * (one.marks[:, column, None] != other.marks[None, :, column])
+    own = _KIND**2 + _DURATION**2 * np.exp(-duration) + _SHAPE**2 * np.exp(-distance)
+    _, kinds = np.unique(np.concatenate([one.kind, other.kind]), return_inverse=True)
+    same = kinds[: len(one.kind), None] == kinds[None, len(one.kind) :]
+    launched = (1.0 - one.part)[:, None] * (1.0 - other.part)[None, :]
+    return np.asarray(one.part[:, None] * other.part[None, :] * (_GPU**2 + same * own) + launched * _LAUNCHING**2)
 
 
-def _position(seconds: Array, short: float, long: float) -> Array:
-    span = np.log(max(long, short * 1.001) / short)
-    return np.asarray(np.clip(np.log(np.maximum(seconds, 1e-12) / short) / span, 0.0, 1.0))
+def _variance(points: OpPoints) -> Array:
+    of_kernel = _GPU**2 + _KIND**2 + _DURATION**2 + _SHAPE**2
+    return np.asarray(points.part**2 * of_kernel + (1.0 - points.part) ** 2 * _LAUNCHING**2)

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import cache
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,10 @@ from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.adaptation import Adaptation, OpPoints, describe_points
 from gpuprof.estimators.cross_gpu.cost_model import CostModel
+from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, launched_as, name_kinds
 from gpuprof.estimators.cross_gpu.kernels import KernelList, LaunchMode, list_kernels
 from gpuprof.estimators.cross_gpu.op_table import FAMILIES, Array, OpTable, stack_tables
 from gpuprof.estimators.cross_gpu.rates import TENSOR_TYPES, DeviceRates, rates_of, stack_rates
@@ -34,10 +37,7 @@ SOURCE = "cross-gpu"
 _GAP_S = 1.0e-6
 _HOST_S: Mapping[LaunchMode, float] = {LaunchMode.EAGER: 9e-6, LaunchMode.FUSED: 4e-6}
 _EAGER_HOST_S: Mapping[str, float] = {"Conv": 50e-6, "ConvTranspose": 50e-6, "BatchNormalization": 40e-6}
-_METADATA = "provenance.json"
-_VOLTA = 7.0
-#: Where no measurement of others speaks for a kind of model.
-_UNKNOWN_SPREAD = 2.5
+_METADATA, _INTERVALS = "provenance.json", "intervals.json"
 #: Every batch up to this is predicted, of larger ones two in each doubling; those between lie on a line.
 _DENSE = 4
 _LINEAR_COLUMNS = tuple(field.name for field in fields(OpTable) if field.name != "family")
@@ -146,12 +146,14 @@ class CrossGpuModel:
     Attributes
     ----------
     costs : CostModel
-    spread : mapping of str to float
-        By what `kind_of` says: the factor f so that [t / f, t f] held nine of ten times of GPUs left out.
+    scales : ErrorScales
+    adaptation : Adaptation, optional
+        What was measured of ops of the GPU that is asked about.
     """
 
     costs: CostModel
-    spread: Mapping[str, float]
+    scales: ErrorScales
+    adaptation: Adaptation | None = None
 
     def latency(self, kernels: KernelList, device: Device, share: Share, precision: str, runtime: LaunchMode) -> Figure:
         """Return the time of one batch in ms with its 90% interval.
@@ -161,8 +163,9 @@ class CrossGpuModel:
         InputError
             When the device lacks the precision.
         """
-        seconds = self.total_s(kernels, rates_of(device, precision, share), runtime)
-        return self._figure(seconds, kernels, device, precision, runtime)
+        parts = self.time_parts(kernels, rates_of(device, precision, share), runtime)
+        factor = self.scales.widen_model(parts, kind_of(kernels, precision), generation_of(device))
+        return self._figure(parts.total_s, factor, precision, runtime)
 
     def latencies(
         self, kernels: KernelsByBatch, batches: Sequence[int], device: Device, shares: Sequence[Share]
@@ -175,50 +178,84 @@ class CrossGpuModel:
             As `latency`.
         """
         precision, runtime = kernels.precision, kernels.runtime
+        generation = generation_of(device)
         found: dict[tuple[Share, int], Figure] = {}
         rates = [rates_of(device, precision, share) for share in shares]
-        for number, seconds in zip(batches, self.totals_s(kernels, batches, rates), strict=True):
-            figures = partial(self._figure, kernels=kernels.at(number), device=device, precision=precision)
-            found |= {
-                (share, number): figures(float(one), runtime=runtime)
-                for share, one in zip(shares, seconds, strict=True)
-            }
+        for number, (of_kernels, host, scales) in zip(batches, self._sum_up(kernels, batches, rates), strict=True):
+            kind = kind_of(kernels.at(number), precision)
+            factors = self.scales.widen_times(of_kernels, host, scales, kind, generation)
+            each = zip(shares, np.maximum(of_kernels, host).tolist(), factors.tolist(), strict=True)
+            found |= {(share, number): self._figure(one, factor, precision, runtime) for share, one, factor in each}
         return found
 
-    def _figure(
-        self, seconds: float, kernels: KernelList, device: Device, precision: str, runtime: LaunchMode
-    ) -> Figure:
-        factor = self.spread.get(kind_of(kernels, device, precision), _UNKNOWN_SPREAD)
-        source = f"{SOURCE}: {precision}, {runtime}"
-        return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
+    def time_parts(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> TimeParts:
+        """Return what the time of all kernels one after another is made of, or of the host where it takes longer."""
+        first, place = _find_distinct([kernels.ops])
+        times, left, kinds = self._predict(kernels.ops.take(first), rates)
+        seconds = np.array(kernels.count, dtype=float) * (times[place] + _GAP_S)
+        names, kind = np.unique(kinds[place], return_inverse=True)
+        of_kinds = np.bincount(kind.reshape(-1), seconds, len(names)).tolist()
+        by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
+        total = float(seconds.sum())
+        unsure = float(seconds @ left[place] / total) if total > 0.0 else 1.0
+        return TimeParts(total, _host_seconds(kernels, runtime), by_kind, unsure)
 
-    def total_s(self, kernels: KernelList, rates: DeviceRates, runtime: LaunchMode) -> float:
-        """Return the seconds of all kernels one after another, or of the host where it takes longer."""
-        count = np.array(kernels.count, dtype=float)
-        times = self.kernel_times(kernels.ops, rates) if len(kernels.ops) else np.zeros(0)
-        return max(float((count * times).sum() + count.sum() * _GAP_S), _host_seconds(kernels, runtime))
-
-    def totals_s(self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]) -> Array:
-        """Return `total_s` at every batch with every one of the rates of one device.
-
-        Returns
-        -------
-        ndarray of shape (batches, rates)
+    def _sum_up(
+        self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
+    ) -> list[tuple[Array, float, Array]]:
+        """Return for every batch what its kernels take with every one of the rates of one device, what the host
+        takes, and the mean error scale of the kernels, arrays of shape (rates,).
         """
         lists, distinct = [kernels.at(one) for one in batches], [kernels.find_distinct(one) for one in batches]
         tables = [one.ops.take(first) for one, (first, _) in zip(lists, distinct, strict=True)]
         rows = sum(map(len, tables))
         if not rows:
-            return np.zeros((len(batches), len(rates)))
+            return [(np.zeros(len(rates)), 0.0, np.zeros(len(rates)))] * len(batches)
         ops = stack_tables(tables * len(rates))
-        times = self.costs.kernel_times(ops, stack_rates(rates, rows)).reshape(len(rates), rows)
+        times, left, kinds = self._predict(ops, stack_rates(rates, rows))
+        scale = left.reshape(len(rates), rows) * self.scales.scale_ops(kinds[:rows])
         starts = np.cumsum([len(one) for one in tables])[:-1]
+        parts = (np.split(one.reshape(len(rates), rows), starts, axis=1) for one in (times, scale))
+        split = zip(*parts, strict=True)
         found = []
-        for one, (_, place), own in zip(lists, distinct, np.split(times, starts, axis=1), strict=True):
-            count = np.array(one.count, dtype=float)
-            of_kernels = (count * own[:, place]).sum(axis=1) + count.sum() * _GAP_S
-            found.append(np.maximum(of_kernels, _host_seconds(one, kernels.runtime)))
-        return np.array(found)
+        for one, (_, place), (own, scales) in zip(lists, distinct, split, strict=True):
+            seconds = np.array(one.count, dtype=float) * (own[:, place] + _GAP_S)
+            total = seconds.sum(axis=1)
+            found.append((total, _host_seconds(one, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total))
+        return found
+
+    def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:
+        """Return the seconds of each kernel, what part of its error the GPU's measurements leave, and its kind."""
+        times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
+        if self.adaptation is None or not len(ops):
+            return times, np.ones(len(ops)), kinds
+        shift, left = self.adaptation.correct(self._points(ops, kinds, times))
+        return np.maximum(times * np.exp(shift), bound_times(ops, rates).hard_s), left, kinds
+
+    def observe(
+        self, ops: OpTable, rates: DeviceRates, measured_s: Array, alone: NDArray[np.bool_]
+    ) -> tuple[OpPoints, Array]:
+        """Return measured ops as `adaptation.adapt` takes them, and measured over predicted times.
+
+        Parameters
+        ----------
+        measured_s : ndarray of shape (N,)
+        alone : ndarray of shape (N,)
+            Which of them were timed with their launch.
+        """
+        times, kinds = self.costs.kernel_times(ops, rates), name_kinds(ops, rates.tensor)
+        launch_s = np.array([self.costs.floor_s.get(launched_as(str(kind)), 0.0) for kind in kinds]) * alone
+        return self._points(ops, kinds, times, launch_s), measured_s / (times + launch_s)
+
+    def _points(self, ops: OpTable, kinds: NDArray[np.str_], times: Array, launch_s: Array | float = 0.0) -> OpPoints:
+        like = np.char.add(np.char.add(kinds, " "), ops.width.astype(np.int64).astype(str))  # precisions are not mixed
+        return describe_points(ops, like, times, self.scales.scale_ops(kinds), launch_s)
+
+    def _figure(self, seconds: float, factor: float, precision: str, runtime: LaunchMode) -> Figure:
+        source = f"{SOURCE}: {precision}, {runtime}"
+        if self.adaptation is not None:
+            source += f", {len(self.adaptation.weights)} ops measured"
+        return Figure(seconds * 1e3, source, seconds * 1e3 / factor, seconds * 1e3 * factor)
 
     def kernel_times(self, ops: OpTable, rates: DeviceRates) -> Array:
         """Return the seconds of each kernel; alike ones are computed once."""
@@ -239,17 +276,15 @@ def only_batch_of(known: UnmeasuredModel) -> int | None:
     return only_batch(path) if path.is_file() else None
 
 
-def kind_of(kernels: KernelList, device: Device, precision: str) -> str:
-    """Return which models on which GPUs are estimated alike well, as keys of `CrossGpuModel.spread`.
+def kind_of(kernels: KernelList, precision: str) -> str:
+    """Return which models are estimated alike well, as keys of `ErrorScales.model_factors`.
 
-    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores; GPUs before Volta run
-    kernels that were made for others.
+    Most of the arithmetic is of convolutions or of other products, on CUDA or on tensor cores.
     """
     flops = np.asarray(kernels.ops.flops) * np.array(kernels.count, dtype=float)
     convolved = float(flops[kernels.ops.family == FAMILIES.index("conv")].sum())
     part = "convolutions" if convolved > flops.sum() / 2 else "products"
-    cores = "tensor" if precision in TENSOR_TYPES else "cores"
-    return f"{part} {cores}" + (" old" if float(device.compute_capability or 0) < _VOLTA else "")
+    return f"{part} {'tensor' if precision in TENSOR_TYPES else 'cores'}"
 
 
 def trained_folder() -> Traversable:
@@ -269,10 +304,12 @@ def shipped_model() -> CrossGpuModel:
     folder = trained_folder()
     try:
         known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
-        texts = {name: (folder / f"{name}.txt").read_text(encoding="utf-8") for name in known["sha256"]}
+        texts = {name: (folder / name).read_text(encoding="utf-8") for name in known["sha256"]}
+        scales = ErrorScales.of_text(texts[_INTERVALS])
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"the trained regressors cannot be read: {error}", "reinstall gpuprof") from None
     for name, text in texts.items():
         if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
-            raise InputError(f"{name}.txt is not the regressor that was trained", "reinstall gpuprof")
-    return CrossGpuModel(CostModel.of_texts(texts, known["floor_s"]), known["spread"])
+            raise InputError(f"{name} is not the file that was trained", "reinstall gpuprof")
+    trees = {name.removesuffix(".txt"): text for name, text in texts.items() if name != _INTERVALS}
+    return CrossGpuModel(CostModel.of_texts(trees, known["floor_s"]), scales)

@@ -89,6 +89,11 @@ def regressor_names(ops: OpTable, rates: DeviceRates) -> NDArray[np.str_]:
     return np.where(unlike, "matmul_cores", names)
 
 
+def attention_kinds(ops: OpTable) -> NDArray[np.str_]:
+    """Return what each op would be as attention: a token of generation, causal context, or an encoder's."""
+    return np.where((ops.m == 1.0) & (ops.n > 1.0), "generation", np.where(ops.causal > 0, "context", "encoder"))
+
+
 def preparation_names(ops: OpTable) -> NDArray[np.str_]:
     """Return for each op whose time contains what a framework does before it, its kind and framework; others empty.
 
@@ -96,7 +101,7 @@ def preparation_names(ops: OpTable) -> NDArray[np.str_]:
     """
     attention = ops.family == FAMILIES.index("attention")
     narrow = (ops.family == FAMILIES.index("matmul")) & (ops.width == 1.0)
-    kind = np.where((ops.m == 1.0) & (ops.n > 1.0), "generation", np.where(ops.causal > 0, "context", "encoder"))
+    kind = attention_kinds(ops)
     bits = np.where(ops.kernel > 0, " narrow ", " ")
     framework = np.where(attention, ops.stride, ops.extra).astype(np.int64).astype(str)
     named = np.char.add(np.char.add(kind, bits), framework)

@@ -11,8 +11,15 @@ from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Figure
 from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
-from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, UnmeasuredModel, only_batch_of, shipped_model
+from gpuprof.estimators.cross_gpu.cross_gpu import (
+    CrossGpuModel,
+    KernelsByBatch,
+    UnmeasuredModel,
+    only_batch_of,
+    shipped_model,
+)
 from gpuprof.estimators.cross_gpu.execution import Execution, type_of_weights
+from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model
 
 #: Whoever asks for so many batches under a share, or for so many shares, makes a plan and will ask for more.
 _MANY_BATCHES, _MANY_SHARES = 3, 4
@@ -28,10 +35,12 @@ class LatencyGrid:
     ----------
     kernels : KernelsByBatch
     device : Device
+    model : CrossGpuModel
+        Moved to what was measured of the device, where something was.
     """
 
-    def __init__(self, kernels: KernelsByBatch, device: Device) -> None:
-        self._kernels, self._device = kernels, device
+    def __init__(self, kernels: KernelsByBatch, device: Device, model: CrossGpuModel) -> None:
+        self._kernels, self._device, self._model = kernels, device, model
         self._known: dict[tuple[Share, int], Figure] = {}
         self._asked: dict[Share, int] = {}
 
@@ -61,7 +70,7 @@ class LatencyGrid:
         if many:
             shares = list(dict.fromkeys((share, *_list_shares(share.mig))))
         wanted = [one for one in shares if any((one, batch) not in self._known for batch in batches)]
-        self._known |= shipped_model().latencies(self._kernels, batches, self._device, wanted)
+        self._known |= self._model.latencies(self._kernels, batches, self._device, wanted)
 
     def _interpolate(self, share: Share, low: int, batch: int, high: int) -> Figure:
         one, two = self._known[share, low], self._known[share, high]
@@ -82,10 +91,17 @@ class CrossGpuLatencies:
     execution : Execution
     graph_of : callable
         Known model and batch → its graph.
+    timed_ops : callable, optional
+        Device → ops that were measured on it.
     """
 
-    def __init__(self, execution: Execution, graph_of: Callable[[Any, int], ModelGraph]) -> None:
-        self._execution, self._graph_of = execution, graph_of
+    def __init__(
+        self,
+        execution: Execution,
+        graph_of: Callable[[Any, int], ModelGraph],
+        timed_ops: Callable[[Device], Sequence[TimedOp]] = lambda device: (),
+    ) -> None:
+        self._execution, self._graph_of, self._timed_ops = execution, graph_of, timed_ops
         self._kernels: dict[tuple[str, str], KernelsByBatch] = {}
         self._tables: dict[tuple[object, ...], LatencyGrid] = {}
         self._types: dict[str, str] = {}
@@ -107,5 +123,6 @@ class CrossGpuLatencies:
             if kernels is None:
                 kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
                 self._kernels[known.name, precision] = kernels
-            self._tables[key] = LatencyGrid(kernels, device)
+            model = adapt_model(shipped_model(), device, self._timed_ops(device))
+            self._tables[key] = LatencyGrid(kernels, device, model)
         return self._tables[key].at(share, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
@@ -59,6 +60,7 @@ def op_row(run: RunRow, op: Op, batch: int, latency_ms: float, execution: str, n
         signature=op.signature,
         shapes=",".join(map(_shape, op.inputs)) + "->" + ",".join(map(_shape, op.outputs)),
         dtype=op.inputs[0].dtype,
+        attributes=json.dumps(dict(op.attributes), sort_keys=True),
         flops=op.flops,
         bytes_read=op.bytes_read,
         bytes_written=op.bytes_written,

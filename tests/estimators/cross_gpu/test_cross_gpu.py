@@ -12,7 +12,6 @@ import pytest
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
-from gpuprof.estimators.cross_gpu.adaptation import adapt_families
 from gpuprof.estimators.cross_gpu.cross_gpu import KernelsByBatch, shipped_model
 from gpuprof.estimators.cross_gpu.execution import parse_execution
 from gpuprof.estimators.cross_gpu.features import bound_times, preparation_names, regressor_names
@@ -113,24 +112,6 @@ def test_nothing_of_an_excluded_gpu_is_learned() -> None:
     assert 1.5 < ratio[0] < 3.0
 
 
-def test_measurements_of_a_gpu_move_its_estimates_to_them() -> None:
-    random = np.random.default_rng(0)
-    predicted = np.exp(random.uniform(-10, -5, 500))
-    measured = predicted * 1.5 * np.exp(random.normal(0, 0.05, 500))
-    family = np.full(500, "matmul")
-    errors = [np.abs(predicted / measured - 1).mean()]
-    for count in (5, 20, 100):
-        shift = adapt_families(family[:count], predicted[:count], measured[:count])
-        errors.append(float(np.abs(shift.apply(family, predicted) / measured - 1).mean()))
-    assert errors[0] > 0.3 > 0.2 > errors[1]
-    assert max(errors[2:]) < 0.07
-
-
-def test_a_family_that_was_not_measured_stays_as_it_was() -> None:
-    shift = adapt_families(np.array(["conv"] * 9), np.full(9, 1e-3), np.full(9, 2e-3))
-    assert shift.apply(np.array(["softmax"]), np.array([1e-3]))[0] == 1e-3
-
-
 @pytest.mark.parametrize("batch", [1, 5, 16, 17, 32, 75, 256])
 def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, batch: int) -> None:
     gpu, precision = device("a100-80"), "tfloat32"
@@ -138,7 +119,7 @@ def test_a_batch_takes_what_it_takes_when_it_is_predicted_alone(network: Path, b
     kernels = list_kernels(load_graph(network, batch), precision, LaunchMode.FUSED)
     alone = shipped_model().latency(kernels, gpu, Share(), precision, LaunchMode.FUSED)
     assert asked.value == pytest.approx(alone.value, rel=1e-9 if batch <= 4 else 0.05)
-    assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=1e-6)
+    assert asked.upper() / asked.value == pytest.approx(alone.upper() / alone.value, rel=0.02)
 
 
 def _attention(queries: float, framework: float) -> OpTable:
@@ -205,5 +186,5 @@ def test_small_batches_of_a_convolutional_network_wait_for_pytorchs_host(tmp_pat
     build(find_architecture("squeezenet"), path)
     kernels = list_kernels(load_graph(path, 1), "float32", LaunchMode.EAGER)
     convolutions = kernels.op_types.count("Conv")
-    seconds = shipped_model().total_s(kernels, rates_of(device("h100"), "float32"), LaunchMode.EAGER)
+    seconds = shipped_model().time_parts(kernels, rates_of(device("h100"), "float32"), LaunchMode.EAGER).total_s
     assert seconds == pytest.approx(convolutions * 50e-6 + (len(kernels.count) - convolutions) * 9e-6)

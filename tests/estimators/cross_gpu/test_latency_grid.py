@@ -44,10 +44,13 @@ def test_all_shares_and_batches_together_are_each_by_itself(network: Path, runti
 
 def test_what_was_asked_for_before_changes_no_answer(network: Path) -> None:
     gpu = device("a100-80")
-    planned = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu)
+    planned = LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model())
     asked = [(share, batch) for share in _SHARES for batch in (1, 2, 3, 5, 7, 64, 100, 300)]
     found = [planned.at(share, batch).value for share, batch in asked]
-    fresh = [LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu).at(share, batch).value for share, batch in asked]
+    fresh = [
+        LatencyGrid(_kernels(network, LaunchMode.FUSED), gpu, shipped_model()).at(share, batch).value
+        for share, batch in asked
+    ]
     assert found == pytest.approx(fresh, rel=1e-9)
 
 

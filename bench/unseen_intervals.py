@@ -1,0 +1,179 @@
+"""Fits the intervals of GPUs that nobody measured, and judges them on GPUs and architectures left out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.unseen_models import ModelDeviation
+from gpuprof.domain.catalogue import device
+from gpuprof.estimators.cross_gpu.intervals import ANY_MODEL, ErrorScales, generation_of
+from gpuprof.estimators.cross_gpu.training import chip_of
+from gpuprof.estimators.measured.conformal import LEVEL
+
+Array = NDArray[np.float64]
+_SAMPLE = 400
+#: Fewer architectures of a kind, each on one GPU, say nothing of the next: those of all kinds do.
+_ENOUGH = 4
+_GENERATIONS = ("", " old")
+#: Where no model was measured that takes as long as its host.
+_HOST = 0.4
+
+
+@dataclass(frozen=True, slots=True)
+class OpResiduals:
+    """Errors of one family in one precision and range on one GPU that was left out.
+
+    Attributes
+    ----------
+    chip, generation, name : str
+        ``name`` tells groups of one chip apart.
+    kinds : ndarray of shape (N,)
+        `intervals.name_kinds`.
+    sizes : ndarray of shape (N,)
+        Absolute logarithms of measured over predicted.
+    """
+
+    chip: str
+    generation: str
+    name: str
+    kinds: NDArray[np.str_]
+    sizes: Array
+
+
+def sample_residuals(gpu: str, name: str, kinds: NDArray[np.str_], ratio: Array) -> OpResiduals:
+    """Return the residuals of ops whose measured over predicted times are ``ratio``, a few hundred of them."""
+    kept = slice(None, None, max(1, len(ratio) // _SAMPLE))
+    return OpResiduals(chip_of(gpu), generation_of(device(gpu)), name, kinds[kept], np.abs(np.log(ratio[kept])))
+
+
+def fit_op_scales(groups: Iterable[OpResiduals]) -> dict[str, float]:
+    """Return the error that nine of ten ops of each kind keep within, each group counting alike."""
+    found: dict[str, list[tuple[Array, Array]]] = defaultdict(list)
+    for one in groups:
+        for kind in np.unique(one.kinds):
+            own = one.sizes[one.kinds == kind]
+            found[str(kind)].append((own, np.full(len(own), 1.0 / len(one.sizes))))
+    return {kind: _quantile(pairs) for kind, pairs in sorted(found.items())}
+
+
+def fit_scales(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) -> ErrorScales:
+    """Return the intervals that ``groups`` and ``models`` speak for.
+
+    Scales are of GPUs since Volta. How many of them hold nine of ten ops, or models, is conformal: each GPU by the
+    scales without it, every family of a GPU (every architecture on a GPU) counting once.
+    """
+    modern = [one for one in groups if not one.generation]
+    scales = fit_op_scales(modern)
+    without = {chip: fit_op_scales([one for one in modern if one.chip != chip]) for chip in {o.chip for o in groups}}
+    op_factors: dict[str, float] = {}
+    for generation in _GENERATIONS:
+        units = {
+            f"{one.chip} {one.name}": (one.sizes / _plain(without[one.chip]).scale_ops(one.kinds)).tolist()
+            for one in groups
+            if one.generation == generation
+        }
+        op_factors[generation] = _conformal(units, op_factors.get("", 1.0))
+    host = _group(models, lambda one: one.by_host, lambda one: abs(one.log_error))
+    return ErrorScales(scales, op_factors, _fit_models(models, without, scales), _conformal(host, _HOST))
+
+
+def _fit_models(
+    models: Sequence[ModelDeviation], without: Mapping[str, Mapping[str, float]], scales: Mapping[str, float]
+) -> dict[str, float]:
+    def size(one: ModelDeviation) -> float:
+        return abs(one.log_error) / _plain(without.get(chip_of(one.device), scales)).mean_scale(one.parts.by_kind)
+
+    found: dict[str, float] = {}
+    for generation in _GENERATIONS:
+        own = [one for one in models if not one.by_host and one.generation == generation]
+        everything = _group(own, lambda one: True, size)
+        found[ANY_MODEL + generation] = _conformal(everything, found.get(ANY_MODEL, 1.0))
+        for kind in sorted({one.kind for one in own}):
+            units = _group(own, lambda one, kind=kind: one.kind == kind, size)  # type: ignore[misc]
+            if len(units) >= _ENOUGH:
+                found[kind + generation] = _conformal(units, 1.0)
+    return found
+
+
+def _group(
+    models: Iterable[ModelDeviation], wanted: Callable[[ModelDeviation], bool], size: Callable[[ModelDeviation], float]
+) -> dict[str, list[float]]:
+    units: dict[str, list[float]] = defaultdict(list)
+    for one in models:
+        if wanted(one):
+            units[f"{chip_of(one.device)} {one.model.split()[0]}"].append(size(one))
+    return units
+
+
+def _plain(scales: Mapping[str, float]) -> ErrorScales:
+    return ErrorScales(scales, {}, {}, 0.0)
+
+
+def _conformal(units: Mapping[str, Sequence[float]], otherwise: float) -> float:
+    """Return what holds nine of ten of one unit more; of too few units for that, nine of ten of theirs."""
+    if not units:
+        return otherwise
+    level = LEVEL * (1.0 + 1.0 / len(units))
+    pairs = [(np.array(sizes), np.full(len(sizes), 1.0 / len(sizes))) for sizes in units.values()]
+    return _quantile(pairs, level if level < 1.0 else LEVEL)
+
+
+def _quantile(pairs: Sequence[tuple[Array, Array]], level: float = LEVEL) -> float:
+    """Return the weighted quantile of sizes with weights."""
+    sizes, weights = (np.concatenate(column) for column in zip(*pairs, strict=True))
+    order = np.argsort(sizes)
+    inside = np.cumsum(weights[order])
+    place = int(np.searchsorted(inside, level * inside[-1] - 1e-9))
+    return round(float(sizes[order][min(place, len(order) - 1)]), 4)
+
+
+def print_intervals(groups: Sequence[OpResiduals], models: Sequence[ModelDeviation]) -> None:
+    """Print coverage and median half width of the 90% intervals of GPUs, and of architectures, that were not seen."""
+    print(f"\n{LEVEL:.0%} intervals: coverage and median half width, fitted without the GPU's own errors\n")
+    chips = {one.chip for one in groups} | {chip_of(one.device) for one in models}
+    fitted = {
+        chip: fit_scales(
+            [one for one in groups if one.chip != chip], [one for one in models if chip_of(one.device) != chip]
+        )
+        for chip in chips
+    }
+    rows = [(one.name, one.generation, *_judge_ops(one, fitted[one.chip])) for one in groups]
+    _print_rows("ops", rows)
+    _print_rows("models", [_judge_model(one, fitted[chip_of(one.device)]) for one in models])
+    architectures = sorted({one.model.split()[0] for one in models})
+    without = {
+        name: fit_scales(groups, [one for one in models if one.model.split()[0] != name]) for name in architectures
+    }
+    rows = [_judge_model(one, without[one.model.split()[0]]) for one in models]
+    _print_rows("models, the architecture left out on all GPUs", rows)
+
+
+_Judged = tuple[str, str, float, float]
+
+
+def _judge_ops(one: OpResiduals, scales: ErrorScales) -> tuple[float, float]:
+    factors = scales.widen_ops(one.kinds, one.generation)
+    return float((one.sizes <= np.log(factors)).mean()), float(np.median(factors)) - 1.0
+
+
+def _judge_model(one: ModelDeviation, scales: ErrorScales) -> _Judged:
+    factor = scales.widen_model(one.parts, one.kind, one.generation)
+    name = f"{one.source} {one.kind}{', host' if one.by_host else ''}"
+    return name, one.generation, float(abs(one.log_error) <= np.log(factor)), factor - 1.0
+
+
+def _print_rows(title: str, rows: Sequence[_Judged]) -> None:
+    found: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+    for name, generation, inside, width in rows:
+        found[name, generation].append((inside, width))
+        found["ALL", generation].append((inside, width))
+    print(f"{title:50}{'inside':>8}{'width':>8}")
+    for (name, generation), pairs in sorted(found.items(), key=lambda item: (item[0][1], item[0][0] == "ALL", item[0])):
+        inside, width = np.array(pairs).T
+        said = f"{name}{', before Volta' if generation else ''}"
+        print(f"  {said:48}{100 * np.mean(inside):7.1f}%  +{100 * np.median(width):.0f}%  {len(pairs)}")

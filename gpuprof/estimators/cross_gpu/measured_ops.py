@@ -1,0 +1,122 @@
+"""Ops that were measured on a GPU, from the kernel database: a few of them move the estimates for all its ops."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from gpuprof.domain.device import Device
+from gpuprof.domain.model import ModelGraph, Op, Tensor
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu.adaptation import adapt, join_points
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel
+from gpuprof.estimators.cross_gpu.execution import PRECISIONS
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.op_table import OpTable, stack_tables
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.kernel_db.schema import PER_OP
+from gpuprof.kernel_db.store import KernelDb
+
+#: More say no more, and take longer: so many are drawn.
+_MOST_ROWS = 200
+#: A row of more nodes than a product with its bias and activation is not the op that it stands at.
+_MOST_FUSED = 3
+_PRECISIONS: Mapping[str, str] = {**PRECISIONS, "fp8_block": "float8", "float8e4m3fn": "float8"}
+_FRAMEWORKS: Mapping[str, float] = {"vllm": 0.0, "tensorrt-llm": 1.0, "sglang": 2.0}
+#: Runtimes that time an op by itself with its launch; in a profile of a model kernels are timed.
+_LAUNCHED = frozenset({"pytorch", "onnxruntime"})
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOp:
+    """Columns of the table ``ops`` that say what an op is and what it took."""
+
+    model: str
+    op_type: str
+    shapes: str | None
+    dtype: str | None
+    attributes: str | None
+    flops: int | None
+    bytes_read: int | None
+    bytes_written: int | None
+    fused: int
+    duration_mean_ns: int
+    runtime: str | None
+    precision: str | None
+
+
+def read_timed_ops(database: KernelDb, device: str) -> list[TimedOp]:
+    """Return ops that were measured on the whole of a device, some of them where there are many.
+
+    Raises
+    ------
+    InputError
+        When a file of the database is damaged.
+    """
+    columns = [field.name for field in fields(TimedOp)]
+    table = database.read("ops", columns, {"device": device, "sm_share_pct": 100.0, "mig_profile": None})
+    known = np.flatnonzero(table.column("duration_mean_ns").is_valid().to_numpy(zero_copy_only=False))
+    if len(known) > _MOST_ROWS:
+        known = np.sort(np.random.default_rng(0).choice(known, _MOST_ROWS, replace=False))
+    rows = [TimedOp(**row) for row in table.take(known).to_pylist()]
+    return [row for row in rows if row.duration_mean_ns > 0 and row.fused <= _MOST_FUSED]
+
+
+def adapt_model(model: CrossGpuModel, device: Device, timed: Sequence[TimedOp]) -> CrossGpuModel:
+    """Return the model moved to what was measured of ``device``; itself where nothing can be used."""
+    found = [(table, row, precision) for row in timed for table, precision in _describe(row, device)]
+    points, ratios = [], []
+    for precision in sorted({precision for _, _, precision in found}):
+        tables = [table for table, _, own in found if own == precision]
+        rows = [row for _, row, own in found if own == precision]
+        measured = np.array([row.duration_mean_ns for row in rows]) / 1e9
+        alone = np.array([row.model == PER_OP and row.runtime in _LAUNCHED for row in rows])
+        one, ratio = model.observe(stack_tables(tables), rates_of(device, precision), measured, alone)
+        points.append(one)
+        ratios.append(ratio)
+    if not points:
+        return model
+    return replace(model, adaptation=adapt(join_points(points), np.concatenate(ratios)))
+
+
+def _describe(row: TimedOp, device: Device) -> list[tuple[OpTable, str]]:
+    """Return the kernel of a row and its precision; nothing where it is not one kernel of which the costs are known."""
+    precision = _PRECISIONS.get(row.precision or row.dtype or "")
+    op = _read_op(row)
+    if op is None or precision not in device.flops_per_s or op.outputs[0].elements <= 1:
+        return []
+    graph = ModelGraph(op.name, 1, (op,), op.inputs, op.outputs, (), 0, "", "")
+    try:
+        kernels = list_kernels(graph, str(precision), LaunchMode.EAGER)
+    except (InputError, IndexError, KeyError, ValueError, TypeError, ZeroDivisionError):  # a row of another tool's
+        return []
+    if len(kernels.ops) != 1 or kernels.count != (1,) or kernels.unknown:
+        return []
+    framework = _FRAMEWORKS.get(row.runtime or "")
+    table = kernels.ops
+    if framework is not None:
+        column = "stride" if op.op_type == "Attention" else "extra"
+        table = replace(table, **{column: np.full(1, framework)})
+    return [(table, str(precision))]
+
+
+def _read_op(row: TimedOp) -> Op | None:
+    if not row.shapes or "->" not in row.shapes or row.dtype is None:
+        return None
+    try:
+        sides = zip("xy", row.shapes.split("->"), strict=True)
+        inputs, outputs = (_read_tensors(part, row.dtype, place) for place, part in sides)
+        attributes: dict[str, Any] = json.loads(row.attributes or "{}")
+    except ValueError:
+        return None
+    moved = (row.bytes_read or 0, row.bytes_written or 0)
+    return Op(row.op_type, row.op_type, "", inputs, outputs, (), attributes, row.flops, *moved)
+
+
+def _read_tensors(text: str, dtype: str, name: str) -> tuple[Tensor, ...]:
+    shapes = [tuple(int(size) for size in shape.strip("()").split("x") if size) for shape in text.split(",")]
+    return tuple(Tensor(f"{name}{place}", dtype, shape) for place, shape in enumerate(shapes))

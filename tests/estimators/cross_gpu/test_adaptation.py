@@ -1,0 +1,143 @@
+"""A few measured ops of a GPU move the estimates for it, narrow their intervals, and leave the rest as it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.domain.share import Share
+from gpuprof.estimators.cross_gpu.adaptation import OpPoints, adapt, describe_points
+from gpuprof.estimators.cross_gpu.cross_gpu import shipped_model
+from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.cross_gpu.features import bound_times
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.measured_ops import TimedOp, adapt_model, read_timed_ops
+from gpuprof.estimators.cross_gpu.op_table import OpTable
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.cross_gpu.training_data import product_table
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.graph.load import load_graph
+from gpuprof.kernel_db.schema import PER_OP, OpRow, RunRow
+from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.profiling.cpu.op_rows import op_facts
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
+
+
+def _products(count: int, seed: int) -> OpTable:
+    random = np.random.default_rng(seed)
+    m, n, k = (np.exp2(random.uniform(5, 13, count)).round() for _ in range(3))
+    return product_table(np.ones(count), m, n, k, 4.0, 4.0, 0.0)
+
+
+def _points(ops: OpTable, seconds: np.ndarray, kind: str = "product", launch_s: float = 0.0) -> OpPoints:
+    return describe_points(ops, np.full(len(ops), kind), seconds, np.full(len(ops), 0.3), launch_s)
+
+
+def test_measurements_move_estimates_to_them_the_more_the_better() -> None:
+    ops, unseen = _products(100, 0), _products(400, 1)
+    seconds, theirs = (np.maximum(one.flops / 1e13, 1e-5) for one in (ops, unseen))
+    noise = np.random.default_rng(2)
+    ratio = 1.3 * np.exp(noise.normal(0, 0.03, 100))
+    errors = [0.3 / 1.3]
+    for count in (5, 20, 100):
+        rows = np.arange(count)
+        shift, left = adapt(_points(ops, seconds).take(rows), ratio[:count]).correct(_points(unseen, theirs))
+        errors.append(float(np.abs(np.exp(shift) / 1.3 - 1.0).mean()))
+        assert (left > 0.0).all() and (left < 1.0).all()
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.05
+
+
+def test_errors_that_depend_on_the_duration_are_told_apart() -> None:
+    ops = _products(100, 0)
+    seconds = np.exp(np.random.default_rng(3).uniform(-11, -3, 100))
+    long = seconds > np.exp(-7)
+    shift, _ = adapt(_points(ops, seconds), np.where(long, 1.4, 0.7)).correct(_points(ops, seconds))
+    assert np.median(shift[long]) > 0.2 and np.median(shift[~long]) < -0.2
+
+
+def test_a_kind_that_was_not_measured_moves_little_and_what_launching_took_moves_no_kernel() -> None:
+    ops = _products(50, 0)
+    seconds = np.full(50, 1e-6)
+    ratio = np.full(50, 1.5)
+    own, _ = adapt(_points(ops, seconds), ratio).correct(_points(ops, seconds))
+    other, _ = adapt(_points(ops, seconds), ratio).correct(_points(ops, seconds, "softmax"))
+    assert 0.0 < other.max() < 0.5 * own.min()
+    launched, _ = adapt(_points(ops, seconds, launch_s=9e-5), ratio).correct(_points(ops, seconds))
+    assert np.abs(launched).max() < 0.2 * own.min()
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("adaptation") / "transformer_encoder.onnx"
+    build(find_architecture("transformer_encoder"), path)
+    return path
+
+
+def _database(path: Path, network: Path, slower: Callable[[str], float], gpu: str = "t4") -> KernelDb:
+    """Return a database of the ops of a network, each so many times slower than it is estimated."""
+    graph = load_graph(network, 8)
+    rates = rates_of(device(gpu), "float32")
+    rows: list[OpRow] = []
+    for op in graph.ops:
+        kernels = list_kernels(replace(graph, ops=(op,)), "float32", LaunchMode.EAGER)
+        if len(kernels.ops) == 1:
+            seconds = shipped_model().kernel_times(kernels.ops, rates)[0] * slower(op.op_type)
+            rows.append(
+                OpRow(
+                    run_id="r1", model="net", device=gpu, batch=8, position=len(rows), name=op.name, **op_facts(op),
+                    duration_mean_ns=round(seconds * 1e9), runtime="pytorch", execution="eager", precision="float32",
+                )
+            )  # fmt: skip
+    database = KernelDb.create(path)
+    run = RunRow(run_id="r1", started_at=datetime.now(UTC), device=gpu, collector="nsys", model="net")
+    database.append(Run(run, ops=rows))
+    return database
+
+
+def test_a_profile_of_ops_moves_the_model_and_another_gpu_stays(network: Path, tmp_path: Path) -> None:
+    database = _database(tmp_path / "db", network, lambda op_type: 1.5)
+    execution = parse_execution("float32", "eager")
+    plain = DatabaseEstimator(None, execution=execution)
+    moved = DatabaseEstimator(database, execution=execution)
+    for batch in (64, 512):
+        before, after = (one.estimate(str(network), device("t4"), batch, Share()).latency_ms for one in (plain, moved))
+        assert 1.2 < after.value / before.value < 1.6
+        assert after.upper() / after.value < before.upper() / before.value
+        assert "ops measured" in after.source
+    other = [one.estimate(str(network), device("l4"), 64, Share()).latency_ms for one in (plain, moved)]
+    assert other[0] == other[1]
+
+
+def test_no_measurement_makes_a_kernel_faster_than_the_peaks(network: Path, tmp_path: Path) -> None:
+    database = _database(tmp_path / "db", network, lambda op_type: 0.05)
+    gpu = device("t4")
+    model = adapt_model(shipped_model(), gpu, read_timed_ops(database, "t4"))
+    kernels = list_kernels(load_graph(network, 512), "float32", LaunchMode.EAGER)
+    rates = rates_of(gpu, "float32")
+    least = bound_times(kernels.ops, rates).hard_s.sum()
+    assert least * (1 - 1e-9) <= model.time_parts(kernels, rates, LaunchMode.EAGER).kernels_s
+
+
+def test_rows_that_say_nothing_of_a_kernel_are_left_out() -> None:
+    row = TimedOp(PER_OP, "Gemm", "64x32,32x16->64x16", "float32", None, 65536, 1, 1, 1, 10_000, "pytorch", "float32")
+    odd = [
+        replace(row, shapes=None),
+        replace(row, shapes="64x32"),
+        replace(row, shapes="a,b->c"),
+        replace(row, attributes=json.dumps([1])[:-1]),
+        replace(row, precision="fp8"),
+        replace(row, op_type="Reshape"),
+        replace(row, op_type="Softmax", shapes="->"),
+    ]
+    assert adapt_model(shipped_model(), device("t4"), odd) is shipped_model()
+    adapted = adapt_model(shipped_model(), device("t4"), [row, *odd]).adaptation
+    assert adapted is not None and len(adapted.weights) == 1

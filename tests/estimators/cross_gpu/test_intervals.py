@@ -1,0 +1,91 @@
+"""Intervals of unmeasured GPUs: by kinds of ops, their parts of a model's time, and the host's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.domain.catalogue import device
+from gpuprof.errors import InputError
+from gpuprof.estimators.cross_gpu import cross_gpu
+from gpuprof.estimators.cross_gpu.intervals import ErrorScales, TimeParts, generation_of, name_kinds
+from gpuprof.estimators.cross_gpu.op_table import make_table, stack_tables
+
+SCALES = ErrorScales(
+    ops={"product": 0.2, "softmax": 0.4},
+    op_factors={"": 1.0, " old": 2.0},
+    model_factors={"any": 1.0, "any old": 3.0, "products cores": 0.5},
+    host=0.7,
+)
+
+
+def test_kinds_tell_products_by_their_operands_and_by_what_they_run_on() -> None:
+    ops = stack_tables(
+        [
+            make_table("matmul", 1),
+            make_table("matmul", 1, extra=1.0),
+            make_table("conv", 1),
+            make_table("movement", 1),
+            make_table("attention", 1, m=1.0, n=64.0),
+            make_table("attention", 1, m=64.0, n=64.0, causal=1.0),
+        ]
+    )
+    assert name_kinds(ops, tensor=False).tolist() == [
+        "product", "batched product", "conv", "elementwise", "generation", "context",
+    ]  # fmt: skip
+    wide, narrow = (name_kinds(replace(ops, width=np.full(6, width)), tensor=True)[:3] for width in (2.0, 1.0))
+    assert set(wide) == {"product tensor"} and set(narrow) == {"product narrow"}
+
+
+def test_ops_are_widened_by_the_scale_of_their_kind_and_the_generation() -> None:
+    kinds = np.array(["product", "softmax", "never measured"])
+    assert np.log(SCALES.widen_ops(kinds, "")) == pytest.approx([0.2, 0.4, 0.4])
+    assert np.log(SCALES.widen_ops(kinds, " old")) == pytest.approx([0.4, 0.8, 0.8])
+
+
+def test_a_model_is_widened_by_the_mean_scale_of_its_kernels() -> None:
+    parts = TimeParts(1.0, 0.1, {"product": 0.75, "softmax": 0.25})
+    assert np.log(SCALES.widen_model(parts, "products cores", "")) == pytest.approx(0.5 * 0.25)
+    assert np.log(SCALES.widen_model(parts, "convolutions cores", "")) == pytest.approx(0.25)
+    assert np.log(SCALES.widen_model(parts, "products cores", " old")) == pytest.approx(3 * 0.25)
+
+
+def test_where_the_host_takes_longer_its_own_scale_counts() -> None:
+    host = TimeParts(0.5, 1.0, {"product": 0.5})
+    assert np.log(SCALES.widen_model(host, "products cores", "")) == pytest.approx(0.7)
+    near = TimeParts(1.0, 0.9, {"product": 1.0})
+    assert SCALES.widen_model(near, "products cores", "") == pytest.approx(0.9 * np.exp(0.7))
+
+
+def test_generations_part_at_volta() -> None:
+    assert [generation_of(device(name)) for name in ("p4", "p100", "v100", "h100")] == [" old", " old", "", ""]
+
+
+def test_scales_are_read_as_they_are_written_and_damaged_ones_are_refused() -> None:
+    assert ErrorScales.of_text(SCALES.to_text()) == SCALES
+    for text in ("[]", "{}", json.dumps({"ops": 3, "op_factors": {}, "model_factors": {}, "host": 1.0})):
+        with pytest.raises(ValueError, match=r"intervals\.json"):
+            ErrorScales.of_text(text)
+
+
+def test_intervals_that_are_not_those_that_ship_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "cross_gpu"
+    shutil.copytree(str(cross_gpu.trained_folder()), folder)
+    own = folder / "intervals.json"
+    own.write_text(SCALES.to_text())
+    monkeypatch.setattr(cross_gpu, "trained_folder", lambda: folder)
+    with pytest.raises(InputError, match=r"intervals\.json is not the file that was trained"):
+        cross_gpu.shipped_model.__wrapped__()
+
+
+def test_shipped_intervals_are_wider_before_volta_and_know_every_kind_of_kernel() -> None:
+    scales = cross_gpu.shipped_model().scales
+    assert scales.op_factors[" old"] > scales.op_factors[""] > 0.5
+    kinds = {"product", "batched product", "conv", "elementwise", "norm", "softmax", "product tensor", "product narrow"}
+    assert kinds | {"context", "generation", "encoder"} == set(scales.ops)
+    assert all(0.02 < scale < 2.0 for scale in scales.ops.values())
