@@ -69,7 +69,7 @@ def estimate(
         dims=running.dims(),
     )
     if knowledge.strict:
-        result.require_known_ops()
+        result.require_sure()
     for note in result.notes:
         say_note(note)
     rows = [{**row, "latency_interval": _interval(row)} for row in result.rows()]

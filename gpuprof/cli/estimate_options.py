@@ -84,5 +84,5 @@ class SourceOptions:
     ] = "database"
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
-    strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
+    strict: Annotated[bool, typer.Option(help="Refuse estimates with unknown ops or wide intervals.")] = False
     db: Annotated[Path | None, typer.Option(help="Kernel database.")] = None

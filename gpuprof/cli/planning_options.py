@@ -92,7 +92,7 @@ class PlanningRuleOptions:
     precision: PrecisionOption = None
     runtime: RuntimeOption = None
     device_file: DeviceFileOption = None
-    strict: Annotated[bool, typer.Option(help="Refuse models with ops that nothing is known of.")] = False
+    strict: Annotated[bool, typer.Option(help="Refuse estimates with unknown ops or wide intervals.")] = False
 
     def planning_options(
         self, time_limit_s: float | None, seed: int, dims: Mapping[str, int], created: str | None = None

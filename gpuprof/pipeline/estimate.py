@@ -23,6 +23,7 @@ from gpuprof.pipeline.devices import (
     read_own_devices,
     resolve_device,
 )
+from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.result import NoteList, Result
 
 if TYPE_CHECKING:
@@ -53,20 +54,16 @@ class EstimateResult(Result):
         beside = " + ".join(f"{short_name(one.model)}@{one.batch}:{one.share}" for one in self.beside) or None
         return [{**_row(one), "beside": beside} for one in self.estimates]
 
-    def require_known_ops(self) -> None:
-        """Refuse estimates that count ops by their traffic alone.
+    def require_sure(self) -> None:
+        """Refuse estimates that count ops by their traffic alone, or whose intervals are wide.
 
         Raises
         ------
         InputError
-            When nothing is known of an op of one of the models.
+            As `gpuprof.pipeline.doubts.require_sure`.
         """
         for one in self.estimates:
-            if one.unknown_ops:
-                raise InputError(
-                    f"{one.workload.model} has ops that nothing is known of: {', '.join(one.unknown_ops)}",
-                    "profile it, or leave out --strict",
-                )
+            require_sure(one)
 
 
 def estimate(

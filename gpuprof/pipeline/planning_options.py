@@ -47,7 +47,7 @@ class PlanningOptions:
         In which arithmetic and by which runtime models run of which nothing was measured on a GPU; see
         `gpuprof.estimate`.
     strict : bool
-        Refuse models with ops that nothing is known of, where they were not measured.
+        Refuse estimates with ops that nothing is known of, or whose interval reaches over twice the value.
     device_file : path or None
         TOML file with GPUs that the catalogue lacks.
     dims : mapping of str to int

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuprof.domain.planned_with import PlannedDevices, PlannedWith, RecordedHostWork
+from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import SizeMix, Sizes, mixed_name, name_parts, parse_mix, sized_name
 from gpuprof.errors import InputError
 from gpuprof.pipeline.arguments import DemandsArgument, FleetArgument, resolve_demands
+from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.planned_arrivals import make_queueing
 from gpuprof.pipeline.result import NoteCallback, ignore_note
 
@@ -93,7 +95,7 @@ def build_problem(
             estimator.shares(demand.model, entry.device)  # an unknown model is an error of the input, said at once
     if planning.estimator == DEFAULT:
         require_precision(devices, execution, lambda name: all(name in known.devices_of(model) for model in names))
-        _judge_unknown_ops(known, names, devices, planning.strict, note)
+        _judge_doubts(known, names, devices, planning.strict, note)
     targets = [entry.device.name for entry in devices.entries]
     for remark in (*describe_superseded(known, names), *describe_variants(known, names, targets)):
         note(remark)
@@ -195,19 +197,20 @@ def _note_mixing_models(
             note(f"{describe_mixing(model, output)}; it is placed with batches of 1")
 
 
-def _judge_unknown_ops(
+def _judge_doubts(
     estimator: DatabaseEstimator, models: Sequence[str], fleet: Fleet, strict: bool, note: NoteCallback
 ) -> None:
-    """Note, or where it is strict refuse, models that were not measured and have ops that nothing is known of."""
+    """Note models that were not measured and have ops that nothing is known of; where it is strict, refuse them and
+    those whose intervals are wide.
+    """
     for model in models:
         measured = estimator.devices_of(model)
-        guessed = [entry.device.name for entry in fleet.entries if entry.device.name not in measured]
-        if not guessed or not (unknown := estimator.unknown_ops(model)):
-            continue
-        told = f"{model}: nothing is known of {', '.join(unknown)}"
-        if strict:
-            raise InputError(f"{told} on {guessed[0]}", "profile it there, or leave out --strict")
-        note(f"{told}; counted by their traffic alone")
+        for entry in fleet.entries if strict else ():
+            batch = min(estimator.batches(model, entry.device, Share()))
+            require_sure(estimator.estimate(model, entry.device, batch, Share()))
+        guessed = any(entry.device.name not in measured for entry in fleet.entries)
+        if guessed and (unknown := estimator.unknown_ops(model)):
+            note(f"{model}: nothing is known of {', '.join(unknown)}; counted by their traffic alone")
 
 
 def _overhead_ms(database: KernelDb | None, fleet: Fleet, models: Sequence[str]) -> float:

@@ -13,7 +13,10 @@ import gpuprof
 from gpuprof.cli.main import main
 from gpuprof.domain.catalogue import devices
 from gpuprof.domain.demand import Demand, Slo
+from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.pipeline.doubts import require_sure
 from gpuprof.pipeline.planning_options import PlanningOptions
 from tests.domain.test_device_file import BOARD
 from tests.small_models import write_model, write_text_model
@@ -94,6 +97,44 @@ def test_ops_that_nothing_is_known_of_are_noted_and_refused_under_strict(here: P
     asked = [Demand(str(path), 10.0, Slo(50.0))]
     with pytest.raises(InputError, match=r"odd: nothing is known of .* on t4"):
         gpuprof.place(asked, fleet="t4", policy="ffd", options=replace(FAST, strict=True))
+
+
+def test_estimates_with_wide_intervals_are_refused_under_strict(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["estimate", "mlp.onnx", "--device", "t4", "--strict"]
+    strict = replace(FAST, strict=True)
+    assert main(asked) == 0
+    gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
+    monkeypatch.setattr("gpuprof.pipeline.doubts.WIDE", 1.01)
+    assert main(asked) == 3
+    assert "may take" in (said := capsys.readouterr().err) and "leave out --strict" in said
+    with pytest.raises(InputError, match=r"mlp on t4 at batch 1 is estimated at .* may take .* \(cross-gpu: float32"):
+        gpuprof.place(demands(here), fleet="t4", policy="ffd", options=strict)
+    gpuprof.place(demands(here), fleet="t4", policy="ffd", options=FAST)
+
+
+def test_a_latency_is_wide_beyond_twice_its_value() -> None:
+    narrow = Estimate(Workload("m", 1, Share()), "t4", Figure(1.0, "cross-gpu", 0.5, 1.99))
+    require_sure(narrow)
+    with pytest.raises(InputError, match=r"m on t4 at batch 1 is estimated at 1 ms, but may take 0.4 to 2.5"):
+        require_sure(replace(narrow, latency_ms=Figure(1.0, "cross-gpu", 0.4, 2.5)))
+    with pytest.raises(InputError, match="nothing is known of Det on t4"):
+        require_sure(replace(narrow, unknown_ops=("Det",)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--device", "t4", "--precision", "fp8"], "t4 has no float8 arithmetic"),
+        (["--device", "rtx-2080-ti"], "--device-file FILE"),
+    ],
+)
+def test_what_a_gpu_lacks_and_gpus_that_nobody_knows_are_refused(
+    here: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    assert main(["estimate", "mlp.onnx", "--strict", *options]) == 3
+    assert said in capsys.readouterr().err
 
 
 def test_kinds_are_compared_by_cost_with_how_sure_they_are(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,33 @@
+"""What makes an estimate too unsure for ``--strict``."""
+
+from __future__ import annotations
+
+from gpuprof.domain.estimate import Estimate
+from gpuprof.domain.sizes import split_name
+from gpuprof.errors import InputError
+
+#: A latency whose 90% interval reaches further than so many times the value is wide.
+WIDE = 2.0
+_FIX = "profile it there, or leave out --strict"
+
+
+def require_sure(estimate: Estimate) -> None:
+    """Do nothing for an estimate whose ops are all known and whose interval is not wide.
+
+    Raises
+    ------
+    InputError
+        With what is not known, and on which device.
+    """
+    name, _ = split_name(estimate.workload.model)
+    if estimate.unknown_ops:
+        unknown = ", ".join(estimate.unknown_ops)
+        raise InputError(f"{name}: nothing is known of {unknown} on {estimate.device}", _FIX)
+    latency = estimate.latency_ms
+    if latency.value > 0.0 and latency.upper() > WIDE * latency.value:
+        low = 0.0 if latency.low is None else latency.low
+        raise InputError(
+            f"{name} on {estimate.device} at batch {estimate.workload.batch} is estimated at {latency.value:.3g} ms, "
+            f"but may take {low:.3g} to {latency.upper():.3g} ({latency.source}): more than {WIDE:g} times as long",
+            _FIX,
+        )
