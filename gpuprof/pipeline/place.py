@@ -147,7 +147,7 @@ def place(
     >>> plan = gpuprof.place([demand], fleet="a100-40")
     >>> plan.is_complete, plan.deployment.predicted.gpus
     (True, 1)
-    >>> plan.to_frame()[["model", "device", "rate_rps"]].to_dict("records")
+    >>> plan.to_frame()[["model", "device", "rate_rps"]].round(6).to_dict("records")
     [{'model': 'mlp', 'device': 'a100-40', 'rate_rps': 200.0}]
     >>> plan.write(file.with_name("map.json")).name
     'map.json'
