@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError, refuse_unwritable
 from gpuprof.kernel_db.records import read_records
-from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
+from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.result import Result
-from gpuprof.reporting.document import Section, read_result, sections_of
+from gpuprof.reporting.document import Section, Table, read_result, sections_of
 from gpuprof.reporting.map_figures import cost_figure
 from gpuprof.reporting.page import page
 from gpuprof.reporting.picture import write_picture
@@ -130,7 +130,8 @@ def _write_pictures(sections: Sequence[Section], directory: Path, picture_format
     return tuple(written)
 
 
-_MOST_WORKLOADS = 8
+#: Models that are drawn one by one, and those whose parts stand open.
+_MOST_MODELS, _UNFOLDED = 100, 6
 
 
 def _database_sections(database: KernelDb, name: str) -> list[Section]:
@@ -148,23 +149,75 @@ def _database_sections(database: KernelDb, name: str) -> list[Section]:
         devices[row.device] = replace(
             earlier, **{name: value for name, value in asdict(row).items() if value is not None}
         )
-    sections = [Section("Profiles", f"{name}: {len(models)} measured workloads.", tuple(over_figures(models)))]
-    for model in list(dict.fromkeys(row.model for row in models))[:_MOST_WORKLOADS]:
-        last = max((row for row in models if row.model == model), key=lambda row: (row.batch, row.run_id))
-        if (section := _workload_section(database, last, devices.get(last.device))) is not None:
-            sections.append(section)
+    by_model: dict[str, list[ModelRow]] = {}
+    for measured in models:
+        by_model.setdefault(measured.model, []).append(measured)
+    collectors = sorted({run.collector for run in read_records(database, RunRow) if run.collector})
+    text = f"{name}: {count_of(len(models), 'workload')} of {count_of(len(by_model), 'model')}"
+    text += f", measured by {', '.join(collectors)}." if collectors else "."
+    if len(by_model) > _MOST_MODELS:
+        text += f" The first {_MOST_MODELS} are drawn one by one."
+    sections = [Section("Profiles", text, tuple(over_figures(models)), _index(by_model), "measured")]
+    for own in list(by_model.values())[:_MOST_MODELS]:
+        section = _model_section(database, own, devices, is_only=len(by_model) == 1)
+        if section is not None:
+            sections.append(replace(section, folded=len(by_model) > _UNFOLDED))
     return sections
 
 
-def _workload_section(database: KernelDb, measured: ModelRow, device: DeviceRow | None) -> Section | None:
+def _index(by_model: Mapping[str, Sequence[ModelRow]]) -> Table:
+    """Return what was measured of each model, a row each."""
+    headings = ("model", "device", "batches", "shares in %", "workloads", "least batch ms", "most requests/s")
+    rows = []
+    for model, own in by_model.items():
+        times = [row.latency_p50_ms for row in own if row.latency_p50_ms]
+        rates = [row.throughput_rps for row in own if row.throughput_rps]
+        cells = (
+            ", ".join(sorted({row.device for row in own})),
+            _list_numbers({row.batch for row in own}),
+            _list_numbers({row.sm_share_pct for row in own if row.sm_share_pct is not None}),
+            f"{len(own):,}",
+            f"{min(times):,.4g}" if times else "–",
+            f"{max(rates):,.4g}" if rates else "–",
+        )
+        rows.append((model, *cells))
+    return Table(headings, tuple(rows))
+
+
+def _list_numbers(values: Collection[float]) -> str:
+    """Return numbers in their order, many by their ends."""
+    ordered = sorted(values)
+    if len(ordered) > 5:
+        return f"{ordered[0]:g} … {ordered[-1]:g}"
+    return ", ".join(f"{value:g}" for value in ordered) or "–"
+
+
+def _model_section(
+    database: KernelDb, own: Sequence[ModelRow], devices: Mapping[str, DeviceRow], is_only: bool
+) -> Section | None:
+    """Return the figures of one model: over batches and shares unless it is the only one, and of its ops."""
+    measured, ops = _largest_with_ops(database, own)
     where = {"run_id": measured.run_id, "model": measured.model}
-    ops = sorted(read_records(database, OpRow, where), key=lambda op: op.position)
     kernels = read_records(database, KernelRow, where)
     workload = f"{measured.model}, batch {measured.batch}"
     charts = (
-        roofline_figure(f"{workload}: roofline", ops, device),
+        roofline_figure(f"{workload}: roofline", ops, devices.get(measured.device)),
         timeline_figure(f"{workload}: timeline", ops, kernels),
+        *([] if is_only else over_figures(own)),
     )
     shown = tuple(chart for chart in charts if chart is not None)
-    text = f"{len(ops)} ops on {measured.device}, batch {measured.batch}."
-    return Section(measured.model, text, shown) if shown else None
+    text = f"{count_of(len(ops), 'op')} on {measured.device}, batch {measured.batch}." if ops else ""
+    return Section(measured.model, text, shown, source="measured") if shown else None
+
+
+def _largest_with_ops(database: KernelDb, own: Sequence[ModelRow]) -> tuple[ModelRow, list[OpRow]]:
+    """Return the largest batch whose ops were measured, with them in their order; without any the largest batch."""
+    ordered = sorted(own, key=lambda row: (row.batch, row.run_id), reverse=True)
+    by_run = {row.run_id: row for row in reversed(ordered)}
+    for row in ordered:
+        if by_run.pop(row.run_id, None) is None:
+            continue
+        where = {"run_id": row.run_id, "model": row.model}
+        if ops := sorted(read_records(database, OpRow, where), key=lambda op: op.position):
+            return row, ops
+    return ordered[0], []

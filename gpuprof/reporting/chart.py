@@ -36,24 +36,36 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Points that are joined; ``color`` counts the palette, ``dashed`` tells apart without colour."""
+    """Points that are joined.
+
+    Attributes
+    ----------
+    color : int
+        Counts the series: beyond the palette, dashes and marks tell them apart.
+    dashed : bool
+        Whether it is a bound or an objective instead of a series.
+    series : str
+        Name in the legend of the series that it belongs to; empty: its own.
+    """
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     color: int
     dashed: bool = False
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points that are not; ``tips`` has a text for each."""
+    """Points that are not; ``tips`` has a text for each, ``series`` the name in the legend unless it is their own."""
 
     name: str
     x: tuple[float, ...]
     y: tuple[float, ...]
     tips: tuple[str, ...]
     color: int
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +78,8 @@ class Box:
         Of its colour, from 0, that of the ground, to 1.
     framed : bool
         An edge around nothing instead of a filled rectangle.
+    strip : bool
+        Pale, with an edge and a label: names what stands below it.
     """
 
     name: str
@@ -78,6 +92,7 @@ class Box:
     label: str = ""
     shade: float = 1.0
     framed: bool = False
+    strip: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +122,18 @@ class Chart:
     width: int = 580
 
     def legend(self) -> dict[str, Line | Points | Box]:
-        """Return a mark of each name, the last."""
+        """Return a mark of each series, the first."""
         marks: tuple[Line | Points | Box, ...] = (*self.lines, *self.points, *self.boxes)
-        return {mark.name: mark for mark in marks if mark.name}
+        found: dict[str, Line | Points | Box] = {}
+        for mark in marks:
+            if name := series_of(mark):
+                found.setdefault(name, mark)
+        return found
+
+
+def series_of(mark: Line | Points | Box) -> str:
+    """Return the name in the legend of what a mark belongs to, empty for none."""
+    return mark.name if isinstance(mark, Box) else mark.series or mark.name
 
 
 def stack_bars(

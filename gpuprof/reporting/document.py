@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
-from gpuprof.domain.map_sources import describe_basis
+from gpuprof.domain.map_sources import describe_basis, describe_sources, is_observed
 from gpuprof.domain.plural import count_of
 from gpuprof.errors import InputError
 from gpuprof.reporting.chart import Axis, Chart, group_bars, stack_bars
@@ -28,7 +28,8 @@ from gpuprof.reporting.figures import (
 from gpuprof.reporting.map_figures import map_figure
 
 _MAX_FILE_BYTES = 512 * 1024 * 1024
-_MOST_MODELS = 6
+#: Parts for single models are folded where there are more.
+_UNFOLDED = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,26 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a report: its heading, a sentence on what it is, its pictures and its numbers."""
+    """A part of a report.
+
+    Attributes
+    ----------
+    title, text : str
+        Its heading, and a sentence on what it is.
+    charts : tuple of Chart
+    table : Table or None
+    source : str
+        Where its figures come from: ``"measured"``, ``"predicted"``, ``"simulated"`` …
+    folded : bool
+        Whether a page shows its heading alone until it is opened.
+    """
 
     title: str
     text: str
     charts: tuple[Chart, ...]
     table: Table | None = None
+    source: str = ""
+    folded: bool = False
 
 
 def read_result(path: Path) -> Any:
@@ -110,7 +125,7 @@ def sections_of(content: Any, where: str) -> tuple[list[Section], DeploymentMap 
             deployment = parse_map(content, where)
             return [_map(deployment, where)], deployment
         if isinstance(content, dict) and str(content.get("schema", "")).startswith("gpuprof.simulation/"):
-            return [_simulation(content, where)], None
+            return _simulation(content, where), None
         if _is_rows(content, ("goodput_rps", "lag_p99_ms")) or _is_rows(content, ("goodput_rps", "p99_ms")):
             return [_load(content, where)], None
         if _is_rows(content, ("setting", "quantity", "predictor", "median_pct")):
@@ -137,8 +152,14 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
     replicas = sum(1 for _ in deployment.places())
     what = f"{count_of(replicas, 'replica')} on {count_of(predicted.gpus, 'device')}"
     text = f"{where}: {what}{cost}, by the policy {deployment.policy}."
+    if sources := describe_sources(deployment):
+        text += f" Times: {sources}."
     if basis := describe_basis(deployment):
         text += f" What it rests on: {basis}."
+    found: dict[str, set[str]] = {}
+    for *_, replica in deployment.places():
+        for model in replica.rates():
+            found.setdefault(model, set()).add(replica.predicted.source)
     rows = tuple(
         (
             name,
@@ -146,14 +167,16 @@ def _map(deployment: DeploymentMap, where: str) -> Section:
             _number(model.slo_ms),
             _number(None if model.predicted is None else model.predicted.goodput_rps),
             _number(None if model.predicted is None else model.predicted.p99_ms),
+            "; ".join(sorted(found.get(name, ()))) or "–",
         )
         for name, model in deployment.models.items()
     )
-    table = Table(("model", "requests/s", "SLO ms", "predicted goodput/s", "predicted p99 ms"), rows)
-    return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), table)
+    headings = ("model", "requests/s", "SLO ms", "predicted goodput/s", "predicted p99 ms", "batch times from")
+    source = "predicted from measurements" if is_observed(deployment) else "predicted"
+    return Section(f"Map of {deployment.policy}", text, (map_figure(deployment),), Table(headings, rows), source)
 
 
-def _simulation(content: Mapping[str, Any], where: str) -> Section:
+def _simulation(content: Mapping[str, Any], where: str) -> list[Section]:
     models, series, times = content["models"], content["series"], content["times_s"]
     slos = {model["model"]: float(model["slo_ms"]) for model in models}
     charts: list[Chart | None] = [
@@ -162,28 +185,45 @@ def _simulation(content: Mapping[str, Any], where: str) -> Section:
         stage_figure(models),
         misses_figure(models),
     ]
-    for one in series[:_MOST_MODELS]:
-        charts += [goodput_over_time_figure(one, times), stages_over_time_figure(one, times)]
     charts.append(devices_over_time_figure(content.get("epochs", ())))
     charts.append(utilization_figure(content["replicas"]))
     how = "a sample of the replicas and times" if content["method"] == "sampled" else "every request"
     text = (
         f"{where}: {content['requests']:,} requests in {content['duration_s']:g} s, from {how}, seed {content['seed']}."
     )
+    if basis := (content.get("basis") or {}).get("text"):
+        text += f" Batch times: {basis}."
     table = _table(models, ("model", "rate_rps", "goodput_rps", "in_time_pct", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
-    return Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table)
+    return [
+        Section("Simulation", text, tuple(chart for chart in charts if chart is not None), table, "simulated"),
+        *(
+            Section(
+                f"{one['model']}, simulated",
+                f"{where}: over the time of the simulation.",
+                (goodput_over_time_figure(one, times), stages_over_time_figure(one, times)),
+                source="simulated",
+                folded=len(series) > _UNFOLDED,
+            )
+            for one in series
+        ),
+    ]
 
 
 def _load(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     table = _table(rows, ("model", "rate_rps", "goodput_rps", "slo_ms", "p50_ms", "p95_ms", "p99_ms"))
     charts = [*load_figures(rows), _load_stage_figure(rows), _batch_figure(rows)]
-    return Section("Load test", f"{where}: what clients measured.", tuple(c for c in charts if c is not None), table)
+    text = f"{where}: what clients measured."
+    if said := sorted({str(row["predicted_by"]) for row in rows if row.get("predicted_by")}):
+        text += f" Predictions come from: {'; '.join(said)}."
+    source = "measured, and predicted" if said else "measured"
+    return Section("Load test", text, tuple(c for c in charts if c is not None), table, source)
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]], where: str) -> Section:
     keys = ("setting", "quantity", "predictor", "count", "mean_pct", "median_pct", "p95_pct", "coverage_pct")
     text = f"{where}: how far off estimates are on what was measured and left out."
-    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), _table(rows, keys))
+    shown = _table(rows, keys)
+    return Section("Evaluation of the estimators", text, (evaluation_figure(rows),), shown, "predicted and measured")
 
 
 _HEADINGS = {

@@ -16,26 +16,25 @@ _MOST_BARS = 40
 
 def rate_figure(times_s: Sequence[float], rates: Mapping[str, Sequence[float]]) -> Chart:
     """Return the rate of each model over time."""
-    lines = tuple(
-        Line(model, tuple(times_s), tuple(values), i, dashed=i >= 8) for i, (model, values) in enumerate(rates.items())
-    )
+    lines = tuple(Line(model, tuple(times_s), tuple(values), i) for i, (model, values) in enumerate(rates.items()))
     return Chart("Requests over time", Axis("time in s"), Axis("requests/s", low=0.0), lines=lines)
 
 
 def cdf_figure(series: Sequence[Row], slos_ms: Mapping[str, float]) -> Chart:
-    """Return the distribution of each model's latency, and its SLO as a dashed line."""
+    """Return the distribution of each model's latency, and its SLO as an upright line."""
     lines = []
     for i, one in enumerate(series):
         if one["latency_ms"]:
             percent = tuple(100.0 * fraction for fraction in one["fraction"])
             lines.append(Line(one["model"], tuple(one["latency_ms"]), percent, i))
             slo_ms = slos_ms[one["model"]]
-            lines.append(Line(f"{one['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, dashed=True))
+            lines.append(Line(f"{one['model']} SLO", (slo_ms, slo_ms), (0.0, 100.0), i, True, one["model"]))
     return Chart(
         "Latency: how many requests were answered within a time",
         Axis("latency in ms", log=True),
         Axis("requests in %", low=0.0, high=100.0),
         lines=tuple(lines),
+        note="Upright dashed lines: the SLOs, in the colour of their model.",
     )
 
 

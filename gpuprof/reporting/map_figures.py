@@ -7,10 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpuprof.domain.catalogue import devices as catalogued
 from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, share_of
 from gpuprof.domain.device import Device
+from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
 from gpuprof.reporting.palette import COLORS
 
 _MOST_GPUS = 48
+#: Pixels of a GPU's row; with MIG instances there is a strip with their profiles above the replicas.
+_ROW, _MIG_ROW = 30, 52
+_STRIP = 0.3  # of the row
 #: Beyond the colours of the palette they come again, each time paler; the names in the replicas tell them apart.
 _SHADES = (1.0, 0.75, 0.55, 0.4)
 
@@ -41,6 +45,7 @@ def map_figure(
         its instances are drawn equally wide.
     """
     colors = list(models if models is not None else [*deployment.models, *deployment.merges])
+    has_instances = any(partition.mig is not None for _, _, partition, _ in deployment.places())
     gpus = [(f"{node.name}/{gpu.index}", gpu) for node in deployment.nodes for gpu in node.gpus]
     known = {**catalogued(), **(devices or {})}
     boxes = [
@@ -52,7 +57,7 @@ def map_figure(
         Axis("GPU", names=tuple(f"{name} {gpu.device}" for name, gpu in gpus[:_MOST_GPUS]), downwards=True),
         boxes=tuple(boxes),
         note=" ".join(_describe(gpus, known)),
-        height=max(60, 30 * min(len(gpus), _MOST_GPUS)),
+        height=max(60, (_MIG_ROW if has_instances else _ROW) * min(len(gpus), _MOST_GPUS)),
     )
 
 
@@ -71,19 +76,25 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
         known = _slots(partition, gpu, devices)
         at, width = known or (100.0 * index / len(gpu.partitions), 100.0 / len(gpu.partitions))
         instance = "" if partition.mig is None else f" in {partition.mig.profile} at {partition.mig.start}"
+        top = low
         if partition.mig is not None:
             label = "" if partition.replicas else partition.mig.profile
-            yield Box("", at, at + width, low, high, f"{name} ({gpu.device}){instance}", 0, label, framed=True)
+            tip = f"{name} ({gpu.device}){instance}"
+            yield Box("", at, at + width, low, high, tip, 0, label, framed=True)
+            if partition.replicas:
+                top = low + _STRIP
+                yield Box("", at + 0.15, at + width - 0.15, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
             part = width * share_of(partition, replica).sm_pct / 100.0
             color = models.index(replica.model) if replica.model in models else len(models)
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (
                 f"{name} ({gpu.device}): {replica.model}{instance}, {replica.sm_share_pct:g}% share, "
-                f"batch {replica.batch}, {replica.processes} process(es), {replica.rate_rps:.4g} requests/s"
+                f"batch {replica.batch}, {count_of(replica.processes, 'process')}, {replica.rate_rps:,.4g} requests/s, "
+                f"batch times {replica.predicted.source or 'of unknown source'}"
             )
             shade = _SHADES[color // COLORS % len(_SHADES)]
-            yield Box(replica.model, at + 0.15, at + part - 0.15, low, high, tip, color, label, shade)
+            yield Box(replica.model, at + 0.15, at + part - 0.15, top, high, tip, color, label, shade)
             at += part
 
 

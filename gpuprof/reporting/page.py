@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from gpuprof.reporting.document import Section, Table
@@ -19,11 +19,20 @@ main{max-width:1180px;margin:0 auto;padding:24px}
 header{display:flex;justify-content:space-between;align-items:center;gap:16px}
 h1{font-size:24px;margin:0}h2{font-size:19px;margin:36px 0 4px;border-top:1px solid var(--grid);padding-top:20px}
 p{color:var(--faint);margin:4px 0 12px}
-nav a{margin-right:14px;color:var(--c0)}
+nav{columns:12em;margin-top:10px}
+nav a{display:block;color:var(--c0);overflow-wrap:anywhere;line-height:1.7}
+td a{color:var(--c0)}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(520px,100%),1fr));gap:18px;align-items:start}
 figure{margin:0;max-width:760px;border:1px solid var(--grid);border-radius:8px;padding:8px}
 figcaption{color:var(--faint);font-size:13px;padding:0 6px 4px}
 svg{display:block;width:100%;height:auto}
+.key{cursor:pointer}.key:focus-visible .area{stroke:var(--ink)}
+.key[aria-pressed=false]{opacity:.35}.key[aria-pressed=false] text{text-decoration:line-through}
+.off{display:none}.dim{opacity:.12}
+.tag{font-size:12px;font-weight:400;border:1px solid var(--faint);border-radius:9px;padding:1px 8px;margin-left:8px;
+white-space:nowrap;vertical-align:middle}
+details{margin-top:14px;border-top:1px solid var(--grid);padding-top:10px}
+summary{cursor:pointer;font-size:17px;font-weight:600}
 [data-tip]:hover{opacity:1;stroke:var(--ink);stroke-width:1.5}
 table{border-collapse:collapse;margin:14px 0;font-variant-numeric:tabular-nums;display:block;overflow-x:auto}
 th,td{padding:4px 14px 4px 0;text-align:right;border-bottom:1px solid var(--grid)}
@@ -32,9 +41,17 @@ button{background:var(--paper);color:var(--ink);border:1px solid var(--faint);bo
 font:inherit;cursor:pointer}
 #tip{position:fixed;pointer-events:none;background:var(--ink);color:var(--paper);border-radius:6px;padding:5px 9px;
 font-size:13px;max-width:420px;visibility:hidden;z-index:9}
-@media(max-width:600px){main{padding:12px}figure{padding:2px}}
+@media(max-width:600px){main{padding:12px}figure{padding:2px;overflow-x:auto}figure svg{min-width:520px}
+h1{font-size:20px}#tip{max-width:92vw}th,td{padding-right:10px}th,td{white-space:nowrap}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--paper);white-space:normal;min-width:38vw;
+max-width:38vw;overflow-wrap:anywhere}}
 @media print{button{display:none}}
 """
+
+_HINT = (
+    "<p>Click a key of a legend to hide its series or show it again; with Shift, to show it alone. "
+    "Point at a mark for its figures.</p>"
+)
 
 _SCRIPT = """
 (function () {
@@ -51,6 +68,39 @@ _SCRIPT = """
     tip.style.left = Math.max(4, left) + "px";
     tip.style.top = (above > 4 ? above : event.clientY + 18) + "px";
   });
+  function each(root, what, act) { Array.prototype.forEach.call(root.querySelectorAll(what), act); }
+  function marks(key, act) { each(key.ownerSVGElement, '[data-series="' + key.dataset.key + '"]', act); }
+  function press(key, on) {
+    key.setAttribute("aria-pressed", on);
+    marks(key, function (mark) { mark.classList.toggle("off", !on); });
+  }
+  function choose(key, alone) {
+    var keys = key.ownerSVGElement.querySelectorAll(".key");
+    var others = Array.prototype.filter.call(keys, function (one) { return one !== key; });
+    if (!alone) { press(key, key.getAttribute("aria-pressed") !== "true"); return; }
+    var only = others.every(function (one) { return one.getAttribute("aria-pressed") !== "true"; });
+    others.forEach(function (one) { press(one, only); });
+    press(key, true);
+  }
+  each(document, ".key", function (key) {
+    key.addEventListener("click", function (event) { choose(key, event.shiftKey || event.altKey); });
+    key.addEventListener("keydown", function (event) {
+      if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(key, event.shiftKey); }
+    });
+    function dim(on) {
+      each(key.ownerSVGElement, "[data-series]", function (mark) {
+        mark.classList.toggle("dim", on && mark.dataset.series !== key.dataset.key);
+      });
+    }
+    key.addEventListener("pointerenter", function () { dim(true); });
+    key.addEventListener("pointerleave", function () { dim(false); });
+  });
+  function unfold() {
+    var part = location.hash && document.getElementById(location.hash.slice(1));
+    if (part && part.tagName === "DETAILS") { part.open = true; part.scrollIntoView(); }
+  }
+  window.addEventListener("hashchange", unfold);
+  unfold();
   document.getElementById("theme").addEventListener("click", function () {
     var root = document.documentElement;
     var dark = root.dataset.theme ? root.dataset.theme === "dark" :
@@ -64,7 +114,8 @@ _SCRIPT = """
 def page(title: str, sections: Sequence[Section]) -> str:
     """Return the page; light or dark as the reader's system is, until the button says otherwise."""
     links = "".join(f'<a href="#s{i}">{escape(one.title)}</a>' for i, one in enumerate(sections))
-    body = "".join(_section(i, one) for i, one in enumerate(sections))
+    anchors = {one.title: f"s{i}" for i, one in enumerate(sections)}
+    body = "".join(_section(i, one, anchors) for i, one in enumerate(sections))
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -72,7 +123,8 @@ def page(title: str, sections: Sequence[Section]) -> str:
         '<link rel="icon" href="data:,">'
         f"<style>{_themes()}{style(variables())}{_CSS}</style></head><body><main>"
         f'<header><h1>{escape(title)}</h1><button id="theme" type="button">light / dark</button></header>'
-        f'<nav>{links}</nav>{body}</main><div id="tip" role="status"></div><script>{_SCRIPT}</script></body></html>\n'
+        f"<nav>{links}</nav>{_HINT if any(len(chart.legend()) > 1 for one in sections for chart in one.charts) else ''}"
+        f'{body}</main><div id="tip" role="status"></div><script>{_SCRIPT}</script></body></html>\n'
     )
 
 
@@ -85,19 +137,28 @@ def _themes() -> str:
     )
 
 
-def _section(number: int, section: Section) -> str:
+def _section(number: int, section: Section, anchors: Mapping[str, str]) -> str:
     figures = "".join(
         f"<figure>{inline(chart)}{f'<figcaption>{escape(chart.note)}</figcaption>' if chart.note else ''}</figure>"
         for chart in section.charts
     )
-    table = "" if section.table is None else _table(section.table)
-    return (
-        f'<section id="s{number}"><h2>{escape(section.title)}</h2><p>{escape(section.text)}</p>'
-        f'{table}<div class="charts">{figures}</div></section>'
-    )
+    table = "" if section.table is None else _table(section.table, anchors)
+    tag = f'<span class="tag">{escape(section.source)}</span>' if section.source else ""
+    text = f'<p>{escape(section.text)}</p>{table}<div class="charts">{figures}</div>'
+    if section.folded:
+        return f'<details id="s{number}"><summary>{escape(section.title)}{tag}</summary>{text}</details>'
+    return f'<section id="s{number}"><h2>{escape(section.title)}{tag}</h2>{text}</section>'
 
 
-def _table(table: Table) -> str:
+def _table(table: Table, anchors: Mapping[str, str]) -> str:
+    """Return a table whose first cells lead to the parts of the page that are called so."""
     head = "".join(f"<th>{escape(heading)}</th>" for heading in table.headings)
-    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{_cell(cell, anchors if not i else {})}</td>" for i, cell in enumerate(row)) + "</tr>"
+        for row in table.rows
+    )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _cell(text: str, anchors: Mapping[str, str]) -> str:
+    return f'<a href="#{anchors[text]}">{escape(text)}</a>' if text in anchors else escape(text)

@@ -31,6 +31,8 @@ def style(values: Mapping[str, str]) -> str:
         f".grid{{stroke:{values['grid']};stroke-width:1}}",
         f".axis{{stroke:{values['faint']};stroke-width:1}}",
         f".frame{{fill:none;stroke:{values['faint']};stroke-width:1}}",
+        f".strip{{fill:{values['ink']};fill-opacity:.1;stroke:{values['ink']};stroke-width:1}}",
+        ".area{fill:none;pointer-events:all}",
         f".inbox{{fill:{values['paper']};{_TEXT};font-size:11px}}",
     ]
     for i in range(COLORS):

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from gpuprof.domain.plural import count_of
 from gpuprof.kernel_db.schema import DeviceRow, KernelRow, ModelRow, OpRow
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
 
 _TYPES = 6  # op types with a colour of their own, those that take the most time; the others share one
 _OTHER = 6
 _REST = "other"
+_ABOVE = 1.02  # times the roof: less is within what measurements are off by
+#: Series of one figure; with more, each model has one, and figures follow one another.
+MOST_SERIES = 24
 _MOST_MARKS = 10  # labels of an axis that stand at what was measured
 
 
@@ -45,7 +50,8 @@ def roofline_figure(title: str, ops: Sequence[OpRow], device: DeviceRow | None) 
     )
     intensity = [x for group in points for x in group.x]
     lines = _roofs(device, min(intensity) / 2, max(intensity) * 2)
-    return Chart(title, Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True), lines, points, height=340)
+    axes = Axis("FLOP per byte", log=True), Axis("GFLOP/s", log=True)
+    return Chart(title, *axes, lines, points, note=_explain_above(timed, device), height=340)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,25 @@ def _roofs(device: DeviceRow | None, low: float, high: float) -> tuple[Line, ...
     ridge = peak / bandwidth
     x = tuple(sorted({low, min(max(ridge, low), high), high}))
     return (Line("roof of the device, float32", x, tuple(min(peak, bandwidth * at) for at in x), 7),)
+
+
+def _explain_above(timed: Sequence[_TimedOp], device: DeviceRow | None) -> str:
+    """Return how many ops lie above the roof, and why that can be; empty where none does or no roof is known."""
+    if device is None or not device.float32_flops_per_s or not device.dram_bytes_per_s:
+        return ""
+    peak, bandwidth = device.float32_flops_per_s / 1e9, device.dram_bytes_per_s / 1e9
+    by_memory = sum(one.gflops > _ABOVE * bandwidth * one.intensity and one.gflops <= _ABOVE * peak for one in timed)
+    by_peak = sum(one.gflops > _ABOVE * peak for one in timed)
+    if not by_memory and not by_peak:
+        return ""
+    reasons = []
+    if by_memory:
+        reasons.append(f"{by_memory:,} by its slope: their data came from caches and not from memory")
+    if by_peak:
+        reasons.append(
+            f"{by_peak:,} by its top: the runtime did fewer operations than the graph says, or in lower precision"
+        )
+    return f"{count_of(by_memory + by_peak, 'op')} of {len(timed):,} above the roof: {'; '.join(reasons)}."
 
 
 def timeline_figure(title: str, ops: Sequence[OpRow], kernels: Sequence[KernelRow] = ()) -> Chart | None:
@@ -160,47 +185,68 @@ def _type_colors(times: Iterable[tuple[str, float]]) -> dict[str, int]:
 
 
 def over_figures(models: Sequence[ModelRow]) -> list[Chart]:
-    """Return latency and throughput over the batch, and latency over the share, of what was measured."""
+    """Return latency and throughput over the batch, and latency over the share, of what was measured.
+
+    With more series than can be told apart, each model has the one that was measured most, and further figures show
+    further models.
+    """
     rows = [row for row in models if row.latency_p50_ms and row.batch]
     return [
         chart
-        for chart in (
-            _over(rows, "batch", "batch size", "latency_p50_ms", "median latency in ms", "Latency over the batch"),
-            _over(rows, "batch", "batch size", "throughput_rps", "requests/s", "Throughput over the batch"),
-            _over(
-                rows, "sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "Latency over the share"
-            ),
+        for along, x_label, key, y_label, title in (
+            ("batch", "batch size", "latency_p50_ms", "median latency in ms", "Latency over the batch"),
+            ("batch", "batch size", "throughput_rps", "requests/s", "Throughput over the batch"),
+            ("sm_share_pct", "share in %", "latency_p50_ms", "median latency in ms", "Latency over the share"),
         )
-        if chart is not None
+        for chart in _over(rows, along, x_label, key, y_label, title)
     ]
 
 
-def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Chart | None:
+def _collect_series(rows: Sequence[ModelRow], along: str, key: str) -> tuple[dict[str, dict[float, float]], str]:
+    """Return the points of each series that has several, and what was left out."""
     others = [name for name in ("batch", "sm_share_pct", "mig_profile", "processes") if name != along]
-    series: dict[str, dict[float, float]] = defaultdict(dict)
+    series: dict[tuple[str, str], dict[float, float]] = defaultdict(dict)
+    first: dict[tuple[str, str], ModelRow] = {}
     for row in rows:
         if value := getattr(row, key):
-            series[_label(row, others)][float(getattr(row, along))] = float(value)
+            name = row.model, _label(row, others)
+            series[name][float(getattr(row, along))] = float(value)
+            first.setdefault(name, row)
     several = {name: points for name, points in series.items() if len(points) > 1}
-    if not several:
-        return None
-    lines = tuple(
-        Line(name, tuple(sorted(points)), tuple(points[x] for x in sorted(points)), i, dashed=i >= 8)
-        for i, (name, points) in enumerate(several.items())
-    )
-    dots = tuple(
-        Points(
-            "",
-            line.x,
-            line.y,
-            tuple(f"{line.name}: {y:.4g} at {x:g}" for x, y in zip(line.x, line.y, strict=True)),
-            line.color,
-        )
-        for line in lines
-    )
-    values = tuple(sorted({x for line in lines for x in line.x}))
-    marks = values if len(values) <= _MOST_MARKS else ()
-    return Chart(title, Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True), lines, dots)
+    if len(several) <= MOST_SERIES:
+        return {label: points for (_, label), points in several.items()}, ""
+
+    def order(name: tuple[str, str]) -> tuple[float, ...]:
+        row = first[name]
+        return len(several[name]), row.mig_profile is None, -row.processes, row.sm_share_pct or 0.0, -row.batch
+
+    most: dict[str, tuple[str, str]] = {}
+    for name in several:
+        if name[0] not in most or order(name) > order(most[name[0]]):
+            most[name[0]] = name
+    note = "Of each model the series that was measured most." if len(most) < len(several) else ""
+    return {label: several[model, label] for model, label in most.values()}, note
+
+
+def _over(rows: Sequence[ModelRow], along: str, x_label: str, key: str, y_label: str, title: str) -> Iterator[Chart]:
+    series, note = _collect_series(rows, along, key)
+    names = list(series)
+    each = math.ceil(len(names) / max(1, math.ceil(len(names) / MOST_SERIES)))
+    for first in range(0, len(names), max(1, each)):
+        own = names[first : first + each]
+        lines, dots = [], []
+        for i, name in enumerate(own):
+            x = tuple(sorted(series[name]))
+            y = tuple(series[name][at] for at in x)
+            lines.append(Line(name, x, y, i))
+            dots.append(
+                Points("", x, y, tuple(f"{name}: {b:.4g} at {a:g}" for a, b in zip(x, y, strict=True)), i, name)
+            )
+        values = tuple(sorted({at for line in lines for at in line.x}))
+        marks = values if len(values) <= _MOST_MARKS else ()
+        part = f" ({first + 1} to {first + len(own)} of {len(names)})" if len(names) > MOST_SERIES else ""
+        axes = Axis(x_label, log=along == "batch", marks=marks), Axis(y_label, log=True)
+        yield Chart(f"{title}{part}", *axes, tuple(lines), tuple(dots), note=note, height=260 + 8 * len(own))
 
 
 def _label(row: ModelRow, names: Sequence[str]) -> str:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import textwrap
+from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 
 from gpuprof.reporting.chart import Axis, Box, Chart, Line, Points
+from gpuprof.reporting.legend import LETTER, draw_legend, group_series, shorten
+from gpuprof.reporting.marker import dash_of, mark_of
 from gpuprof.reporting.palette import COLORS, THEMES, style
 from gpuprof.reporting.scale import Scale, scale_of, tick_text
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 24, 36, 50
-_MOST_LETTERS = 26  # of a name beside the drawing
-_LEGEND_LINE = 18
-_LETTER = 7.0  # mean width of a letter at 12 pixels
+_MOST_LETTERS = 34  # of a name beside the drawing or, aslant, below it
+_TITLE_LETTER, _TITLE_LINE = 8.0, 18
+_WIDE_LETTER = 7.6  # of names that must not be cut
+_SLANT = 40.0  # degrees, of names below the drawing that have no room side by side
+_UNTOUCHED = 'pointer-events="none"'
+_SEE_THROUGH = 'opacity="0.85"'
+_MARKS = 8  # of a long line, that tell it apart
 _PALE = 0.6  # on paler boxes than this, text has the colour of text
 _TARGETS = 240  # of a line, that can be pointed at
 
@@ -43,21 +52,43 @@ def inline(chart: Chart) -> str:
 
 def _draw(chart: Chart) -> tuple[str, int]:
     """Return the elements of a chart, and its height."""
-    legend, rows = _legend(chart)
-    top = _TOP + rows * _LEGEND_LINE
+    titles = textwrap.wrap(chart.title, int((chart.width - 24) / _TITLE_LETTER))
+    above = _TOP + _TITLE_LINE * (len(titles) - 1 if titles else 0)
+    legend, rows = draw_legend(chart, above)
+    top = above + round(rows)
     ends = (top, top + chart.height) if chart.y.downwards else (top + chart.height, top)
-    x = scale_of(chart.x, _values(chart, "x"), _left_margin(chart.y), chart.width - _RIGHT)
+    x = scale_of(chart.x, _values(chart, "x"), _left_margin(chart), chart.width - _RIGHT)
     y = scale_of(chart.y, _values(chart, "y"), *ends)
-    parts = [f'<text class="title" x="12" y="20">{escape(chart.title)}</text>', legend]
-    parts += [_grid(chart, x, y), *(_box(box, x, y) for box in chart.boxes)]
-    parts += [*(_line(line, x, y, chart) for line in chart.lines), *(_points(points, x, y) for points in chart.points)]
-    return "".join(parts), top + chart.height + _BOTTOM
+    below = _BOTTOM + _slant_height(chart.x, x)
+    parts = [
+        f'<text class="title" x="12" y="{20 + _TITLE_LINE * i}">{escape(line)}</text>' for i, line in enumerate(titles)
+    ]
+    parts += [legend, _grid(chart, x, y, below)]
+    drawn: list[tuple[Box | Line | Points, Callable[[], str]]] = [
+        (box, partial(_box, box, x, y)) for box in chart.boxes
+    ]
+    drawn += [(line, partial(_line, line, x, y, chart)) for line in chart.lines]
+    drawn += [(points, partial(_points, points, x, y)) for points in chart.points]
+    return "".join((*parts, group_series(chart, drawn))), top + chart.height + round(below)
 
 
-def _left_margin(axis: Axis) -> float:
-    """Return where the drawing begins: names beside it take as much as they need."""
-    letters = min(_MOST_LETTERS, max(map(len, axis.names), default=0))
-    return max(_LEFT, 14 + _LETTER * letters)
+def _left_margin(chart: Chart) -> float:
+    """Return where the drawing begins: names beside it, and those that end aslant below its left, need room."""
+    letters = min(_MOST_LETTERS, max(map(len, chart.y.names), default=0))
+    return max(_LEFT, 14 + _WIDE_LETTER * letters)
+
+
+def _is_slanted(axis: Axis, scale: Scale) -> bool:
+    """Return whether names below the drawing have no room side by side; numbers are left out instead."""
+    if not axis.names or all(name.isdigit() for name in axis.names):
+        return False
+    return max(map(len, axis.names)) * LETTER > abs(scale.end - scale.begin) / len(axis.names)
+
+
+def _slant_height(axis: Axis, scale: Scale) -> float:
+    if not _is_slanted(axis, scale):
+        return 0.0
+    return LETTER * min(_MOST_LETTERS, max(map(len, axis.names))) * math.sin(math.radians(_SLANT))
 
 
 def _values(chart: Chart, which: str) -> list[float]:
@@ -70,46 +101,28 @@ def _values(chart: Chart, which: str) -> list[float]:
     return values
 
 
-def _legend(chart: Chart) -> tuple[str, int]:
-    marks = chart.legend()
-    if len(marks) < 2:
-        return "", 0
-    parts, x, row = [], 12.0, 0
-    for name, mark in marks.items():
-        width = 22 + _LETTER * len(name)
-        if x + width > chart.width - 12 and x > 12:
-            x, row = 12.0, row + 1
-        y = _TOP + row * _LEGEND_LINE
-        swatch = (
-            f'<line class="s{mark.color % COLORS}" stroke-dasharray="4 2" x1="{x:.0f}" x2="{x + 10:.0f}" '
-            f'y1="{y - 1:.0f}" y2="{y - 1:.0f}"/>'
-            if isinstance(mark, Line) and mark.dashed
-            else f'<rect class="f{mark.color % COLORS}"{_opacity(mark)} x="{x:.0f}" y="{y - 6:.0f}" '
-            'width="10" height="10"/>'
-        )
-        parts.append(f'{swatch}<text class="faint" x="{x + 15:.0f}" y="{y + 3:.0f}">{escape(name)}</text>')
-        x += width + 10
-    return "".join(parts), row + 1
-
-
-def _grid(chart: Chart, x: Scale, y: Scale) -> str:
+def _grid(chart: Chart, x: Scale, y: Scale, below: float) -> str:
     parts = []
     for value, text in _labels(chart.y, y, across=False):
         at = y(value)
         if not chart.y.names:
             parts.append(f'<line class="grid" x1="{x.begin:.1f}" x2="{x.end:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text class="faint" text-anchor="end" x="{x.begin - 6:.1f}" y="{at + 4:.1f}">{text}</text>')
+    slanted = _is_slanted(chart.x, x)
     for value, text in _labels(chart.x, x, across=True):
-        at = x(value)
-        parts.append(
-            f'<text class="faint" text-anchor="middle" x="{at:.1f}" y="{max(y.begin, y.end) + 17:.1f}">{text}</text>'
+        at, under = x(value), max(y.begin, y.end) + (12 if slanted else 17)
+        place = (
+            f'text-anchor="end" transform="translate({at + 4:.1f} {under:.1f}) rotate(-{_SLANT:g})"'
+            if slanted
+            else f'text-anchor="middle" x="{at:.1f}" y="{under:.1f}"'
         )
+        parts.append(f'<text class="faint" {place}>{text}</text>')
         if not chart.x.names:
             parts.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{y.begin:.1f}" y2="{y.end:.1f}"/>')
     middle, bottom = (y.begin + y.end) / 2, max(y.begin, y.end)
     parts.append(f'<line class="axis" x1="{x.begin}" x2="{x.end}" y1="{bottom:.1f}" y2="{bottom:.1f}"/>')
     parts.append(
-        f'<text class="ink" text-anchor="middle" x="{(x.begin + x.end) / 2:.1f}" y="{bottom + 38:.1f}">'
+        f'<text class="ink" text-anchor="middle" x="{(x.begin + x.end) / 2:.1f}" y="{bottom + below - 12:.1f}">'
         f"{escape(chart.x.label)}</text>"
     )
     if not chart.y.names:  # names say themselves what they are, and need the space
@@ -126,20 +139,22 @@ def _labels(axis: Axis, scale: Scale, across: bool) -> list[tuple[float, str]]:
         return [(value, tick_text(value)) for value in axis.marks or scale.ticks()]
     each = abs(scale.end - scale.begin) / len(axis.names)
     numbers = all(name.isdigit() for name in axis.names)
-    every = max(1, round((_LETTER * 3 if across else 14) / each)) if numbers or not across else 1
-    longest = max(3, int(each * every / _LETTER)) if across else _MOST_LETTERS
-    return [
-        (float(i), escape(name if len(name) <= longest else name[: longest - 1] + "…"))
-        for i, name in enumerate(axis.names)
-        if i % every == 0
-    ]
+    least = LETTER * 3 if across and numbers else 14.0
+    every = max(1, math.ceil(least / each - 0.5))
+    return [(float(i), _name(name)) for i, name in enumerate(axis.names) if i % every == 0]
+
+
+def _name(name: str) -> str:
+    shown = shorten(name, _MOST_LETTERS)
+    return escape(shown) if shown == name else f"{escape(shown)}<title>{escape(name)}</title>"
 
 
 def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
     if not line.x:
         return ""
     color = line.color % COLORS
-    dash = ' stroke-dasharray="6 4"' if line.dashed else ""
+    pattern = "6 4" if line.dashed else dash_of(line.color)
+    dash = f' stroke-dasharray="{pattern}"' if pattern else ""
     points = " ".join(f"{x(a):.1f},{y(b):.1f}" for a, b in zip(line.x, line.y, strict=True))
     every = max(1, len(line.x) // _TARGETS)
     targets = "".join(
@@ -147,13 +162,24 @@ def _line(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
         f"{_end_with_tip('circle', f'{line.name}: {b:.4g} at {a:.4g} ({chart.y.label}; {chart.x.label})')}"
         for a, b in zip(line.x[::every], line.y[::every], strict=True)
     )
-    return f'<polyline class="s{color}"{dash} points="{points}"/>{targets}'
+    return f'<polyline class="s{color}"{dash} points="{points}"/>{_line_marks(line, x, y, chart)}{targets}'
+
+
+def _line_marks(line: Line, x: Scale, y: Scale, chart: Chart) -> str:
+    """Return some marks along a line where there are several; each begins elsewhere, so that they stand apart."""
+    if line.dashed or sum(not one.dashed for one in chart.lines) < 2 or chart.points:
+        return ""
+    every = max(1, len(line.x) // _MARKS)
+    first = line.color * every // max(2, len(chart.lines)) % every
+    return "".join(
+        f"{mark_of(line.color, x(a), y(b), 3.5, _UNTOUCHED)}/>"
+        for a, b in zip(line.x[first::every], line.y[first::every], strict=True)
+    )
 
 
 def _points(points: Points, x: Scale, y: Scale) -> str:
-    color = points.color % COLORS
     return "".join(
-        f'<circle class="f{color}" cx="{x(a):.1f}" cy="{y(b):.1f}" r="4" opacity="0.8"{_end_with_tip("circle", tip)}'
+        f"{mark_of(points.color, x(a), y(b), 4.0, _SEE_THROUGH)}{_end_with_tip('path', tip)}"
         for a, b, tip in zip(points.x, points.y, points.tips, strict=True)
     )
 
@@ -162,16 +188,16 @@ def _box(box: Box, x: Scale, y: Scale) -> str:
     left, right = sorted((x(box.x0), x(box.x1)))
     top, bottom = sorted((y(box.y0), y(box.y1)))
     width, height = max(right - left, 0.5), max(bottom - top, 0.5)
-    kind = "frame" if box.framed else f"f{box.color % COLORS}"
+    kind = "frame" if box.framed else "strip" if box.strip else f"f{box.color % COLORS}"
     rectangle = (
         f'<rect class="{kind}"{_opacity(box)} x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
         f"{_end_with_tip('rect', box.tip)}"
     )
-    letters = int(width / 6.5)
+    letters = int(width / LETTER)
     if not box.label or letters < 3 or height < 12:
         return rectangle
-    ink = "faint" if box.framed else "inbox" if box.shade > _PALE else "ink"
-    label = box.label if len(box.label) <= letters else box.label[: letters - 1] + "…"
+    ink = "faint" if box.framed else "ink" if box.strip else "inbox" if box.shade > _PALE else "ink"
+    label = shorten(box.label, letters)
     return (
         f'{rectangle}<text class="{ink}" text-anchor="middle" pointer-events="none" x="{left + width / 2:.1f}" '
         f'y="{top + height / 2 + 4:.1f}">{escape(label)}</text>'

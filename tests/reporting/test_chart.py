@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import xml.etree.ElementTree as ElementTree
@@ -152,3 +153,55 @@ def test_a_heat_map_has_a_cell_for_each_value_that_can_be_seen_as_full_as_it_is_
     drawn = standalone([chart])
     assert 'fill-opacity="0.5"' in drawn and 'fill-opacity="0.25"' in drawn
     assert heat_map("wide", ("a",), tuple(map(str, range(100))), np.ones((1, 100))).width > 1200
+
+
+def many_lines(count: int = 24) -> Chart:
+    x = tuple(float(i) for i in range(10))
+    lines = tuple(Line(f"model_{i}", x, tuple(at + i for at in x), i) for i in range(count))
+    slos = tuple(Line(f"model_{i} SLO", (3.0, 3.0), (0.0, 9.0), i, True, f"model_{i}") for i in range(count))
+    return Chart("Many", Axis("x"), Axis("y"), lines=(*lines, *slos))
+
+
+def test_24_lines_differ_in_colour_and_dashes_and_neighbours_in_their_marks_too() -> None:
+    root = ElementTree.fromstring(standalone([many_lines()]))
+    solid = list(root.iter(f"{SVG}polyline"))[:24]
+    assert len({(line.get("class"), line.get("stroke-dasharray")) for line in solid}) == 24
+    groups = [group for group in root.iter(f"{SVG}g") if group.get("data-series")]
+    marks = [
+        {path.get("d") for group in groups if group.get("data-series") == str(i) for path in group.iter(f"{SVG}path")}
+        for i in range(24)
+    ]
+    assert all(len(mark) == 1 for mark in marks) and all(a != b for a, b in itertools.pairwise(marks))
+
+
+def test_each_series_has_one_key_which_its_bounds_share() -> None:
+    root = ElementTree.fromstring(standalone([many_lines(3)]))
+    keys = [group for group in root.iter(f"{SVG}g") if group.get("class") == "key"]
+    assert [(key.get("data-key"), "".join(key.itertext())) for key in keys] == [
+        (str(i), f"model_{i}model_{i}") for i in range(3)
+    ]
+    own = [group for group in root.iter(f"{SVG}g") if group.get("data-series") == "1"]
+    assert sum(len(list(group.iter(f"{SVG}polyline"))) for group in own) == 2
+
+
+def test_names_below_are_whole_and_aslant_where_they_have_no_room_side_by_side() -> None:
+    names = tuple(f"a_model_of_some_length_{i}" for i in range(24))
+    chart = Chart("", Axis("model", names=names), Axis("ms"), boxes=group_bars(names, {"x": [1.0] * 24}, "ms"))
+    root = ElementTree.fromstring(standalone([chart]))
+    shown = [text for text in root.iter(f"{SVG}text") if (text.text or "").startswith("a_model")]
+    assert [text.text for text in shown] == list(names)
+    assert all("rotate" in text.attrib["transform"] for text in shown)
+    few = ElementTree.fromstring(standalone([replace(chart, x=Axis("model", names=("a", "b")))]))
+    assert not [text for text in few.iter(f"{SVG}text") if text.text == "a" and text.get("transform")]
+    assert int(root.attrib["height"]) > int(few.attrib["height"]) + 50
+
+
+def test_a_long_title_and_a_long_name_are_not_cut() -> None:
+    title = "a_model_with_a_very_long_name_indeed_that_goes_on: mean latency by stage over time and more"
+    name = "x" * 30 + "y" * 30
+    box = Box("", 0.0, 1.0, -0.4, 0.4, "", 0)
+    root = ElementTree.fromstring(standalone([Chart(title, Axis("x"), Axis("", names=(name,)), boxes=(box,))]))
+    texts = list(root.iter(f"{SVG}text"))
+    assert " ".join(text.text or "" for text in texts if text.get("class") == "title") == title
+    (shown,) = (text for text in texts if (text.text or "").startswith("xxx"))
+    assert (shown.text or "").endswith("yyy") and shown.findtext(f"{SVG}title") == name

@@ -110,3 +110,13 @@ def test_models_beyond_the_palette_differ_in_shade() -> None:
     whole = (Partition(replicas=tuple(a_replica(name, 4.0) for name in names)),)
     boxes = [box for box in map_figure(a_map("v100", whole)).boxes if box.name]
     assert len({(box.color % 8, box.shade) for box in boxes}) == 24
+
+
+def test_the_profile_of_an_instance_stands_in_a_strip_above_its_replicas() -> None:
+    chart = map_figure(a_map("a100-40", (instance("3g.20gb", 4, a_replica("a")), instance("1g.5gb", 0))))
+    (strip,) = (box for box in chart.boxes if box.strip)
+    (replica,) = (box for box in chart.boxes if box.name == "a")
+    assert (strip.label, strip.y1) == ("3g.20gb", replica.y0) and strip.y0 < strip.y1
+    two = map_figure(a_map("a100-40", *[(instance("3g.20gb", 4, a_replica("a")),)] * 2))
+    plain = map_figure(a_map("v100", *[(Partition(replicas=(a_replica("a"),)),)] * 2))
+    assert not any(box.strip for box in plain.boxes) and plain.height < two.height

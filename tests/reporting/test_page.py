@@ -54,7 +54,7 @@ EVALUATION = [
 
 def a_map(policy: str = "p", cost: float | None = 4.0) -> DeploymentMap:
     def part(model: str, share: float) -> Replica:
-        prediction = ReplicaPrediction(latency_ms=5.0, throughput_rps=200.0, goodput_rps=100.0)
+        prediction = ReplicaPrediction(latency_ms=5.0, throughput_rps=200.0, goodput_rps=100.0, source="measured")
         return Replica(model=model, batch=4, sm_share_pct=share, rate_rps=100.0, predicted=prediction)
 
     partitions = (
@@ -122,15 +122,73 @@ def ops() -> list[OpRow]:
     ]  # fmt: skip
 
 
-def whole_page() -> str:
-    documents: list[Any] = [json.loads(a_map().to_json()), simulation(), LOAD, EVALUATION]
+def simulation_of(count: int) -> dict[str, Any]:
+    content = simulation()
+    for part in ("models", "series"):
+        content[part] = [content[part][0] | {"model": f"m{i:02}"} for i in range(count)]
+    return content
+
+
+def whole_page(models: int = 1) -> str:
+    simulated = simulation() if models == 1 else simulation_of(models)
+    documents: list[Any] = [json.loads(a_map().to_json()), simulated, LOAD, EVALUATION]
     return page("A report", [section for one in documents for section in sections_of(one, "x.json")[0]])
+
+
+def test_the_parts_say_where_their_figures_come_from() -> None:
+    sections = {one.title: one for doc in (simulation(), LOAD, EVALUATION) for one in sections_of(doc, "x.json")[0]}
+    assert sections["Simulation"].source == "simulated" and sections["Load test"].source == "measured"
+    rested = simulation() | {"basis": {"text": "1 replica (100% of the requests) predicted"}}
+    assert "Batch times: 1 replica (100% of the requests) predicted." in sections_of(rested, "x.json")[0][0].text
+    ((placed,), _) = sections_of(json.loads(a_map().to_json()), "map.json")
+    assert placed.source.startswith("predicted") and placed.table is not None
+    assert placed.table.headings[-1] == "batch times from" and all(row[-1] != "–" for row in placed.table.rows)
+
+
+def test_parts_for_single_models_are_folded_and_indexed_where_there_are_many() -> None:
+    sections = sections_of(simulation_of(24), "x.json")[0]
+    assert len(sections) == 25 and all(one.folded for one in sections[1:])
+    drawn = page("t", sections)
+    assert drawn.count("<details") == 24 and all(f">m{i:02}, simulated</a>" in drawn for i in range(24))
+    assert "<details" not in page("t", sections_of(simulation(), "x.json")[0])
+
+
+def test_ops_above_the_roof_are_counted_with_the_reason() -> None:
+    given = DeviceRow("r", "cpu", "cpu", float32_flops_per_s=1e9, dram_bytes_per_s=1e9)
+    chart = roofline_figure("t", ops(), given)
+    assert chart is not None  # Conv: 4.5 GFLOP/s at 6 FLOP/byte; Relu: 0.025 at 0.067
+    assert chart.note == (
+        "1 op of 2 above the roof: 1 by its top: the runtime did fewer operations than the graph says, or in lower "
+        "precision."
+    )
+    slow = DeviceRow("r", "cpu", "cpu", float32_flops_per_s=1e12, dram_bytes_per_s=0.5e9)
+    chart = roofline_figure("t", ops(), slow)
+    assert chart is not None and chart.note.startswith("1 op of 2 above the roof: 1 by its slope: their data came from")
+    none = DeviceRow("r", "cpu", "cpu", float32_flops_per_s=1e12, dram_bytes_per_s=1e12)
+    chart = roofline_figure("t", ops(), none)
+    assert chart is not None and chart.note == ""
+
+
+def test_each_of_many_models_has_a_line_and_no_figure_more_than_can_be_told_apart() -> None:
+    rows = [
+        ModelRow("r", f"m{i:02}", "gpu", batch, share, latency_p50_ms=float(batch + i), throughput_rps=1.0)
+        for i in range(30)
+        for batch in (1, 2)
+        for share in (50.0, 100.0)
+    ]
+    charts = [chart for chart in over_figures(rows) if chart.title.startswith("Latency over the batch")]
+    assert [chart.title for chart in charts] == [
+        "Latency over the batch (1 to 15 of 30)",
+        "Latency over the batch (16 to 30 of 30)",
+    ]
+    names = [line.name for chart in charts for line in chart.lines]
+    assert names == [f"m{i:02} 100%" for i in range(30)] and "measured most" in charts[0].note
 
 
 def test_each_document_becomes_a_section() -> None:
     content = whole_page()
     for heading in ("Map of p", "Simulation", "Load test", "Evaluation of the estimators"):
-        assert f"<h2>{heading}</h2>" in content
+        assert f"<h2>{heading}<span" in content
     for title in (
         "cause",
         "answered within a time",
@@ -150,7 +208,7 @@ def test_the_page_needs_nothing_from_outside_and_shows_names_as_they_are() -> No
 
 
 def test_replicas_are_drawn_where_they_stand() -> None:
-    boxes = [box for box in map_figure(a_map()).boxes if not box.framed]
+    boxes = [box for box in map_figure(a_map()).boxes if not box.framed and not box.strip]
     assert [(box.name, round(box.x0), round(box.x1)) for box in boxes] == [
         ("a", 50, 75),
         ("<b>", 75, 100),
@@ -260,7 +318,14 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
         "<script>window.addEventListener('load',function(){document.getElementById('theme').click();"
         "var mark=document.querySelector('[data-tip]');var box=mark.getBoundingClientRect();"
         "mark.dispatchEvent(new PointerEvent('pointermove',{bubbles:true,clientX:box.x,clientY:box.y}));"
+        "var key=document.querySelector('.key');var press=function(o){key.dispatchEvent(new MouseEvent('click',o))};"
+        "var seen=function(){return Array.from(key.ownerSVGElement.querySelectorAll('[data-series]'))"
+        ".filter(function(g){return getComputedStyle(g).display!=='none'}).map(function(g){return g.dataset.series})};"
+        "var shown=[seen()];press({});shown.push(seen());press({});shown.push(seen());"
+        "press({shiftKey:true});shown.push(seen());"
+        "var part=document.querySelector('details');location.hash='#'+part.id;"
         "document.title='probe:'+JSON.stringify({errors:window.errors,"
+        "shown:shown,"
         "asked:performance.getEntriesByType('resource').length,tip:document.getElementById('tip').textContent,"
         "theme:document.documentElement.dataset.theme})})</script>"
     )
@@ -268,7 +333,7 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
         "<script>window.errors=[];window.onerror=function(m){errors.push(m)};"
         "document.addEventListener('securitypolicyviolation',function(e){errors.push(e.violatedDirective)})</script>"
     )
-    content = whole_page().replace("<head>", f"<head>{watch}", 1).replace("</body>", f"{probe}</body>", 1)
+    content = whole_page(24).replace("<head>", f"<head>{watch}", 1).replace("</body>", f"{probe}</body>", 1)
     (tmp_path / "report.html").write_text(content, encoding="utf-8")
     scheme = 0 if theme == "dark" else 1
     done = subprocess.run(
@@ -295,4 +360,6 @@ def test_a_browser_draws_it_without_an_error_or_a_request(tmp_path: Path, theme:
     assert seen["errors"] == []
     assert seen["asked"] == 0
     assert seen["tip"]
+    before, without, again, alone = (set(names) for names in seen["shown"])
+    assert "0" in before and without == before - {"0"} and again == before and alone == {"0"}
     assert seen["theme"] == ("light" if theme == "dark" else "dark")

@@ -1,0 +1,74 @@
+"""The legend of a chart: a key for each series, which a page's script lets switch its marks off and on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from html import escape
+
+from gpuprof.reporting.chart import Box, Chart, Line, Points, series_of
+from gpuprof.reporting.marker import dash_of, mark_of
+from gpuprof.reporting.palette import COLORS
+
+LETTER = 7.0  # mean width of a letter at 12 pixels
+_LINE = 18
+_SWATCH = 26
+
+
+def draw_legend(chart: Chart, top: float) -> tuple[str, float]:
+    """Return the keys of a chart from ``top`` on, and their height; nothing for a chart of one series."""
+    marks = chart.legend()
+    if len(marks) < 2:
+        return "", 0.0
+    parts, x, row = [], 12.0, 0
+    longest = int((chart.width - 24 - _SWATCH) / LETTER)
+    for number, (name, mark) in enumerate(marks.items()):
+        shown = shorten(name, longest)
+        width = _SWATCH + LETTER * len(shown) + 12
+        if x + width > chart.width - 8 and x > 12:
+            x, row = 12.0, row + 1
+        y = top + row * _LINE
+        parts.append(
+            f'<g class="key" data-key="{number}" tabindex="0" role="button" aria-pressed="true">'
+            f"<title>{escape(name)}</title>"
+            f'<rect class="area" x="{x - 3:.0f}" y="{y - 11:.0f}" width="{width - 6:.0f}" height="17"/>'
+            f'{_swatch(mark, x, y)}<text class="faint" x="{x + _SWATCH - 3:.0f}" y="{y + 3:.0f}">'
+            f"{escape(shown)}</text></g>"
+        )
+        x += width
+    return "".join(parts), (row + 1) * _LINE
+
+
+def group_series(chart: Chart, marks: Sequence[tuple[Line | Points | Box, Callable[[], str]]]) -> str:
+    """Return the marks in their order, those of one series that follow one another in a group with its number."""
+    numbers = {name: number for number, name in enumerate(chart.legend())}
+    parts: list[str] = []
+    open_group: int | None = None
+    for mark, draw in marks:
+        number = numbers.get(series_of(mark))
+        if number != open_group:
+            parts.append("" if open_group is None else "</g>")
+            parts.append("" if number is None else f'<g data-series="{number}">')
+            open_group = number
+        parts.append(draw())
+    parts.append("" if open_group is None else "</g>")
+    return "".join(parts)
+
+
+def shorten(text: str, letters: int) -> str:
+    """Return a text of at most so many letters, without its middle: beginnings and ends tell names apart."""
+    if len(text) <= letters:
+        return text
+    tail = max(0, (letters - 1) // 2)
+    return f"{text[: letters - 1 - tail]}…{text[len(text) - tail :]}"
+
+
+def _swatch(mark: Line | Points | Box, x: float, y: float) -> str:
+    if isinstance(mark, Box):
+        shade = f' fill-opacity="{mark.shade:.3g}"' if mark.shade < 1.0 else ""
+        return f'<rect class="f{mark.color % COLORS}"{shade} x="{x + 4:.0f}" y="{y - 6:.0f}" width="10" height="10"/>'
+    if isinstance(mark, Points):
+        return f"{mark_of(mark.color, x + 9, y - 1)}/>"
+    dash = "4 2" if mark.dashed else dash_of(mark.color)
+    stroke = f' stroke-dasharray="{dash}"' if dash else ""
+    line = f'<line class="s{mark.color % COLORS}"{stroke} x1="{x:.0f}" x2="{x + 18:.0f}" y1="{y - 1}" y2="{y - 1}"/>'
+    return line if mark.dashed else f"{line}{mark_of(mark.color, x + 9, y - 1)}/>"
