@@ -60,6 +60,19 @@ _PREDICTED_BY = {
     "map": "what the map was planned to do at these rates",
     "queueing": "the queueing model at these rates, which knows of no refusals",
 }
+_PERCENTILE_COLUMNS = (
+    Column("model", "model", right=False, role=ColumnRole.SUBJECT),
+    Column("answered", "requests"),
+    *(
+        column
+        for percent in (50, 95, 99)
+        for column in (
+            Column(f"p{percent}_ms", f"p{percent} ms", number()),
+            Column(f"p{percent}_low_ms", "95% from", number(), joined=True),
+            Column(f"p{percent}_high_ms", "to", number(), joined=True),
+        )
+    ),
+)
 _STAGE_COLUMNS = (
     Column("model", "model", right=False, role=ColumnRole.SUBJECT),
     Column("router_ms", "network and router ms", number(2)),
@@ -96,7 +109,7 @@ def load(
     as_json: JsonOption = False,
     as_csv: CsvOption = False,
 ) -> None:
-    """Send open-loop traffic at the map's rates; print goodput and latency beside what was predicted."""
+    """Send traffic at the map's rates, or in a closed loop; print goodput and latency beside what was predicted."""
     from gpuprof.pipeline.load import load as load_server
     from gpuprof.pipeline.load_output import check_output
 
@@ -121,6 +134,7 @@ def load(
     _show(result, chosen)
     for warning in result.warnings:
         say(warning)
+    result.require_stable()
 
 
 def _split_target(target: str, map_file: Path | None) -> tuple[Path | None, str]:
@@ -143,6 +157,7 @@ def _show(result: LoadResult, chosen: Format) -> None:
     else:
         told = [column for keys, more in _TOLD for column in more if any(row.get(key) for row in rows for key in keys)]
         print_rows(rows, [*_COLUMNS, *told], chosen)
+        print_rows(rows, _PERCENTILE_COLUMNS, chosen)
         print_rows(result.stage_rows(), _STAGE_COLUMNS, chosen)
         for by in sorted({str(row["predicted_by"]) for row in rows if row["predicted_by"]}):
             say(f"predicted: {_PREDICTED_BY[by]}")

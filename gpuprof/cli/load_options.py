@@ -43,6 +43,21 @@ class TrafficOptions:
     scv: Annotated[
         float, typer.Option(help="Squared coefficient of variation of gamma arrivals; Poisson has 1.", min=0.01)
     ] = 4.0
+    concurrency: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[MODEL=]REQUESTS",
+            help="Closed loop: requests on their way at any time, of each model; in place of rates. May be repeated.",
+        ),
+    ] = None
+    stability: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PERCENT", help="Measure until three windows in a row differ by no more than this.", min=0.1
+        ),
+    ] = None
+    window: Annotated[float, typer.Option(help="Length in seconds of a window of --stability.", min=0.1)] = 5.0
+    max_windows: Annotated[int, typer.Option(help="Windows after which --stability gives up.", min=3)] = 10
     warmup: Annotated[float, typer.Option(help="Time in seconds before the measured time.", min=0.0)] = 2.0
     clients: Annotated[int | None, typer.Option(help="Client processes; default: as many as needed.", min=1)] = None
     allow_changed: Annotated[
@@ -73,6 +88,10 @@ class TrafficOptions:
             allow_changed=self.allow_changed,
             input_data=parse_data_files(self.input_data or ()),
             dims=single_sizes(parse_dims(self.dim or ())),
+            concurrency=dict(_parse_concurrency(text) for text in self.concurrency or []),
+            stability_pct=self.stability,
+            window_s=self.window,
+            max_windows=self.max_windows,
         )
 
 
@@ -102,6 +121,13 @@ class AccessOptions:
         from gpuprof.pipeline.load_traffic import ServerAccess
 
         return ServerAccess(self.token_file, self.ca_file)
+
+
+def _parse_concurrency(text: str) -> tuple[str, int]:
+    model, separator, count = text.rpartition("=")
+    if not count.isdecimal() or (separator and not model):
+        raise InputError(f"cannot read the concurrency {text!r}", "write REQUESTS or MODEL=REQUESTS, such as 4")
+    return model, int(count)
 
 
 def _parse_rate(text: str) -> tuple[str, float]:

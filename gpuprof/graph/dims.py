@@ -222,7 +222,10 @@ def bound_dims(declared: tuple[Dim, ...], names: Mapping[str, int]) -> tuple[int
 def _dims_of(info: ValueInfoProto, model: str) -> tuple[Dim, ...]:
     if not info.type.HasField("tensor_type"):
         kind = info.type.WhichOneof("value") or "value without a type"
-        raise InputError(f"{model}: input {info.name} is of kind {kind.removesuffix('_type')}, not a tensor")
+        raise InputError(
+            f"{model}: input {info.name} is of kind {kind.removesuffix('_type')}, not a tensor",
+            "export the model with tensors as inputs: the Open Inference Protocol carries nothing else",
+        )
     dims = declared_dims(info)
     if dims is None:
         raise InputError(f"{model}: input {info.name} declares no shape", "export the model with its inputs' shapes")

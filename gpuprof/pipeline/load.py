@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuprof.errors import UnstableError
 from gpuprof.machine.core_sharing import allowed_cores, staying_off
 from gpuprof.pipeline.arguments import MapArgument, PathArgument, map_folder, optional_path, resolve_map
 from gpuprof.pipeline.elapsed import report_elapsed
@@ -17,6 +18,7 @@ from gpuprof.pipeline.recorded_problem import time_map_by
 from gpuprof.pipeline.result import NoteCallback, NoteList, ProgressCallback, Result, ignore_note, ignore_progress
 from gpuprof.serving.load.load import LoadOutcome, RequestStream, count_clients, read_stream_data, run_load
 from gpuprof.serving.load.machine_check import check_machine, describe_stolen, is_local, worker_cores
+from gpuprof.serving.load.percentiles import loadgen_count
 from gpuprof.serving.load.report import beside_prediction, report_row
 from gpuprof.serving.load.target import describe_assumed
 
@@ -49,7 +51,22 @@ class LoadResult(Result):
     def rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: rates, goodput, latency, predictions, errors, and which inputs were sent."""
         rows = _rows(self.outcome, self.predictions)
-        return [row | {"input_data": self.inputs.get(str(row["model"]))} for row in rows]
+        windows = {"windows": self.outcome.windows, "is_stable": self.outcome.is_stable}
+        return [row | {"input_data": self.inputs.get(str(row["model"]))} | windows for row in rows]
+
+    def require_stable(self) -> None:
+        """Do nothing where the last windows agree, or none were asked for.
+
+        Raises
+        ------
+        UnstableError
+            When they do not.
+        """
+        if self.outcome.is_stable is False:
+            raise UnstableError(
+                f"the last of {self.outcome.windows} windows do not agree in rate and latency",
+                "give longer windows or more of them: --window, --max-windows; or a larger --stability",
+            )
 
     def stage_rows(self) -> Sequence[Mapping[str, object]]:
         """Return a record for each model: mean milliseconds of each stage, beside what the model was to take."""
@@ -82,7 +99,7 @@ def load(
     progress: ProgressCallback = ignore_progress,
     note: NoteCallback = ignore_note,
 ) -> LoadResult:
-    """Send open-loop traffic to a server; return goodput and latency beside what was predicted.
+    """Send traffic to a server, open-loop unless told otherwise; return goodput and latency beside what was predicted.
 
     Parameters
     ----------
@@ -137,10 +154,14 @@ def load(
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
     predictions = None
-    if found is not None:
+    if found is not None and traffic.concurrency:
+        notes.add("closed loop: nothing is predicted of it, since the map is planned for rates")
+    elif found is not None:
         timed = time_map_by(found, estimator, optional_path(db), base, notes.add)
         predictions = predict_load(timed, streams, settings, note=notes.add)
-    notes.add(f"sending {_describe(streams)} to {server} for {settings.warmup_s:g} + {settings.duration_s:g} s")
+    at_most = "at most " if settings.rule else ""
+    time_s = f"{settings.warmup_s:g} + {at_most}{settings.duration_s:g} s"
+    notes.add(f"sending {_describe(streams)} to {server} for {time_s}")
     taken = worker_cores(found) if found is not None and is_local(target.host) else frozenset()
     enough = count_clients(target, streams, settings) <= len(allowed_cores() - taken)
     with staying_off(taken if enough else ()):
@@ -173,6 +194,9 @@ def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> I
         if result.refused or result.failed or result.lost:
             said = f"{result.refused} refused (503), {result.failed} failed, {result.lost} without an answer"
             yield f"{result.model}: of {result.sent} requests {said}"
+        if few := [percent for percent in (95, 99) if 0 < result.answered < loadgen_count(percent)]:
+            needed = " and ".join(f"{loadgen_count(percent)} for p{percent}" for percent in few)
+            yield f"{result.model}: {result.answered} requests were answered; LoadGen takes {needed} at least"
         if result.client_is_limit:
             lag_ms = result.lag_p99_ms
             yield f"{result.model}: the client sent late (p99 {lag_ms:.1f} ms): it is part of these latencies"
@@ -186,4 +210,7 @@ def _warnings(outcome: LoadOutcome, stages: Sequence[Mapping[str, object]]) -> I
 
 
 def _describe(streams: Sequence[RequestStream]) -> str:
-    return ", ".join(f"{stream.model} {stream.rate_rps:.4g}/s" for stream in streams)
+    return ", ".join(
+        f"{one.model} {one.concurrency} at a time" if one.concurrency else f"{one.model} {one.rate_rps:.4g}/s"
+        for one in streams
+    )

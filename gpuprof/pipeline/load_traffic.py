@@ -20,6 +20,8 @@ _NS_PER_S = 1e9
 #: A trace ends with its last request, which is a part of it.
 _AFTER_THE_LAST_S = 1e-6
 _DURATION_S = 20.0
+#: One connection each; systems often allow a process 1024 open files.
+_MOST_CONCURRENT = 800
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,15 @@ class LoadTraffic:
     clients : int or None
         Client processes; None: as many as needed.
     seed : int
+    concurrency : mapping of str to int
+        Closed loop: requests on their way at any time, by model, ``""`` for each that is not named; rates do not count
+        then. Empty: open loop.
+    stability_pct : float or None
+        Measure in windows until three in a row differ by no more than this from their mean; None: for `duration_s`.
+    window_s : float
+        Length of such a window.
+    max_windows : int
+        Windows after which it ends all the same.
     """
 
     duration_s: float | None = None
@@ -66,6 +77,10 @@ class LoadTraffic:
     dims: Mapping[str, int] = field(default_factory=dict)
     input_data: Mapping[str, PathArgument] = field(default_factory=dict)
     allow_changed: bool = False
+    concurrency: Mapping[str, int] = field(default_factory=dict)
+    stability_pct: float | None = None
+    window_s: float = 5.0
+    max_windows: int = 10
 
     def make_streams(self, deployment: DeploymentMap | None, folder: Path) -> tuple[list[RequestStream], LoadSettings]:
         """Return what is sent to each model of the map, or without one to each that is named, and how.
@@ -80,15 +95,41 @@ class LoadTraffic:
 
         if self.arrivals not in ARRIVALS:
             raise unknown_name("kind of arrivals", self.arrivals, list(ARRIVALS))
+        if self.concurrency:
+            return self._fill(self._make_closed(deployment, folder)), self._make_settings(self.duration_s)
         if self.trace is None:
             streams = make_rate_streams(deployment, folder, self.rates_rps, self.rate_scale)
             return self._fill(streams), self._make_settings(self.duration_s)
         if self.rates_rps or self.rate_scale != 1.0:
             raise InputError("--trace says when requests come: --rate and --rate-scale cannot change that")
+        if self.stability_pct is not None:
+            raise InputError("--trace says how long requests come: --stability cannot change that", "leave one out")
         recorded = read_trace(Path(self.trace))
         whole_s = recorded.duration_s + _AFTER_THE_LAST_S
         streams = make_trace_streams(deployment, folder, recorded)
         return self._fill(streams), self._make_settings(min(self.duration_s or whole_s, whole_s))
+
+    def _make_closed(self, deployment: DeploymentMap | None, folder: Path) -> list[RequestStream]:
+        """Return what a closed loop keeps on its way."""
+        from gpuprof.serving.load.load import RequestStream
+
+        if self.trace is not None or self.rates_rps or self.rate_scale != 1.0:
+            raise InputError(
+                "--concurrency sends as answers come: --rate, --rate-scale and --trace cannot be kept", "leave one out"
+            )
+        if wrong := [count for count in self.concurrency.values() if not 1 <= count <= _MOST_CONCURRENT]:
+            raise InputError(f"a concurrency must be from 1 to {_MOST_CONCURRENT} but is {wrong[0]}")
+        if deployment is None:
+            streams = [RequestStream(model, 0.0, float("inf")) for model in self.concurrency if model]
+            if not streams:
+                raise InputError("nothing says what to send", "give --map map.json, or --concurrency MODEL=REQUESTS")
+        else:
+            streams = make_rate_streams(deployment, folder, {}, 1.0)
+        names = [one.model for one in streams]
+        if unknown := [model for model in self.concurrency if model and model not in names]:
+            raise unknown_name("model", unknown[0], names)
+        wanted = {name: self.concurrency.get(name, self.concurrency.get("")) for name in names}
+        return [replace(one, concurrency=wanted[one.model], rate_rps=0.0) for one in streams if wanted[one.model]]
 
     def _fill(self, streams: Sequence[RequestStream]) -> list[RequestStream]:
         """Return the streams with what their requests bring: sizes, or inputs of files."""
@@ -103,8 +144,22 @@ class LoadTraffic:
 
     def _make_settings(self, duration_s: float | None) -> LoadSettings:
         from gpuprof.serving.load.load import LoadSettings
+        from gpuprof.serving.load.windows import WindowRule
 
-        return LoadSettings(duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients)
+        settings = LoadSettings(
+            duration_s or _DURATION_S, self.warmup_s, self.seed, self.arrivals, self.scv, self.clients
+        )
+        if self.stability_pct is None:
+            return settings
+        if duration_s is not None:
+            raise InputError("--stability says when it ends: --duration cannot, too", "--window and --max-windows can")
+        rule = WindowRule(self.window_s, self.stability_pct, self.max_windows)
+        if rule.most < rule.count or not (rule.window_s > 0.0 and rule.percent > 0.0):
+            raise InputError(
+                f"{rule.count} windows of more than 0 s must agree within more than 0%, but there may be "
+                f"{rule.most} of {rule.window_s:g} s within {rule.percent:g}%"
+            )
+        return replace(settings, duration_s=rule.longest_s, rule=rule)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,15 +25,35 @@ def test_measured_stands_beside_predicted(
         assert main([*words, "--json"]) == 0
         first, second = json.loads(capsys.readouterr().out)
         assert (first["model"], first["predicted_p99_ms"]) == ("a", 0.7)
-        assert first["p99_ms_error"] == pytest.approx(first["p99_ms"] / 0.7 - 1.0)
+        assert first["p50_ms_error"] == pytest.approx(first["p50_ms"] / 0.3 - 1.0)
+        assert first["p50_low_ms"] <= first["p50_ms"] <= first["p50_high_ms"]
+        assert (first["p99_ms"], first["p99_ms_error"]) == (None, None)  # of fifty requests
         assert first["answered"] == first["sent"] > 20
         assert second["predicted_p99_ms"] is None
         assert sum(first["stages"]["batches"].values()) >= first["sent"]
         assert main([*words, "--rate-scale", "0.5"]) == 0
-        table = capsys.readouterr().out
-        assert "goodput/s" in table and "network and router ms" in table
+        told = capsys.readouterr()
+        table = told.out
+        assert "LoadGen takes 130 for p95 and 662 for p99 at least" in told.err
+        assert "goodput/s" in table and "network and router ms" in table and "95% from" in table
         assert main(["load", server.url, "--rate", "a=20", "--duration", "0.5", "--warmup", "0", "--csv"]) == 0
         assert capsys.readouterr().out.startswith("model,rate_rps,goodput_rps,")
+
+
+def test_a_closed_loop_says_whether_its_windows_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = map_of({"a": "null:4", "b": "null:4"}, [replica("a"), replica("b")])
+    with running(tmp_path, document) as server:
+        words = ["load", server.url, "--concurrency", "a=2", "--warmup", "0.1", "--window", "0.2", "--json"]
+        assert main([*words, "--map", str(tmp_path / "map.json"), "--stability", "900"]) == 0
+        said = capsys.readouterr()
+        (row,) = json.loads(said.out)
+        assert (row["model"], row["windows"], row["is_stable"]) == ("a", 3, True)
+        assert row["answered"] == row["sent"] > 20 and row["predicted_p50_ms"] is None
+        assert "a 2 at a time" in said.err and "nothing is predicted" in said.err
+        assert main([*words, "--stability", "0.1", "--max-windows", "3"]) == 2
+        said = capsys.readouterr()
+        assert json.loads(said.out)[0]["is_stable"] is False
+        assert "windows do not agree" in said.err.splitlines()[-1]
 
 
 def test_a_model_that_takes_longer_than_its_map_says_is_told(
@@ -69,6 +89,11 @@ def test_what_the_hypervisor_gave_to_others_while_requests_were_sent_is_told(
         (["http://127.0.0.1:1"], 3, "nothing says what to send"),
         (["http://127.0.0.1:1", "--rate", "m=5"], 1, "start one with gpuprof serve"),
         (["http://127.0.0.1:1", "--rate", "m"], 3, "cannot read the rate 'm'"),
+        (["http://127.0.0.1:1", "--concurrency", "m"], 3, "cannot read the concurrency 'm'"),
+        (["http://127.0.0.1:1", "--concurrency", "4"], 3, "--concurrency MODEL=REQUESTS"),
+        (["http://127.0.0.1:1", "--concurrency", "m=0"], 3, "must be from 1 to 800 but is 0"),
+        (["http://127.0.0.1:1", "--concurrency", "m=4", "--rate", "m=5"], 3, "leave one out"),
+        (["http://127.0.0.1:1", "--rate", "m=5", "--stability", "5", "--duration", "3"], 3, "--window and"),
         (["http://127.0.0.1:1", "--rate", "m=-1"], 3, "cannot read the rate 'm=-1'"),
         (["nowhere.json"], 3, "cannot read nowhere.json"),
         (["http://127.0.0.1:1", "--rate", "m=5", "--arrivals", "poison"], 3, "did you mean poisson"),

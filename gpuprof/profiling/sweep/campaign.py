@@ -200,6 +200,10 @@ class Campaign:
             collected = replace(collected, colocations=_beside_solo(collected.colocations, solo))
         except UnavailableError as error:
             collected = _failure(request, cell, str(error))
+        except InputError as error:
+            if error.fix or any(job.data is not None for job in (cell.job, *cell.beside)):
+                raise
+            raise InputError(error.message, "its inputs were random; give real ones: --input-data FILE") from error
         return self._keep(request, cell, collected, time.monotonic() - clock)
 
     def _keep(self, request: Request, cell: Cell, collected: Collected, duration_s: float) -> CellResult:

@@ -15,6 +15,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -23,10 +24,13 @@ from gpuprof.serving.load.payload import Payload
 
 if TYPE_CHECKING:
     from gpuprof.serving.load.target import Target
+    from gpuprof.serving.load.windows import WindowWatch
 
 _RECEIVE_BYTES = 1 << 20
 _MAX_CONNECTIONS = 800  # systems often allow a process 1024 open files
-_LOST = 0
+_LOST, _OK = 0, 200
+#: How often it is looked whether all is over, and how long a closed loop waits after a request that was lost.
+_LOOK_S = 0.1
 #: What a socket says that has nothing to give, or takes nothing, at the moment.
 _LATER = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
@@ -48,6 +52,10 @@ class Schedule:
         How long to wait for the last answers.
     target : Target or None
         Where it is encrypted: what tells how.
+    in_flight : tuple of int
+        Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
+    until_s : float
+        Closed loop: when the last request is sent, at the latest.
     """
 
     host: str
@@ -57,11 +65,13 @@ class Schedule:
     models: Sequence[int]
     patience_s: float = 10.0
     target: Target | None = None
+    in_flight: tuple[int, ...] = ()
+    until_s: float = 0.0
 
 
 @dataclass(slots=True)
 class SentRequests:
-    """What became of each request: all lists are as long as the schedule.
+    """What became of each request: all lists are as long as the schedule, of a closed loop as what was sent.
 
     Attributes
     ----------
@@ -71,12 +81,21 @@ class SentRequests:
         HTTP status; 0 where no answer came.
     cpu_s : float
         CPU time of the client that sent them.
+    models : array of int
+        Of a closed loop: position of each request's model.
+    windows : int
+        How many windows were measured, where a rule says when it ends.
+    is_stable : bool
+        Whether the last of them agree.
     """
 
     sent_s: array[float] = field(default_factory=lambda: array("d"))
     done_s: array[float] = field(default_factory=lambda: array("d"))
     status: array[int] = field(default_factory=lambda: array("h"))
     cpu_s: float = 0.0
+    models: array[int] = field(default_factory=lambda: array("h"))
+    windows: int = 0
+    is_stable: bool = False
 
 
 class Connection:
@@ -188,10 +207,21 @@ class LoadClient:
     Parameters
     ----------
     schedule : Schedule
+    watch : WindowWatch or None
+        Says when it has been measured; None: when the schedule ends.
+    is_told_to_stop : callable
+        Whether somebody else says so.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        watch: WindowWatch | None = None,
+        is_told_to_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._schedule = schedule
+        self._watch, self._is_told_to_stop = watch, is_told_to_stop
+        self._ready: list[tuple[float, int]] = []
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection] = {}
         self._events = select.epoll()
@@ -210,7 +240,10 @@ class LoadClient:
         gc.disable()  # a collection in the middle would be seen as latency
         cpu_s = time.thread_time()
         try:
-            self._run(start)
+            if self._schedule.in_flight:
+                self._run_closed(start)
+            else:
+                self._run_open(start)
         finally:
             self.sent.cpu_s = time.thread_time() - cpu_s
             gc.enable()
@@ -219,9 +252,42 @@ class LoadClient:
             for payload in chain.from_iterable(self._payloads):
                 payload.close()
             self._events.close()
+        if self._watch is not None:
+            self.sent.windows, self.sent.is_stable = self._watch.finished, self._watch.is_stable
         return self.sent
 
-    def _run(self, start: float) -> None:
+    def _is_over(self, now: float) -> bool:
+        return self._is_told_to_stop() or (self._watch is not None and self._watch.is_over(now))
+
+    def _run_closed(self, start: float) -> None:
+        """Keep so many requests of each model on their way; each answer lets the next one go."""
+        self._ready = [(0.0, model) for model, count in enumerate(self._schedule.in_flight) for _ in range(count)]
+        ended_s = -1.0
+        while True:
+            now = time.monotonic() - start
+            if ended_s < 0.0 and (now >= self._schedule.until_s or self._is_over(now)):
+                ended_s = now
+            if ended_s >= 0.0 and (not self._busy or now > ended_s + self._schedule.patience_s):
+                return
+            while ended_s < 0.0 and self._ready and self._ready[0][0] <= now:
+                model = heappop(self._ready)[1]
+                self._add_request(model)
+                self._send(len(self.sent.sent_s) - 1, model, now)
+            self._receive(_LOOK_S, start)
+
+    def _add_request(self, model: int) -> None:
+        self.sent.sent_s.append(0.0)
+        self.sent.done_s.append(-1.0)
+        self.sent.status.append(_LOST)
+        self.sent.models.append(model)
+
+    def _finish(self, number: int, now: float) -> None:
+        """Let the next request of a closed loop go; after one that was lost a while later: nobody may be there."""
+        if self._schedule.in_flight:
+            later_s = 0.0 if self.sent.status[number] else _LOOK_S
+            heappush(self._ready, (now + later_s, self.sent.models[number]))
+
+    def _run_open(self, start: float) -> None:
         times = self._schedule.times
         count = len(times)
         position = 0
@@ -229,17 +295,18 @@ class LoadClient:
         deadline = start + (times[-1] if count else 0.0) + self._schedule.patience_s
         while position < count or (self._busy and clock() < deadline):
             now = clock() - start
+            if position < count and self._is_over(now):
+                count, deadline = position, clock() + self._schedule.patience_s
             while position < count and times[position] <= now and len(self._busy) < _MAX_CONNECTIONS:
-                self._send(position, now)
+                self._send(position, self._schedule.models[position], now)
                 position += 1
                 now = clock() - start
-            due = times[position] - now if position < count else 0.1
-            if len(self._busy) >= _MAX_CONNECTIONS:
-                due = 0.1
+            due = times[position] - now if position < count else _LOOK_S
+            if len(self._busy) >= _MAX_CONNECTIONS or due > _LOOK_S:
+                due = _LOOK_S
             self._receive(max(0.0, due), start)
 
-    def _send(self, number: int, now: float) -> None:
-        model = self._schedule.models[number]
+    def _send(self, number: int, model: int, now: float) -> None:
         payloads = self._payloads[model]
         self._turns[model] += 1
         payload = payloads[self._turns[model] % len(payloads)]
@@ -247,6 +314,7 @@ class LoadClient:
         try:
             connection = self._idle.pop() if self._idle else self._connect()
         except OSError:
+            self._finish(number, now)
             return  # counted as lost: nobody is there to answer
         try:
             self._busy[connection.fileno()] = connection
@@ -256,7 +324,7 @@ class LoadClient:
         except OSError:
             pass  # counted as lost: it has no answer
             if self._busy.get(connection.fileno()) is connection:
-                self._drop(connection)
+                self._drop(connection, now)
 
     def _connect(self) -> Connection:
         connection = Connection(self._schedule.host, self._schedule.port, self._context)
@@ -270,7 +338,7 @@ class LoadClient:
             if connection is None:
                 self._forget_idle(descriptor)
                 continue
-            if event & select.EPOLLOUT and not self._write(connection):
+            if event & select.EPOLLOUT and not self._write(connection, start):
                 continue
             if event & ~select.EPOLLOUT:
                 self._read_answer(connection, start)
@@ -281,12 +349,12 @@ class LoadClient:
             self._idle.remove(connection)
             connection.socket.close()
 
-    def _write(self, connection: Connection) -> bool:
+    def _write(self, connection: Connection, start: float) -> bool:
         """Send more of a request; return whether the connection still stands."""
         try:
             connection.write()
         except OSError:
-            self._drop(connection)
+            self._drop(connection, time.monotonic() - start)
             return False
         if not connection.is_sending:
             self._events.modify(connection.fileno(), select.EPOLLIN)
@@ -296,47 +364,25 @@ class LoadClient:
         try:
             status = connection.read_answer(self._buffer)
         except (OSError, ValueError, KeyError):
-            self._drop(connection)
+            self._drop(connection, time.monotonic() - start)
             return
         if status is None:
             return
-        self.sent.done_s[connection.number] = time.monotonic() - start
-        self.sent.status[connection.number] = status
+        number, now = connection.number, time.monotonic() - start
+        self.sent.done_s[number] = now
+        self.sent.status[number] = status
+        if self._watch is not None and status == _OK:
+            closed = bool(self._schedule.in_flight)
+            due = self.sent.sent_s[number] if closed else self._schedule.times[number]
+            self._watch.add(self.sent.models[number] if closed else self._schedule.models[number], now - due, now)
         if connection.closing or connection.is_sending:
-            self._drop(connection)
+            self._drop(connection, now)
         else:
             del self._busy[connection.fileno()]
             self._idle.append(connection)
+            self._finish(number, now)
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: Connection, now: float) -> None:
         self._busy.pop(connection.fileno(), None)
         connection.socket.close()  # epoll forgets what is closed
-
-
-def run_clients(schedules: Sequence[Schedule]) -> list[SentRequests]:
-    """Run one client for each schedule, the first in this process, the others in processes of their own."""
-    import multiprocessing
-
-    context = multiprocessing.get_context("spawn")
-    pipes = []
-    for schedule in schedules[1:]:
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_run_apart, args=(schedule, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append((process, ours))
-    for _, pipe in pipes:
-        pipe.recv()  # it is there
-    start = time.monotonic() + 0.05
-    for _, pipe in pipes:
-        pipe.send(start)
-    results = [LoadClient(schedules[0]).run(start)]
-    for process, pipe in pipes:
-        results.append(pipe.recv())
-        process.join()
-    return results
-
-
-def _run_apart(schedule: Schedule, pipe: object) -> None:
-    pipe.send(True)  # type: ignore[attr-defined]
-    pipe.send(LoadClient(schedule).run(pipe.recv()))  # type: ignore[attr-defined]
+        self._finish(connection.number, now)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.machine.lost_time import StolenTime
-from gpuprof.serving.load.client import Schedule, run_clients
+from gpuprof.serving.load.client import Schedule, SentRequests
+from gpuprof.serving.load.client_processes import run_clients
 from gpuprof.serving.load.report import ModelResult, stage_row, summarize
 from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data
 from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.serving.load.windows import WindowRule
 
 if TYPE_CHECKING:
     from gpuprof.graph.input_data import InputData
@@ -40,6 +42,9 @@ class RequestStream:
         Sizes of the model's free dimensions in what is sent, or their distribution, as in slo.csv.
     data : Path or None
         Inputs to send, one after another: .npz, or JSON as perf_analyzer's; None: random ones.
+    concurrency : int or None
+        Closed loop: so many requests are on their way at any time, whatever the rate; None: open loop. All streams of a
+        load are of one kind.
     """
 
     model: str
@@ -49,6 +54,7 @@ class RequestStream:
     times_s: tuple[float, ...] | None = None
     dims: str | None = None
     data: Path | None = None
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ class LoadSettings:
         Processes; None: as many as the traffic needs.
     patience_s : float
         How long to wait for the last answers.
+    rule : WindowRule or None
+        Ends the load once its windows agree; ``duration_s`` is then the time of all that there may be.
     """
 
     duration_s: float = 20.0
@@ -77,6 +85,7 @@ class LoadSettings:
     scv: float = 4.0
     clients: int | None = None
     patience_s: float = 10.0
+    rule: WindowRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class LoadOutcome:
 
     ``stolen`` is the part of the time of this machine's cores that its hypervisor gave to others meanwhile, None where
     the kernel does not say.
+    With a rule for windows also how many there were, and whether the last of them agree.
     """
 
     results: list[ModelResult]
@@ -92,6 +102,8 @@ class LoadOutcome:
     clients: int
     client_cpu_s: float = 0.0
     stolen: float | None = None
+    windows: int | None = None
+    is_stable: bool | None = None
 
 
 def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSettings) -> LoadOutcome:
@@ -106,16 +118,39 @@ def run_load(target: Target, streams: Sequence[RequestStream], settings: LoadSet
     schedules = make_schedules(target, streams, requests, settings)
     before = _statistics(target, streams)
     stolen = StolenTime()
-    results = run_clients(schedules)
+    results = run_clients(schedules, settings.rule, settings.warmup_s)
     stolen_part = stolen.part()
     after = _statistics(target, streams)
-    span = (settings.warmup_s, settings.warmup_s + settings.duration_s)
+    schedules = [_as_sent(schedule, result) for schedule, result in zip(schedules, results, strict=True)]
+    span = _measured_span(settings, results[0].windows)
     measured = [
         summarize(schedules, results, position, stream.model, stream.slo_ms, span)
         for position, stream in enumerate(streams)
     ]
     stages = [stage_row(result, before[result.model], after[result.model]) for result in measured]
-    return LoadOutcome(measured, stages, len(schedules), sum(result.cpu_s for result in results), stolen_part)
+    return LoadOutcome(
+        measured,
+        stages,
+        len(schedules),
+        sum(result.cpu_s for result in results),
+        stolen_part,
+        *((results[0].windows, results[0].is_stable) if settings.rule else (None, None)),
+    )
+
+
+def _as_sent(schedule: Schedule, result: SentRequests) -> Schedule:
+    """Return a schedule with what a closed loop sent, which is known only afterwards; another as it is."""
+    if not schedule.in_flight:
+        return schedule
+    return replace(schedule, times=result.sent_s, models=result.models)
+
+
+def _measured_span(settings: LoadSettings, windows: int) -> tuple[float, float]:
+    """Return from when to when requests count: the windows that agree, or the last of them."""
+    if settings.rule is None:
+        return settings.warmup_s, settings.warmup_s + settings.duration_s
+    end_s = settings.warmup_s + windows * settings.rule.window_s
+    return end_s - min(windows, settings.rule.count) * settings.rule.window_s, end_s
 
 
 def make_requests(
@@ -160,15 +195,19 @@ def count_clients(target: Target, streams: Sequence[RequestStream], settings: Lo
         When no server answers, or it lacks a model.
     """
     requests = make_requests(target, streams, settings)
+    if any(one.concurrency for one in streams):
+        return len(_make_closed(target, streams, requests, settings))
     return settings.clients or _clients_needed(streams, requests)
 
 
 def make_schedules(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
-    """Merge the streams in time and deal them out to the clients in turn."""
+    """Merge the streams in time and deal them out to the clients in turn; of a closed loop, what is on its way."""
     import numpy as np
 
+    if any(one.concurrency for one in streams):
+        return _make_closed(target, streams, requests, settings)
     all_times = send_times(streams, settings)
     times = np.concatenate(all_times)
     models = np.repeat(np.arange(len(streams)), [len(own) for own in all_times])
@@ -186,6 +225,20 @@ def make_schedules(
             target if target.encrypted else None,
         )
         for first in range(clients)
+    ]
+
+
+def _make_closed(
+    target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
+) -> list[Schedule]:
+    clients = settings.clients or 1
+    until_s = settings.warmup_s + settings.duration_s
+    encrypted = target if target.encrypted else None
+    dealt = [tuple(len(range(first, one.concurrency or 0, clients)) for one in streams) for first in range(clients)]
+    return [
+        Schedule(target.host, target.port, requests, (), (), settings.patience_s, encrypted, own, until_s)
+        for own in dealt
+        if any(own)
     ]
 
 

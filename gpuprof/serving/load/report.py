@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuprof.serving.load.client import Schedule, SentRequests
+from gpuprof.serving.load.percentiles import find_percentile
 from gpuprof.serving.load.prediction import LoadPrediction
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
+PERCENTS = (50, 95, 99)
 #: The client is the limit when its own delay at the 99th percentile is more than this part of the median latency…
 LAG_FRACTION = 0.1
 #: …and more than this.
@@ -34,7 +36,9 @@ class ModelResult:
     rate_rps, goodput_rps : float
         Sent, and answered within the SLO, per second.
     p50_ms, p95_ms, p99_ms, mean_ms : float or None
-        Of the answered.
+        Of the answered; a percentile is None where too few were to have one beyond it: 20 for p95, 100 for p99.
+    p50_low_ms, p50_high_ms, p95_low_ms, p95_high_ms, p99_low_ms, p99_high_ms : float or None
+        Their 95% intervals; None: too few were answered for that end.
     lag_p99_ms : float
         How late the client itself sent.
     """
@@ -54,6 +58,12 @@ class ModelResult:
     p95_ms: float | None
     p99_ms: float | None
     lag_p99_ms: float
+    p50_low_ms: float | None = None
+    p50_high_ms: float | None = None
+    p95_low_ms: float | None = None
+    p95_high_ms: float | None = None
+    p99_low_ms: float | None = None
+    p99_high_ms: float | None = None
 
     @property
     def client_is_limit(self) -> bool:
@@ -77,7 +87,7 @@ def summarize(
     answered = latency[status == 200]
     seconds = span[1] - span[0]
     in_slo = int((answered <= slo_ms).sum())
-    quantiles = np.quantile(answered, (0.5, 0.95, 0.99)).tolist() if len(answered) else [None] * 3
+    percentiles = _find_percentiles(np.sort(answered))
     return ModelResult(
         model=name,
         slo_ms=slo_ms,
@@ -90,11 +100,20 @@ def summarize(
         rate_rps=len(due) / seconds,
         goodput_rps=in_slo / seconds,
         mean_ms=float(answered.mean()) if len(answered) else None,
-        p50_ms=quantiles[0],
-        p95_ms=quantiles[1],
-        p99_ms=quantiles[2],
+        **percentiles,
         lag_p99_ms=float(1000.0 * np.quantile(sent - due, 0.99)) if len(due) else 0.0,
     )
+
+
+def _find_percentiles(ordered: Floats) -> dict[str, Any]:
+    """Return the percentiles of ascending latencies with the ends of their intervals, by the names of the columns."""
+    found: dict[str, Any] = {}
+    for percent in PERCENTS:
+        one = find_percentile(ordered.tolist(), percent)
+        found[f"p{percent}_ms"] = None if one is None else one.value
+        found[f"p{percent}_low_ms"] = None if one is None else one.low
+        found[f"p{percent}_high_ms"] = None if one is None else one.high
+    return found
 
 
 def _columns(

@@ -14,10 +14,12 @@ from gpuprof.domain.split_stream import split_stream
 from gpuprof.errors import InputError, UnavailableError
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.load import LoadSettings, RequestStream, make_schedules, run_load
+from gpuprof.serving.load.percentiles import find_percentile, loadgen_count
 from gpuprof.serving.load.prediction import LoadPrediction, PredictionSource, predict
 from gpuprof.serving.load.report import beside_prediction, report_row, stage_row, summarize
 from gpuprof.serving.load.target import Target
 from gpuprof.serving.load.traffic import arrival_times
+from gpuprof.serving.load.windows import WindowRule, WindowWatch
 from tests.reruns import serves_in_real_time
 from tests.serving.running import RunningServer, map_of, replica
 
@@ -195,3 +197,72 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 def test_without_a_server_it_is_said_how_to_start_one() -> None:
     with pytest.raises(UnavailableError, match="gpuprof serve"):
         Target("127.0.0.1", 1).get("/v2")
+
+
+def test_a_percentile_has_its_interval_or_is_not_given() -> None:
+    values = [float(value) for value in range(1, 1001)]
+    p99 = find_percentile(values, 99.0)
+    assert p99 is not None and p99.low is not None and p99.high is not None
+    assert p99.low < p99.value < p99.high <= 1000.0
+    inside = [
+        (one.low or 0.0) <= 0.99 <= (one.high or 1.0)
+        for seed in range(300)
+        if (one := find_percentile(np.sort(np.random.default_rng(seed).random(1500)).tolist(), 99.0)) is not None
+    ]
+    assert np.mean(inside) > 0.92
+    assert find_percentile(values[:15], 99.0) is None and find_percentile(values[:15], 95.0) is None
+    hundred = find_percentile(values[:100], 99.0)
+    assert hundred is not None and hundred.high is None and hundred.low is not None  # nothing shows how high it may be
+    assert find_percentile([], 50.0) is None
+    alone = find_percentile([3.0], 50.0)
+    assert alone is not None and alone.value == 3.0
+
+
+def test_loadgen_takes_as_many_requests_as_mlperf_says() -> None:
+    assert (loadgen_count(90.0), loadgen_count(99.0)) == (64, 662)  # MLPerf Inference Rules: single and multi-stream
+
+
+def test_windows_end_once_three_agree_in_rate_and_latency() -> None:
+    def fill(watch: WindowWatch, counts: list[int], latencies_s: list[float]) -> list[bool]:
+        over = []
+        for number, (count, latency_s) in enumerate(zip(counts, latencies_s, strict=True)):
+            for _ in range(count):
+                watch.add(0, latency_s, 1.0 + number)
+            over.append(watch.is_over(2.0 + number))
+        return over
+
+    rule = WindowRule(window_s=1.0, percent=10.0, most=6)
+    rising = WindowWatch(rule, 1, begin_s=1.0)
+    rising.add(0, 9.0, 0.5)  # before the first window
+    assert fill(rising, [10, 50, 100, 104, 96], [0.1] * 5) == [False] * 4 + [True]
+    assert rising.is_stable and (rising.finished, rising.end_s) == (5, 6.0)
+    slower = WindowWatch(rule, 1, begin_s=1.0)
+    assert fill(slower, [100] * 6, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == [False] * 5 + [True]
+    assert not slower.is_stable
+    silent = WindowWatch(rule, 1, begin_s=1.0)
+    assert fill(silent, [0] * 6, [0.0] * 6)[-1] and not silent.is_stable
+
+
+def test_a_closed_loop_keeps_so_many_on_their_way_and_counts_from_when_they_were_sent(
+    null_server: RunningServer,
+) -> None:
+    streams = [RequestStream("small", 0.0, 60_000.0, concurrency=3)]
+    settings = LoadSettings(duration_s=0.8, warmup_s=0.2, clients=2)
+    schedules = make_schedules(Target("h", 1), streams, ((b"a",),), settings)
+    assert [one.in_flight for one in schedules] == [(2,), (1,)]
+    outcome = run_load(Target.parse(null_server.url), streams, settings)
+    (result,) = outcome.results
+    assert result.answered == result.sent > 20 and result.lost == 0 and result.mean_ms is not None
+    # Little's law: what is on its way is the rate times the time of each.
+    assert result.rate_rps * result.mean_ms / 1000.0 == pytest.approx(3.0, rel=0.25)
+    assert (outcome.windows, outcome.is_stable) == (None, None)
+
+
+def test_a_load_with_a_rule_ends_with_its_windows(null_server: RunningServer) -> None:
+    streams = [RequestStream("small", 100.0, 60_000.0)]
+    rule = WindowRule(window_s=0.3, percent=1000.0, most=10)
+    settings = LoadSettings(rule.longest_s, 0.2, arrivals="constant", clients=2, rule=rule)
+    outcome = run_load(Target.parse(null_server.url), streams, settings)
+    assert (outcome.windows, outcome.is_stable) == (3, True)
+    (result,) = outcome.results
+    assert result.sent == result.answered == pytest.approx(90, abs=2)  # three windows of what was due

@@ -1,0 +1,54 @@
+"""Runs several load clients at once, each in a process of its own but for the first."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gpuprof.serving.load.client import LoadClient, Schedule, SentRequests
+from gpuprof.serving.load.windows import WindowRule, WindowWatch
+
+
+def run_clients(
+    schedules: Sequence[Schedule], rule: WindowRule | None = None, begin_s: float = 0.0
+) -> list[SentRequests]:
+    """Run one client for each schedule, the first in this process, the others in processes of their own.
+
+    With a rule the first, whose requests are dealt from all, says when it is over; windows begin at ``begin_s``.
+    """
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    pipes = []
+    for schedule in schedules[1:]:
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_run_apart, args=(schedule, theirs, stop), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append((process, ours))
+    for _, pipe in pipes:
+        pipe.recv()  # it is there
+    start = time.monotonic() + 0.05
+    for _, pipe in pipes:
+        pipe.send(start)
+    watch = None if rule is None else WindowWatch(rule, len(schedules[0].requests), begin_s)
+    results = [LoadClient(schedules[0], watch, partial(_tell, watch, stop)).run(start)]
+    for process, pipe in pipes:
+        results.append(pipe.recv())
+        process.join()
+    return results
+
+
+def _tell(watch: WindowWatch | None, stop: Any) -> bool:
+    """Tell the other clients once it is over; nobody tells the first."""
+    if watch is not None and watch.is_stable and not stop.is_set():
+        stop.set()
+    return False
+
+
+def _run_apart(schedule: Schedule, pipe: object, stop: Any) -> None:
+    pipe.send(True)  # type: ignore[attr-defined]
+    pipe.send(LoadClient(schedule, None, stop.is_set).run(pipe.recv()))  # type: ignore[attr-defined]

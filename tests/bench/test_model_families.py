@@ -1,0 +1,40 @@
+"""A few of the kinds of models that bench.model_families takes from file to server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.model_families import KINDS, Outcome, render_table, take_kinds
+from tests.reruns import serves_in_real_time
+
+
+def test_every_kind_has_a_name_of_its_own_and_a_file() -> None:
+    names = [kind.name for kind in KINDS]
+    assert len(names) == len(set(names)) >= 31
+
+
+def test_the_table_has_what_became_of_each() -> None:
+    rows = [Outcome("a", 1.25, 0.5, 2, 40, 40), Outcome("b", remark="profile: no | such op")]
+    lines = render_table(rows).splitlines()
+    assert lines[2] == "| a | 1.25 | 0.5 | 2 | 40 of 40 |  |"
+    assert lines[3] == "| b | – | – | – | – | profile: no \\| such op |"
+    assert [row.is_served for row in rows] == [True, False]
+
+
+@pytest.mark.slow
+@serves_in_real_time
+def test_kinds_are_served_or_refused_with_the_true_reason(tmp_path: Path) -> None:
+    pytest.importorskip("skl2onnx")
+    wanted = ("If", "scikit-learn, numbers and texts", "sequence as input", "shape decided by a value that is sent")
+    kinds = [kind for kind in KINDS if kind.name in wanted]
+    found = {one.kind: one for one in take_kinds(kinds, tmp_path, tmp_path / "models")}
+    branch, pipeline, sequence, resized = (found[name] for name in (wanted[0], wanted[1], wanted[2], wanted[3]))
+    assert branch.is_served and branch.estimated_ms is not None and branch.remark == ""
+    assert pipeline.is_served and pipeline.estimated_ms is None
+    assert (
+        pipeline.remark.startswith("estimate: ") and "of domain ai.onnx.ml gives, cannot be inferred" in pipeline.remark
+    )
+    assert not sequence.is_served and "input parts is of kind sequence, not a tensor" in sequence.remark
+    assert not resized.is_served and "Resize" in resized.remark and "--input-data" in resized.remark
