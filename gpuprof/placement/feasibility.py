@@ -262,9 +262,12 @@ def _demands(deployment: DeploymentMap, evidence: Evidence) -> Sequence[Demand]:
 
 def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
     asked = {demand.model: demand for demand in _demands(deployment, evidence)}
-    shared = {model for *_, replica in deployment.places() if replica.merged for model in replica.rates()}
+    serving: defaultdict[str, set[str]] = defaultdict(set)
+    for *_, replica in deployment.places():
+        for model in replica.rates():
+            serving[model].add(replica.model)
     streams: dict[str, list[tuple[float, Sojourn]]] = {}
-    pools: dict[str, list[tuple[float, BatchServer]]] = {}
+    pools: dict[str, list[tuple[Replica, BatchServer]]] = {}
     servers = _servers(deployment, evidence)
     counts = Counter(replica.model for *_, replica in deployment.places())
     for (node, gpu, partition, replica), server in zip(deployment.places(), servers, strict=True):
@@ -278,23 +281,27 @@ def _slos(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
             continue
         if isinstance(server, str):
             yield Violation("slo", where, server)
-        elif replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or replica.merged):
+            continue
+        is_pool = all(serving[model] == {replica.model} for model in replica.rates())
+        if replica.rate_rps >= server.capacity_rps and (counts[replica.model] == 1 or not is_pool):
             yield Violation("rate", where, _too_fast(replica, server.capacity_rps))
-        elif replica.model in shared or replica.merged:
+        elif is_pool:
+            pools.setdefault(replica.model, []).append((replica, server))
+        else:  # a model has replicas of its own beside merged ones: who of them gets a request is not known
             sojourn = evidence.queueing.sojourn(Arrivals(replica.rate_rps), server)
             for demand in demands:
                 streams.setdefault(demand.model, []).append((replica.rates()[demand.model], sojourn))
-        else:
-            pools.setdefault(replica.model, []).append((replica.rate_rps, server))
-    for model, replicas in pools.items():  # the router sees all replicas of a model as one queue
-        arrivals = Arrivals(math.fsum(rate for rate, _ in replicas))
+    for model, replicas in pools.items():  # the router sees all replicas of a model, or of a merge, as one queue
+        arrivals = Arrivals(math.fsum(replica.rate_rps for replica, _ in replicas))
         most_rps = math.fsum(server.capacity_rps for _, server in replicas)
         if arrivals.rate_rps >= most_rps:  # of each alone the map's rate says nothing: the router gives it by the means
             said = f"the replicas get {arrivals.rate_rps:.4g} requests/s and serve at most {most_rps:.4g}"
             yield Violation("rate", model, said)
             continue
         whole = evidence.queueing.pool(arrivals, [server for _, server in replicas]).whole
-        streams[model] = [(arrivals.rate_rps, whole)]
+        for name in replicas[0][0].rates():
+            if name in asked:
+                streams[name] = [(math.fsum(replica.rates().get(name, 0.0) for replica, _ in replicas), whole)]
     for model, parts in streams.items():
         yield from _percentile(asked[model], parts)
 

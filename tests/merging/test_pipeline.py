@@ -57,6 +57,20 @@ def test_half_precision_weights_are_merged_and_proven_with_their_own_tolerance(t
     assert {difference.tolerance for difference in report.proof.differences} == {4e-3}
 
 
+def _amplifying(by: float) -> ModelProto:
+    b = Builder(0)
+    weight = (3e-4 * np.random.default_rng(1).standard_normal((4096, 64))).astype(np.float32) + np.float32(by)
+    b.add("Exp", b.add("MatMul", "x", b.constant(weight)))
+    b.nodes[-1].output[0] = "y"
+    return b.model({"x": (1, ["batch", 4096])}, {"y": (1, ["batch", 64])})
+
+
+def test_a_model_that_amplifies_is_proven_with_large_inputs_too(tmp_path: Path) -> None:
+    paths = [save(_amplifying(by), tmp_path, name) for name, by in (("a", 0.0), ("b", 9e-8))]
+    with pytest.raises(InfeasibleError, match=r"differs by 0\.0001"):  # by 5e-6 at a standard deviation of 1
+        _write(paths, tmp_path / "m.onnx")
+
+
 def test_quantised_weights_stay_quantised_and_are_shared(tmp_path: Path) -> None:
     paths = [save(_quantised(), tmp_path, name) for name in ("a", "b")]
     report = _write(paths, tmp_path / "m.onnx")

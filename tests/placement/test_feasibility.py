@@ -14,10 +14,12 @@ from gpuprof.domain.deployment import DeploymentMap, parse_map
 from gpuprof.domain.estimate import Workload
 from gpuprof.domain.failure import FailedRun, TriedRuns
 from gpuprof.domain.share import Share
+from gpuprof.domain.sojourn import Arrivals, BatchServer
+from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement import feasibility
 from gpuprof.placement.contract import LinearEstimator, demand, evidence, plain_device, problem, sliced_device
 from gpuprof.placement.deploy import to_map
-from gpuprof.placement.feasibility import Violation, check, check_layout
+from gpuprof.placement.feasibility import Evidence, Violation, check, check_layout
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Options
 from gpuprof.rules.host_work import HostWork
@@ -315,3 +317,39 @@ def test_a_failure_in_a_smaller_instance_says_nothing_of_a_larger_one() -> None:
         failed = FailedRun("sliced", Workload("a", 1, Share(100.0, profile)), "out of memory")
         found = check(sliced, replace(evidence(GIVEN), tried=TriedRuns((failed,))))
         assert [violation.rule for violation in found] == where
+
+
+def test_the_replicas_of_a_merge_are_one_queue() -> None:
+    def merged(count: int, slo_ms: float) -> DeploymentMap:
+        parts = [{"model": name, "rate_rps": 300.0 / count, "goodput_rps": 300.0 / count} for name in ("a", "b")]
+        said = {"latency_ms": 10.0, "throughput_rps": 400.0, "goodput_rps": 600.0 / count}
+        one = {
+            "model": "ab",
+            "batch": 4,
+            "sm_share_pct": 100.0,
+            "rate_rps": 600.0 / count,
+            "batch_latency_ms": [7.0, 8.0, 9.0, 10.0],
+            "predicted": said,
+            "merged": parts,
+        }
+        gpus = [{"index": i, "device": "plain", "partitions": [{"replicas": [one]}]} for i in range(count)]
+        return parse_map(
+            {
+                "schema": "gpuprof.deployment/1",
+                "policy": "by hand",
+                "models": {name: {"rate_rps": 300.0, "slo_ms": slo_ms} for name in ("a", "b")},
+                "nodes": [{"name": "n", "gpus": gpus}],
+                "predicted": {"gpus": count, "goodput_rps": 600.0},
+                "merges": {"ab": {"path": "ab.onnx", "members": {"a": "a", "b": "b"}}},
+            },
+            "map",
+        )
+
+    queue = BatchQueue()
+    server = BatchServer((7.0, 8.0, 9.0, 10.0), 4, 0.0)
+    alone = queue.sojourn(Arrivals(200.0), server).percentile(99)
+    pooled = queue.pool(Arrivals(600.0), (server,) * 3).whole.percentile(99)
+    assert pooled < 0.9 * alone
+    against = Evidence({"plain": plain_device()}, queue)
+    assert not check(merged(3, 0.5 * (alone + pooled)), against)
+    assert [one.rule for one in check(merged(3, 0.95 * pooled), against)] == ["slo", "slo"]

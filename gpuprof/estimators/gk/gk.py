@@ -49,7 +49,8 @@ class ModelRequirement:
         The longest chain, where branches run at once.
     max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
         Creq by metric: the largest sum over a set of concurrent kernels, at most 100; its average over time; the
-        same of the SMs kept busy. None where the kernels' counters were not measured.
+        same of the SMs that their launches need, as `profile` has it (gaps between kernels are not foreseen, so that
+        none lower it). None where the kernels' counters or launches were not measured.
     memory_bytes : int
         Mreq: weights, the activations alive at once, and the largest workspace.
     unknown_ops : tuple of str
@@ -74,7 +75,7 @@ def require(graph: ModelGraph, table: KernelTable, tau_ns: float = TAU_NS) -> Mo
         parallel_ms=max((launch.end_ns for launch in launches), default=0.0) / 1e6,
         max_occupancy_pct=max((value for value, _ in _sums(sets, "occupancy_pct")), default=None),
         wavg_occupancy_pct=_average(_sums(sets, "occupancy_pct")),
-        wavg_sm_util_pct=_average(_sums(sets, "sm_active_pct")),
+        wavg_sm_util_pct=_average(_sums(sets, "sm_util_pct")),
         memory_bytes=memory_bytes(graph),
         unknown_ops=unknown,
     )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, prod
 from statistics import median
 
 import numpy as np
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.occupancy import KernelLaunch, occupancy
 from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
 from gpuprof.estimators.learned.features import feature_matrix, roofline_ns
 from gpuprof.estimators.learned.op_facts import OpCostRow, OpFacts, facts_of_row
 from gpuprof.kernel_db.records import read_records
@@ -30,7 +33,15 @@ class KernelTime:
     duration_ns: int | None
     achieved_occupancy_pct: float | None
     theoretical_occupancy_pct: float | None
-    sm_active_pct: float | None
+    grid_x: int | None
+    grid_y: int | None
+    grid_z: int | None
+    block_x: int | None
+    block_y: int | None
+    block_z: int | None
+    registers_per_thread: int | None
+    static_shared_bytes: int | None
+    dynamic_shared_bytes: int | None
     runtime: str | None
     execution: str | None
     precision: str | None
@@ -46,14 +57,15 @@ class Kernel:
         Median over its executions.
     occupancy_pct : float or None
         Achieved, or theoretical where that was not measured.
-    sm_active_pct : float or None
-        Part of the SMs that it keeps busy.
+    sm_util_pct : float or None
+        SMs that its blocks need at once, of all, by its launch, as `profile` has it (thesis section 5.3.2); not the
+        activity that ncu counts, which falls with the tail of a kernel.
     """
 
     name: str
     duration_ns: float
     occupancy_pct: float | None = None
-    sm_active_pct: float | None = None
+    sm_util_pct: float | None = None
 
 
 class KernelTable:
@@ -101,7 +113,7 @@ class KernelTable:
         least = float(roofline_ns([op], self._device, Share())[0])
         scale = (least + 1.0) / (self._least[nearest] + 1.0)
         return tuple(
-            Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_active_pct)
+            Kernel(one.name, one.duration_ns * scale, one.occupancy_pct, one.sm_util_pct)
             for one in self._kernels[nearest]
         )
 
@@ -116,10 +128,12 @@ def read_kernel_table(db: KernelDb, device: Device) -> KernelTable:
         if row.op_signature is not None and row.duration_ns is not None:
             execution = (row.run_id, row.repeat, row.op_name)
             seen.setdefault(row.op_signature, {}).setdefault(execution, []).append(row)
-    return KernelTable(device, {sig: _typical(list(found.values())) for sig, found in seen.items()}, facts)
+    utilizations = _Utilizations(device)
+    typical = {signature: _typical(list(found.values()), utilizations) for signature, found in seen.items()}
+    return KernelTable(device, typical, facts)
 
 
-def _typical(executions: Sequence[Sequence[KernelTime]]) -> tuple[Kernel, ...]:
+def _typical(executions: Sequence[Sequence[KernelTime]], utilizations: _Utilizations) -> tuple[Kernel, ...]:
     """Return the kernels of the executions that launch as many as most do, medians over them."""
     ordered = [sorted(rows, key=lambda row: row.position) for rows in executions]
     count = int(median(len(rows) for rows in ordered))
@@ -130,10 +144,37 @@ def _typical(executions: Sequence[Sequence[KernelTime]]) -> tuple[Kernel, ...]:
             float(median(row.duration_ns or 0 for row in place)),
             _median([row.achieved_occupancy_pct for row in place])
             or _median([row.theoretical_occupancy_pct for row in place]),
-            _median([row.sm_active_pct for row in place]),
+            _median([utilizations.of_kernel(row) for row in place]),
         )
         for place in zip(*same, strict=True)
     )
+
+
+class _Utilizations:
+    """Part of the SMs that launches need at once; each kind of launch is worked out once."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._known: dict[KernelLaunch, float | None] = {}
+
+    def of_kernel(self, row: KernelTime) -> float | None:
+        """Return it in percent; None where the launch, or the device's rules, are not known."""
+        grid, block = (row.grid_x, row.grid_y, row.grid_z), (row.block_x, row.block_y, row.block_z)
+        sizes = [size for size in (*grid, *block) if size is not None and size >= 1]
+        if self._device.sm is None or len(sizes) < len(grid) + len(block) or row.registers_per_thread is None:
+            return None
+        shared = row.static_shared_bytes or 0, row.dynamic_shared_bytes or 0
+        launch = KernelLaunch(prod(sizes[:3]), prod(sizes[3:]), row.registers_per_thread, *shared)
+        if launch not in self._known:
+            self._known[launch] = self._work_out(launch)
+        return self._known[launch]
+
+    def _work_out(self, launch: KernelLaunch) -> float | None:
+        try:
+            found = occupancy(self._device, launch).sm_utilization_pct
+        except InputError:
+            return None
+        return None if isnan(found) else found
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -107,7 +107,7 @@ def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> lis
     model = fit(rest, names)
     found = _of_ops(data, model, architecture)
     factor = _roofline_factor(rest.cases)
-    for case in (case for case in data.cases if case.graph.name == architecture):
+    for case in (case for case in data.cases if case.architecture == architecture):
         found += _of_case(case, model)
         said = factor * case.roofline_ms
         found.append(_prediction(UNSEEN, "latency", SCALED, case, case.latency_ms, said))
@@ -117,7 +117,7 @@ def _left_out(data: TrainingSet, architecture: str, names: Sequence[str]) -> lis
 def _roofline_factor(cases: Sequence[ModelCase]) -> float:
     ratios: dict[str, list[float]] = {}
     for case in cases:
-        ratios.setdefault(case.graph.name, []).append(case.latency_ms / case.roofline_ms)
+        ratios.setdefault(case.architecture, []).append(case.latency_ms / case.roofline_ms)
     return common_factor(ratios)
 
 
@@ -220,4 +220,5 @@ def _of_case(case: ModelCase, model: LearnedModel) -> list[Prediction]:
 def _prediction(
     setting: str, quantity: str, predictor: str, case: ModelCase, measured: float, predicted: float
 ) -> Prediction:
-    return Prediction(setting, quantity, predictor, case.graph.name, case.graph.batch, measured, predicted)
+    name = case.graph.name if setting == NEW_BATCH else case.architecture
+    return Prediction(setting, quantity, predictor, name, case.graph.batch, measured, predicted)

@@ -170,7 +170,7 @@ def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> Lea
             continue
         fitted = fit(rest, names)
         for architecture in fold:
-            cases = [case for case in data.cases if case.graph.name == architecture]
+            cases = [case for case in data.cases if case.architecture == architecture]
             latency[architecture], memory[architecture] = residuals_of(fitted, cases)
     model.residuals = Residuals(latency, memory)
     return model

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from gpuprof.domain.runtime_variant import comparable_rows
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import split_name
 from gpuprof.errors import InputError
+from gpuprof.estimators.learned.architectures import name_architectures
 from gpuprof.estimators.learned.execution import group_facts, measured_groups
 from gpuprof.estimators.learned.expected_time import OpCosts, costs_of, merged_costs
 from gpuprof.estimators.learned.features import FEATURES, feature_matrix, roofline_ns
@@ -110,6 +111,8 @@ class ModelCase:
     roofline_ms : float
     executed : tuple of bool or None
         For each op whether it had a time of its own; None where its ops were not measured.
+    architecture : str
+        The first name of all models with nearly the same ops (`name_architectures`).
     """
 
     graph: ModelGraph
@@ -118,6 +121,7 @@ class ModelCase:
     memory_bytes: float | None
     roofline_ms: float
     executed: tuple[bool, ...] | None
+    architecture: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +141,8 @@ class TrainingSet:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Names of the models, sorted."""
-        return tuple(sorted({case.graph.name for case in self.cases}))
+        """Names of the architectures, sorted."""
+        return tuple(sorted({case.architecture for case in self.cases}))
 
 
 def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingSet:
@@ -160,11 +164,16 @@ def load_training_set(db: KernelDb, device: Device, graphs: Graphs) -> TrainingS
         raise InputError(f"no ops were measured on {device.name}", "gpuprof profile MODEL.onnx on that device")
     by_case = _group_by_case(rows)
     found = [(_key(row)[:2], _case(row, device, graphs, by_case.get(_key(row), ()))) for row in models]
-    cases = tuple(case for _, case in found if case is not None)
+    names = name_architectures([case.graph for _, case in found if case is not None])
+    cases = tuple(replace(case, architecture=names[case.graph.name]) for _, case in found if case is not None)
     if not cases:
         raise InputError("the ONNX files of the measured models are gone", "put them back, or profile again")
     known = {at: case.graph for at, case in found if case is not None}
-    timed = [one for key, ops in sorted(by_case.items(), key=str) for one in _select_timed(ops, known.get(key[:2]))]
+    timed = [
+        replace(one, model=names.get(one.model, one.model))
+        for key, ops in sorted(by_case.items(), key=str)
+        for one in _select_timed(ops, known.get(key[:2]))
+    ]
     return TrainingSet(device, _op_times(timed, device), cases, _hash(rows, models))
 
 
@@ -178,7 +187,7 @@ def without(data: TrainingSet, architecture: str) -> TrainingSet:
         data.ops.costs.select_ops(kept),
         tuple(group for group in data.ops.groups if group != architecture),
     )
-    cases = tuple(case for case in data.cases if case.graph.name != architecture)
+    cases = tuple(case for case in data.cases if case.architecture != architecture)
     return TrainingSet(data.device, ops, cases, data.data_hash)
 
 
@@ -188,7 +197,7 @@ def memory_matrix(cases: Sequence[ModelCase]) -> tuple[Array, Array, Array, tupl
     features = np.array([memory_features(case.graph) for case in known]).reshape(len(known), len(MEMORY_FEATURES))
     least = np.array([_least_bytes(case.graph) for case in known])
     target = np.log(np.array([case.memory_bytes or 1.0 for case in known]) / least)
-    return features, target, least, tuple(case.graph.name for case in known)
+    return features, target, least, tuple(case.architecture for case in known)
 
 
 def _least_bytes(graph: ModelGraph) -> float:
@@ -262,7 +271,7 @@ def _case(row: MeasuredCase, device: Device, graphs: Graphs, ops: Sequence[Measu
     share = Share(row.sm_share_pct, row.mig_profile)
     least = float(roofline_ns(graph_facts(graph), device, share).sum()) / 1e6
     executed = tuple(op.duration_p50_ns is not None for op in ops) if len(ops) == len(graph.ops) else None
-    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, executed)
+    return ModelCase(graph, share, row.latency, row.memory_peak_bytes, least, executed, graph.name)
 
 
 def _measured_cases(db: KernelDb, device: Device) -> list[MeasuredCase]:

@@ -40,6 +40,7 @@ _UNWEIGHTED = 1 << 19
 _MOST = 1 << 22
 _CYCLES = 400  # of a process that has any; and
 _BURSTS, _MOST_IN_BURSTS = 800, 1 << 21  # of those that are weighted
+_PIECES = 64  # of a recording that is longer than can be simulated
 _COARSER = 10  # times fewer requests where that is enough
 _SCORES = 1 << 19
 _BINS = 1 << 13
@@ -166,6 +167,8 @@ def _requests_needed(stream: PoolArrivals, group: int, processes: int) -> int:
     if isinstance(stream.process, Bursts):
         cycle_s = stream.process.burst_s + stream.process.calm_s
         return min(_MOST_IN_BURSTS, max(_UNWEIGHTED, int(_BURSTS * cycle_s * stream.process.rate_rps)))
+    if isinstance(stream.process, RecordedArrivals):
+        return _MOST
     cycle_s = stream.process.period_s if isinstance(stream.process, Diurnal) else 0.0
     return min(_MOST, max(_UNWEIGHTED, int(_CYCLES * cycle_s * stream.process.rate_rps)))
 
@@ -175,11 +178,23 @@ def _arrivals(stream: PoolArrivals, requests: int) -> Array:
         arrived = np.empty(requests)
         pool_kernel.fill_arrivals(1.0 / stream.rate, _quantiles(stream.scv), _scores()[0], arrived)
         return arrived
+    if isinstance(stream.process, RecordedArrivals):
+        return _pick_pieces(stream.process.times * 1e-6 / stream.unit_ms, requests)
     random = np.random.Generator(np.random.PCG64(_SEED))
     times = stream.process.stream(random).take(requests) * 1e-6 / stream.unit_ms
-    if isinstance(stream.process, RecordedArrivals) or not len(times):
+    if not len(times):
         return np.asarray(times)
     return np.asarray(times * (len(times) / stream.rate / times[-1]))
+
+
+def _pick_pieces(times: Array, requests: int) -> Array:
+    """Return a recording, or as many requests of it as wanted: pieces from all over it, one behind the other."""
+    if len(times) <= requests:
+        return np.asarray(times, dtype=np.float64)
+    length = requests // _PIECES
+    starts = np.linspace(0, len(times) - length, _PIECES).astype(np.int64)
+    gaps = np.diff(times, prepend=0.0)
+    return np.cumsum(np.concatenate([gaps[start : start + length] for start in starts]))
 
 
 def _arrive_in_bursts(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from gpuprof.domain.catalogue import device
 from gpuprof.domain.model import ModelGraph, Op, Tensor
 from gpuprof.estimators.gk.gk import Launch, concurrent_sets, launch_times, memory_bytes, require
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable, read_kernel_table
@@ -15,6 +17,7 @@ from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
 from gpuprof.kernel_db.schema import KernelRow, OpRow, RunRow
 from gpuprof.kernel_db.store import KernelDb, Run
+from gpuprof.profiling.timeline.creq import compute_requirement
 from tests.estimators.rows import GPU
 
 
@@ -132,3 +135,21 @@ def test_the_table_is_read_from_the_database_with_medians_over_repeats(tmp_path:
     db.append(Run(run, ops=[row], kernels=kernels))
     found = read_kernel_table(db, GPU).kernels_of(op.signature, facts_of_op(op, 1))
     assert found == (Kernel("pad", 110.0, 50.0), Kernel("conv", 910.0, 50.0))
+
+
+def test_sm_utilisation_is_of_the_launch_as_in_a_profile_and_not_the_activity_that_is_counted(tmp_path: Path) -> None:
+    op, v100 = BRANCHES.ops[0], device("v100")
+    row = OpRow("r1", "net", "v100", 1, 0, "stem", "Conv", op.signature, shapes="1000->1000", dtype="float32")
+    kernel = KernelRow("r1", "net", "v100", 1, "k", 0, 0, op_signature=op.signature, op_name="stem", start_ns=0,
+                       duration_ns=900, sm_active_pct=12.0, grid_x=100, grid_y=1, grid_z=1, block_x=256, block_y=1,
+                       block_z=1, registers_per_thread=32)  # fmt: skip
+    db = KernelDb.create(tmp_path / "db")
+    db.append(Run(RunRow("r1", datetime(2026, 1, 1, tzinfo=UTC), "v100", "test", "net"), ops=[row], kernels=[kernel]))
+    found = read_kernel_table(db, v100).kernels_of(op.signature, facts_of_op(op, 1))
+    profiled = compute_requirement(pd.DataFrame([asdict(kernel)]), None, v100)
+    assert found is not None and profiled is not None
+    assert found[0].sm_util_pct == profiled.wavg_sm_util_pct == pytest.approx(100.0 * 13 / 80)  # eight blocks an SM
+    assert (
+        read_kernel_table(db, replace(v100, sm=None)).kernels_of(op.signature, facts_of_op(op, 1))[0].sm_util_pct
+        is None
+    )  # type: ignore[index]

@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpuprof.domain.model import ModelGraph
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.estimators.learned.architectures import name_architectures
 from gpuprof.estimators.learned.evaluation import (
     ROOFLINE,
     SCALED,
@@ -157,6 +159,30 @@ def test_evaluation_leaves_out_and_beats_the_roofline(world: tuple[Path, Trainin
     assert stack.median_pct < 0.5 * roofline.median_pct
     assert stack.coverage_pct is not None and roofline.coverage_pct is None
     assert {one.predictor for one in predictions} == {*QUICK, "stack", "allocation", ROOFLINE, SCALED}
+
+
+def test_a_fine_tuned_copy_under_another_name_does_not_teach_what_its_original_takes(tmp_path: Path) -> None:
+    db = measure(tmp_path, NETWORKS | {"copy_of_mixed": NETWORKS["mixed"]})
+    data = load_training_set(db, CPU, database_graphs(db))
+    assert data.architectures == ("copy_of_mixed", "deep", "thin", "wide")
+    assert {case.graph.name for case in data.cases if case.architecture == "copy_of_mixed"} == {
+        "copy_of_mixed",
+        "mixed",
+    }
+    rest = without(data, "copy_of_mixed")
+    assert {case.graph.name for case in rest.cases} == set(rest.ops.groups) == {"deep", "thin", "wide"}
+
+
+def test_a_new_head_makes_no_new_architecture_and_another_width_does(tmp_path: Path) -> None:
+    def read(name: str, channels: tuple[int, ...]) -> ModelGraph:
+        return load_graph(convolutional(tmp_path / f"{name}.onnx", channels), name=name)
+
+    original = read("original", (8,) * 12)
+    head = original.ops[-1]
+    weights = tuple(replace(one, shape=tuple(2 * size for size in one.shape)) for one in head.weights)
+    tuned = replace(original, name="tuned", ops=(*original.ops[:-1], replace(head, weights=weights)))
+    names = name_architectures([tuned, read("wider", (16,) * 12), original])
+    assert names == {"original": "original", "tuned": "original", "wider": "wider"}
 
 
 def test_new_batches_are_predicted_from_the_others(world: tuple[Path, TrainingSet]) -> None:

@@ -129,6 +129,22 @@ def test_one_replica_takes_a_recording_as_it_is() -> None:
     assert QUEUE.sojourn(arrivals, one).percentile(90) == pytest.approx(np.percentile(spent, 90), rel=0.05)
 
 
+def test_the_peak_of_a_long_recording_is_planned_for_wherever_it_lies() -> None:
+    servers = (server(4, cv=0.0),) * 2
+    calm, peak = (1000.0 / (load * capacity_rps(servers)) for load in (0.3, 1.05))
+    gaps = np.random.default_rng(1).exponential(np.concatenate([np.full(700_000, calm), np.full(100_000, peak)]))
+    times = np.cumsum(gaps)
+    recorded = RecordedArrivals((times * 1e6).astype(np.int64), float(times[-1]) / 1e3)
+    arrivals = Arrivals.from_process(recorded, recorded.rate_rps)
+    whole, coarse = (QUEUE.pool(arrivals, servers, coarse=coarse).whole for coarse in (False, True))
+    first = RecordedArrivals(recorded.times[:524_288], float(times[524_287]) / 1e3)
+    assert whole.percentile(95) > 10.0 * QUEUE.pool(Arrivals(first.rate_rps, process=first), servers).whole.percentile(
+        95
+    )
+    assert coarse.percentile(80) == pytest.approx(whole.percentile(80), rel=0.1)
+    assert coarse.fraction_within(30.0) == pytest.approx(whole.fraction_within(30.0), abs=0.03)
+
+
 def test_a_pool_of_one_is_the_replica_alone() -> None:
     arrivals = Arrivals(0.6 * server(8).capacity_rps)
     found = QUEUE.pool(arrivals, (server(8),))
