@@ -197,7 +197,7 @@ def _has_dim(path: Path, dim: str) -> bool:
 
 def _enlarge(value: Array, scale: float) -> Array:
     """Return floats so many times as large; numbers that count or index something as they are."""
-    return (value * scale).astype(value.dtype) if value.dtype.kind in "fV" else value
+    return np.multiply(value, np.asarray(scale, value.dtype)) if value.dtype.kind in "fV" else value
 
 
 def _with_gaps(name: str, value: Array, seed: int) -> Array:

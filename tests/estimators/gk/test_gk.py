@@ -149,7 +149,5 @@ def test_sm_utilisation_is_of_the_launch_as_in_a_profile_and_not_the_activity_th
     profiled = compute_requirement(pd.DataFrame([asdict(kernel)]), None, v100)
     assert found is not None and profiled is not None
     assert found[0].sm_util_pct == profiled.wavg_sm_util_pct == pytest.approx(100.0 * 13 / 80)  # eight blocks an SM
-    assert (
-        read_kernel_table(db, replace(v100, sm=None)).kernels_of(op.signature, facts_of_op(op, 1))[0].sm_util_pct
-        is None
-    )  # type: ignore[index]
+    blind = read_kernel_table(db, replace(v100, sm=None)).kernels_of(op.signature, facts_of_op(op, 1))
+    assert blind is not None and blind[0].sm_util_pct is None
