@@ -10,6 +10,7 @@ from gpuprof.kernel_db.schema import TABLES
 from gpuprof.kernel_db.store import KernelDb
 
 _MEMORY_LIMIT = "4GB"
+_EXAMPLE = "select model, batch, latency_p50_ms from latest_models"
 #: The rows of ``models`` to look at first: of those measured alike, the newest.
 LATEST_MODELS = """
 create view latest_models as
@@ -55,6 +56,8 @@ def query(database: KernelDb, statement: str) -> QueryResult:
         connection.execute("set enable_external_access = false")
         connection.execute("set lock_configuration = true")
         answer = connection.execute(statement)
+        if answer is None:
+            raise InputError("the query is empty", f'write one, such as "{_EXAMPLE}"')
         columns = tuple(str(column[0]) for column in answer.description or ())
         return QueryResult(columns, tuple(answer.fetchall()))
     except duckdb.Error as error:
@@ -69,4 +72,4 @@ def _query_remedy(statement: str) -> str:
     words = statement.split(None, 1)
     if words and words[0].lower() not in {"select", "with", "from", "describe", "summarize"}:
         return "a query reads and changes nothing: begin with select"
-    return f"tables: {', '.join(TABLES)}; describe TABLE lists its columns"
+    return f"tables: {', '.join(TABLES)}, latest_models; describe TABLE lists its columns"

@@ -147,10 +147,13 @@ def load(
         require_planned_files(locate_files(found, base))
     streams, settings = traffic.make_streams(found, base)
     target = access.reach(server)
-    inputs = {one.model: str(read_stream_data(target, one)) for one in streams if one.data is not None}
+    read = {one.model: read_stream_data(target, one) for one in streams if one.data is not None}
+    inputs = {model: str(data) for model, data in read.items()}
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
+            if any(len(one) > 1 for one in read[stream.model].sequences):
+                notes.add(f"{stream.model}: sequences are sent as requests of their own, which wait for no answer")
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
     predictions = None

@@ -29,7 +29,8 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
     Raises
     ------
     InputError
-        When the map has merges, whose queue for several models Triton lacks.
+        When the map has merges, whose queue for several models Triton lacks, or a model has inputs or outputs that are
+        no tensors.
     """
     if deployment.merges:
         raise InputError(
@@ -49,6 +50,7 @@ def triton(deployment: DeploymentMap, base: Path) -> Bundle:
         if file is None:
             _add_note(bundle, f"the file of {replica.model} is not here: put it at {version}/model.onnx")
         else:
+            _require_tensors(file, replica.model)
             bundle.models[f"{version}/model.onnx"] = file
             bundle.models |= {f"{version}/{data}": path for data, path in model_files(file).items()}
         batched = file is None or has_leading_batch(file)
@@ -80,6 +82,18 @@ def has_leading_batch(file: Path) -> bool:
     return (
         set(axes) == set(inputs) and set(axes.values()) == {0} and all(o and not isinstance(o[0], int) for o in outputs)
     )
+
+
+def _require_tensors(file: Path, model: str) -> None:
+    """Refuse a model with sequences or maps, which Triton's backend for ONNX Runtime does not load."""
+    graph = read_onnx(file).model.graph
+    for value in (*graph.input, *graph.output):
+        kind = str(value.type.WhichOneof("value")).removesuffix("_type")
+        if kind not in ("tensor", "None"):
+            raise InputError(
+                f"triton cannot serve {model}: {value.name} is of kind {kind}, and it takes tensors alone",
+                'export the model without, of scikit-learn with options={"zipmap": False}; or export the map to k8s',
+            )
 
 
 def _dims(value: object) -> tuple[int | str | None, ...]:

@@ -59,3 +59,9 @@ def test_what_a_query_deletes_is_not_deleted(database: KernelDb) -> None:
     with pytest.raises(InputError):
         query(database, "delete from models")
     assert database.read("models").num_rows == 2
+
+
+@pytest.mark.parametrize("statement", ["", "  ;", "-- nothing"])
+def test_an_empty_query_is_refused_with_an_example(database: KernelDb, statement: str) -> None:
+    with pytest.raises(InputError, match=r"the query is empty.*from latest_models"):
+        query(database, statement)

@@ -133,6 +133,8 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     with gpuprof.serve(plan.deployment, gpuprof.ServeSettings(port=0, simulate=True)) as server:
         seen = gpuprof.load(server.url, server.map, traffic=traffic)
         sent = make_requests(Target.parse(server.url), *traffic.make_streams(server.map, tmp_path))
+        (tmp_path / "data.json").write_text('{"data": [[{"ids": [1, 2, 3]}, {"ids": [4, 5]}]]}')
+        apart = gpuprof.load(server.url, server.map, traffic=traffic)
         (tmp_path / "data.json").write_text('{"data": [{"words": [1]}]}')
         with pytest.raises(InputError, match=r"data\.json: data\[0\] lacks the input 'ids'"):
             gpuprof.load(server.url, server.map, traffic=traffic)
@@ -146,5 +148,7 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     (row,) = seen.rows()
     assert row["answered"] == row["sent"]
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
+    said = "text: sequences are sent as requests of their own, which wait for no answer"
+    assert said in apart.notes and said not in seen.notes
     with pytest.raises(InputError, match="--dim cannot change that"):
         replace(traffic, dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

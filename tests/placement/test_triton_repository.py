@@ -14,11 +14,13 @@ from onnx import helper
 from tritonclient.grpc import model_config_pb2
 
 from gpuprof.domain.deployment import DeploymentMap, parse_map
+from gpuprof.errors import InputError
 from gpuprof.pipeline.export import MapExportResult
 from gpuprof.placement.bundle import Bundle
 from gpuprof.placement.export import export
 from tests.placement.test_export import MAP
 from tests.placement.test_manifests import _model_with_external_data
+from tests.small_models import write_classifier
 
 
 def _with_file(name: str, path: str, batch: int = 2) -> DeploymentMap:
@@ -91,3 +93,9 @@ def test_a_name_that_no_folder_can_have_is_changed_and_said(tmp_path: Path) -> N
     assert _config(bundle).name == "models_net"
     assert any("ask for models/net as models_net" in note for note in bundle.notes)
     assert any("the file of models/net is not here" in note for note in bundle.notes)
+
+
+def test_a_model_with_maps_as_output_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    write_classifier(tmp_path / "c.onnx")
+    with pytest.raises(InputError, match=r"scores is of kind sequence, and it takes tensors alone.*zipmap"):
+        export(_with_file("c", "c.onnx"), "triton", base=tmp_path)
