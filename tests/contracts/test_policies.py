@@ -4,13 +4,16 @@ from gpuprof.placement.contract import PolicyContract, plain_device, sliced_devi
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options
+from gpuprof.placement.published.alpaserve import AlpaServe
 from gpuprof.placement.published.ffd import FirstFitDecreasing
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.placement.published.mig_serving import MigServing
 from gpuprof.placement.published.milp import Milp
+from gpuprof.placement.published.paris_elsa import ParisElsa
 from gpuprof.placement.published.parvagpu import ParvaGpu
+from gpuprof.placement.published.shepherd import Shepherd
 from gpuprof.placement.published.usher import Usher
 
 
@@ -102,3 +105,28 @@ class TestMigServing(PolicyContract):
 
     def policy(self) -> Policy:
         return MigServing()
+
+
+class TestShepherd(PolicyContract):
+    def policy(self) -> Policy:
+        return Shepherd()
+
+
+class TestShepherdOnSlicedDevices(TestShepherd):
+    fleet = ((sliced_device(), None),)
+
+
+class TestAlpaServe(PolicyContract):
+    def policy(self) -> Policy:
+        return AlpaServe()
+
+
+class TestAlpaServeOnSlicedDevices(TestAlpaServe):
+    fleet = ((sliced_device(), None),)
+
+
+class TestParisElsa(PolicyContract):
+    fleet = ((sliced_device(), None),)
+
+    def policy(self) -> Policy:
+        return ParisElsa()

@@ -10,8 +10,11 @@ from gpuprof.errors import InputError
 from gpuprof.placement.contract import LinearEstimator, demand, plain_device, problem, sliced_device, solve_and_check
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.problem import Options
+from gpuprof.placement.published.alpaserve import AlpaServe
 from gpuprof.placement.published.gpulet import Gpulet
 from gpuprof.placement.published.mig_serving import MigServing
+from gpuprof.placement.published.paris_elsa import ParisElsa
+from gpuprof.placement.published.shepherd import Shepherd
 from tests.placement.table import TabledEstimator
 
 BUDGET = Options(latency_budget=0.5)
@@ -62,9 +65,50 @@ def test_mig_serving_needs_mig() -> None:
         MigServing().place(problem([demand("m")], [(plain_device(), None)]))
 
 
-def test_optimal_needs_no_more_than_either() -> None:
+def test_optimal_needs_no_more_than_any() -> None:
     asked = [demand(f"m{i}", 120.0 + 40.0 * i, 50.0) for i in range(5)]
     given = problem(asked, [(sliced_device(), None)], options=BUDGET)
     best = len(solve_and_check(Optimal(), given)[0].gpus)
-    assert best <= len(solve_and_check(Gpulet(), given)[0].gpus)
-    assert best <= len(solve_and_check(MigServing(), given)[0].gpus)
+    for policy in (Gpulet(), MigServing(), Shepherd(), AlpaServe(), ParisElsa()):
+        assert best <= len(solve_and_check(policy, given)[0].gpus), policy
+
+
+def test_shepherd_gives_each_device_to_the_model_that_gains_most_from_it() -> None:
+    # A whole device takes 10 ms for a batch of eight: 800/s. After the first device a has 100/s left, b all its 150.
+    asked = [demand("a", 900.0, 60.0), demand("b", 150.0, 60.0)]
+    placement, _ = solve_and_check(Shepherd(), problem(asked, [(plain_device(), 2)], options=BUDGET))
+    assert [[(one.model, one.batch, one.rate_rps) for one in gpu.replicas()] for gpu in placement.gpus] == [
+        [("a", 8, 800.0)],
+        [("b", 8, 150.0)],
+    ]
+    assert [(one.model, one.rate_rps) for one in placement.unplaced] == [("a", pytest.approx(100.0))]
+    assert len(solve_and_check(Shepherd(), problem(asked, options=BUDGET))[0].gpus) == 3
+
+
+def test_alpaserve_puts_the_model_with_most_unserved_on_the_device_that_is_used_least() -> None:
+    # Batches of eight under 25, 50, 100% serve 200, 400, 800/s: c takes a device, then a half of the other, then b.
+    asked = [demand("a", 300.0), demand("b", 200.0), demand("c", 500.0)]
+    placement, _ = solve_and_check(AlpaServe(), problem(asked, [(plain_device(), 2)], options=BUDGET))
+    assert [{(one.model, one.share.sm_pct) for one in gpu.replicas()} for gpu in placement.gpus] == [
+        {("c", 100.0)},
+        {("a", 50.0), ("b", 25.0)},
+    ]
+
+
+@pytest.mark.parametrize(("slo_ms", "profile", "count"), [(200.0, "1g.10gb", 3), (60.0, "2g.20gb", 2)])
+def test_paris_takes_the_smallest_instance_that_the_batch_at_its_knee_suits(
+    slo_ms: float, profile: str, count: int
+) -> None:
+    # Of all sizes the knee is a batch of four, 667 a second of a whole device: 86/s in one slice, 173/s in two. Within
+    # 30 ms one slice holds no more than a batch of one, 43/s.
+    given = problem([demand("m", 200.0, slo_ms)], [(sliced_device(), None)], options=BUDGET)
+    placement, _ = solve_and_check(ParisElsa(), given)
+    replicas = [one for gpu in placement.gpus for one in gpu.replicas()]
+    assert [one.share.mig for one in replicas].count(profile) == count - (profile == "2g.20gb")
+    assert len(replicas) == count
+    assert {one.batch for one in replicas if one.share.mig == profile} == {4}
+
+
+def test_paris_needs_mig() -> None:
+    with pytest.raises(InputError, match="paris-elsa needs a device with MIG but the fleet has plain"):
+        ParisElsa().place(problem([demand("m")], [(plain_device(), None)]))

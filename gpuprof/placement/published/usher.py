@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from random import Random
 
 from gpuprof.domain.demand import Demand
+from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
@@ -50,11 +52,16 @@ class Usher:
         Models in a group at most.
     without : {"", "CM", "WD", "S"}
         The paper's ablations: no compute- and memory-heavy classes, no workload division, no sorting.
+    orders : int
+        USHER's result depends on the order of the demands, which it takes as given: of equal matchings and equally
+        good configurations the first is kept. With more than one, so many orders are tried, the given one first and
+        others drawn at random, and the best map is kept; what the worst and the best came to stands in ``found_by``.
     """
 
     creq: CreqMetric = "max-occupancy"
     group_size: int = 4
     without: Ablation = ""
+    orders: int = 1
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
@@ -62,8 +69,20 @@ class Usher:
         Raises
         ------
         InputError
-            When no model has a compute requirement by the metric.
+            When no model has a compute requirement by the metric, or ``orders`` is below one.
         """
+        if self.orders < 1:
+            raise InputError(f"orders must be at least 1 but got {self.orders}")
+        if self.orders == 1:
+            return self._place_in_order(problem)
+        made = [self._place_in_order(one) for one in _reorder(problem, self.orders)]
+        ranks = [_rank(problem, one) for one in made]
+        best, worst = max(ranks), min(ranks)
+        served = f"{worst[0]:.6g} to {best[0]:.6g} requests/s at {-worst[1]:.4g} to {-best[1]:.4g} an hour"
+        found = f"the best of {len(made)} orders of the demands, which serve {served}"
+        return replace(made[ranks.index(best)], found_by=found)
+
+    def _place_in_order(self, problem: Problem) -> Placement:
         segments = Segments(problem, capped=False)
         known, means = self._know_requirements(problem, segments)
         require_metric(bool(means), self.creq)
@@ -198,6 +217,24 @@ def _fewer(options: Sequence[Option], most: int) -> list[Option]:
     partial = [one for one in options if one not in whole]
     few = max(most - len(whole), min(len(partial), most // 2))
     return whole[: most - few] + partial[:: max(1, math.ceil(len(partial) / max(1, few)))][:few]
+
+
+def _reorder(problem: Problem, count: int) -> Iterator[Problem]:
+    """Yield the problem with its demands in different orders, as they are given first."""
+    random, seen = Random(problem.options.seed), set[tuple[str, ...]]()
+    demands = list(problem.demands)
+    for _ in range(count):
+        names = tuple(demand.model for demand in demands)
+        if names not in seen:
+            seen.add(names)
+            yield replace(problem, demands=tuple(demands))
+        random.shuffle(demands)
+
+
+def _rank(problem: Problem, placement: Placement) -> tuple[float, float]:
+    """Return what placements are compared by: most requests served, then least cost."""
+    cost = sum(problem.entry(gpu.device).price_per_hour for gpu in placement.gpus)
+    return round(sum(placement.rates_rps().values()), 6), -cost
 
 
 def _dominates(better: Option, worse: Option) -> bool:

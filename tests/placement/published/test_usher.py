@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
 import pytest
@@ -131,3 +132,17 @@ def test_what_serves_everything_is_not_left_out_where_there_are_too_many_configu
     models = "alexnet densenet121 efficientnet_b7 mobilenet_v2"
     _, deployment = solve_and_check(Usher(creq="wao"), thesis(models, 20_000.0, 400.0, 400))
     assert deployment.predicted.goodput_rps == pytest.approx(80_000.0)
+
+
+def test_the_best_order_of_the_demands_is_found_where_that_is_asked_for() -> None:
+    given = thesis(ACROSS_GROUPS, 400.0, 300.0)
+    by_order = [
+        sum(Usher().place(replace(given, demands=tuple(order))).rates_rps().values())
+        for order in (given.demands, given.demands[::-1])
+    ]
+    placement, _ = solve_and_check(Usher(orders=12), given)
+    assert sum(placement.rates_rps().values()) >= max(by_order)
+    assert placement.found_by is not None and placement.found_by.startswith("the best of 12 orders of the demands")
+    assert Usher(orders=12).place(given) == placement
+    with pytest.raises(InputError, match="orders must be at least 1 but got 0"):
+        Usher(orders=0).place(given)

@@ -1,0 +1,79 @@
+"""AlpaServe's greedy selection: the model with most unserved requests goes where least is used (Li et al., OSDI'23)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpuprof.domain.demand import Demand
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import Bin
+from gpuprof.placement.cover import MOST_REPLICAS, Cost, make_cost
+from gpuprof.placement.fleet_bins import FleetBins
+from gpuprof.placement.placement import PlacedReplica, Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
+
+
+@dataclass(frozen=True, slots=True)
+class AlpaServe:
+    """The fast form of Algorithm 1 (§4.2), without model parallelism: every model here fits a device.
+
+    Again and again the model with the most unserved requests gets a replica on the device that is used least. Decided
+    here: models share a device by shares instead of by turns, which is what a map can promise; a replica gets the
+    smallest share that serves all that is left of its model, or else the one that serves most for its size; what a
+    device is used for is the sum of its shares; all devices of a fixed fleet are there from the start, those of an
+    elastic one are opened when no other has room; whether neighbours bear each other is the estimator's to say.
+    """
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement."""
+        segments = Segments(problem, capped=False)
+        bins, cost = FleetBins(problem, segments), make_cost(problem)
+        for entry in problem.fleet.entries:
+            for _ in range(entry.count or 0):
+                bins.open(entry.device.name)
+        choices = {demand.model: _list_choices(problem, segments, demand) for demand in problem.demands}
+        left = {demand.model: demand.rate_rps for demand in problem.demands}
+        counts = dict.fromkeys(left, 0)
+        waiting = list(problem.demands)
+        while waiting:
+            demand = max(waiting, key=lambda one: (one.priority, left[one.model]))
+            served = 0.0
+            if counts[demand.model] < min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
+                served = _add_replica(bins, segments, choices[demand.model], cost, left[demand.model])
+            left[demand.model] -= served
+            counts[demand.model] += 1
+            if not served or left[demand.model] <= demand.rate_rps * 1e-9:
+                waiting.remove(demand)
+        return with_unplaced(problem, segments, Placement("alpaserve", bins.to_gpus()))
+
+
+def _list_choices(problem: Problem, segments: Segments, demand: Demand) -> list[Segment]:
+    found: list[Segment] = []
+    for entry in problem.fleet.entries:
+        with suppress(InputError):
+            found += segments.best(demand, entry.device)
+    return found
+
+
+def _add_replica(bins: FleetBins, segments: Segments, choices: Sequence[Segment], cost: Cost, left: float) -> float:
+    """Put one replica somewhere; return the requests/s that it serves, 0 where there is no room for any."""
+    enough = sorted((one for one in choices if one.capacity_rps >= left), key=cost)
+    others = sorted(choices, key=lambda one: -one.capacity_rps / cost(one))
+    for segment in (*enough[:1], *others):
+        replica = segment.replica(min(left, segment.capacity_rps))
+        for one in sorted(bins.bins, key=_used):
+            if one.device.name == segment.device and one.add(replica, segments):
+                return replica.rate_rps
+        fresh = bins.open(segment.device)
+        if fresh is not None and fresh.add(replica, segments):
+            return replica.rate_rps
+    return 0.0
+
+
+def _used(one: Bin) -> float:
+    replicas: list[PlacedReplica] = [replica for partition in one.partitions for replica in partition.replicas]
+    return sum(one.device.fraction(replica.share) for replica in replicas)

@@ -1,0 +1,84 @@
+"""Shepherd's idea for a plan that stands: every device serves one model (Zhang et al., NSDI'23)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gpuprof.domain.demand import Demand
+from gpuprof.errors import InputError
+from gpuprof.placement.bin import Bin
+from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
+from gpuprof.placement.placement import Placement
+from gpuprof.placement.problem import Problem
+from gpuprof.placement.segment import Segment, Segments
+from gpuprof.placement.unplaced_reasons import with_unplaced
+
+
+@dataclass(frozen=True, slots=True)
+class Shepherd:
+    """Whole devices, each for one model with the batch that serves most within the SLO, as USHER §5.2 compares with it.
+
+    Shepherd's planner groups streams and gives each group devices of its own so that most is served in time; its online
+    part serves one model at a time on a device. Decided here, where a map stands for longer: a group is one model; each
+    further device goes to the model of the highest priority that is not served, then to the one that gains most
+    goodput for its price, which for groups of one is the planner's optimum, as every further device of a model gains
+    no more than the one before. Preemption has no place in a map.
+    """
+
+    def place(self, problem: Problem) -> Placement:
+        """Return the placement."""
+        segments = Segments(problem, capped=False)
+        known = {demand.model: _find_whole(problem, segments, demand) for demand in problem.demands}
+        left = {demand.model: demand.rate_rps for demand in problem.demands}
+        chosen: dict[str, list[Segment]] = {demand.model: [] for demand in problem.demands}
+        free = {entry.device.name: entry.count for entry in problem.fleet.entries}
+        while (best := _find_best(problem, known, left, chosen, free)) is not None:
+            chosen[best.model].append(best)
+            left[best.model] = max(0.0, left[best.model] - best.capacity_rps)
+            count = free[best.device]
+            free[best.device] = None if count is None else count - 1
+        gpus = []
+        for demand in problem.by_priority():
+            own = chosen[demand.model]
+            for segment, rate in share_out_rate(demand.rate_rps, own).parts if own else ():
+                one = Bin(problem.device(segment.device))
+                one.add(segment.replica(rate), segments)
+                gpus.append(one.to_gpu())
+        return with_unplaced(problem, segments, Placement("shepherd", tuple(gpus)))
+
+
+def _find_whole(problem: Problem, segments: Segments, demand: Demand) -> list[Segment]:
+    """Return for each kind of device the segment on all of it, or on the largest part that anything is known of."""
+    found = []
+    for entry in problem.fleet.entries:
+        with suppress(InputError):
+            share = max(problem.estimator.shares(demand.model, entry.device), key=entry.device.fraction)
+            segment = segments.best_of(demand, entry.device, share)
+            if segment is not None:
+                found.append(segment)
+    return found
+
+
+def _find_best(
+    problem: Problem,
+    known: Mapping[str, list[Segment]],
+    left: Mapping[str, float],
+    chosen: Mapping[str, list[Segment]],
+    free: Mapping[str, int | None],
+) -> Segment | None:
+    """Return what the next device serves; None when all is served or nothing more can be."""
+    best: tuple[int, float, Segment] | None = None
+    for demand in problem.by_priority():
+        if left[demand.model] <= demand.rate_rps * 1e-9:
+            continue
+        if len(chosen[demand.model]) >= min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
+            continue
+        for segment in known[demand.model]:
+            if free[segment.device] == 0:
+                continue
+            gain = min(left[demand.model], segment.capacity_rps) / problem.entry(segment.device).price_per_hour
+            if best is None or (demand.priority, gain) > best[:2]:
+                best = (demand.priority, gain, segment)
+    return None if best is None else best[2]
