@@ -16,6 +16,7 @@ from bench.reproduce import command
 from bench.reproduce.igniter_runs import Blind, place, problem, seen, v100_estimator
 from bench.reproduce.reproduction import Fact, Reproduction
 from gpuprof.domain.deployment import Replica
+from gpuprof.domain.estimate import Estimator
 from gpuprof.placement.comparison import Outcome
 from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.policies import Policy
@@ -24,7 +25,7 @@ from gpuprof.placement.published.gslice import Gslice
 from gpuprof.placement.published.igniter import Igniter
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
-_POLICIES: Mapping[str, Policy] = {
+POLICIES: Mapping[str, Policy] = {
     "igniter": Igniter(),
     "gpulet": Gpulet(),
     "gpulet blind": Gpulet(),
@@ -58,11 +59,10 @@ _WHY = (
 def compute(reference: Path) -> Reproduction:
     """Place the workloads by every policy, and simulate each map with interference."""
     estimator = v100_estimator(reference)
-    given, blind = problem(estimator, ("v100",)), problem(Blind(estimator), ("v100",))
-    outcomes = {n: place(blind if n.endswith("blind") else given, n, policy) for n, policy in _POLICIES.items()}
+    outcomes = place_all(estimator)
     broken = {name: () if one.deployment is None else seen(one.deployment, estimator) for name, one in outcomes.items()}
     rows = tuple(
-        (name, *_figures(outcomes[name]), float(len(broken[name])), " ".join(broken[name])) for name in _POLICIES
+        (name, *_figures(outcomes[name]), float(len(broken[name])), " ".join(broken[name])) for name in POLICIES
     )
     return Reproduction(
         title="iGniter Figure 14: the twelve workloads W1 … W12 on V100",
@@ -73,6 +73,12 @@ def compute(reference: Path) -> Reproduction:
         charts=(_chart(outcomes),),
         sound=not any(one.violations for name, one in outcomes.items() if name != "ffd+"),
     )
+
+
+def place_all(estimator: Estimator) -> dict[str, Outcome]:
+    """Return what each policy makes of the workloads; a blind one is told nothing of neighbours."""
+    given, blind = problem(estimator, ("v100",)), problem(Blind(estimator), ("v100",))
+    return {name: place(blind if name.endswith("blind") else given, name, one) for name, one in POLICIES.items()}
 
 
 def _figures(outcome: Outcome) -> tuple[float | None, float | None]:

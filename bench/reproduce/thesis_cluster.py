@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from gpuprof.estimators.queueing.queueing import BatchQueue
 from gpuprof.placement.contract import evidence
 from gpuprof.placement.deploy import to_map
 from gpuprof.placement.feasibility import check
+from gpuprof.placement.optimal.optimal import Optimal
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.policies import Policy
 from gpuprof.placement.problem import Options as PlanOptions
@@ -46,11 +47,16 @@ POLICIES: Mapping[str, Policy] = {
     "ao-milp": Milp(),
     "wsm-milp": Milp(creq="wsm"),
     "igniter": Igniter(),
+    "optimal": Optimal(),
 }
+#: gpuprof's own, planned with queues, its replicas under their shares, and served by its own rules.
+OWN = "optimal"
 #: Bytes of a request: 3 × 224 × 224 float32, and 512 token numbers of 64 bits (§6.1.2).
 _IMAGE_BYTES, _TEXT_BYTES = 602_112.0, 4_096.0
 _LANGUAGE = ("bert", "bloom_560", "gpt2", "t5", "xlnet")
 _SOLVER_S = 20.0
+#: Longest search of `optimal`, and the batch whose way to its node it plans with.
+_OWN_LIMIT_S, _OWN_BATCH = 5.0, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +71,23 @@ class Experiment:
     slo_ms : float
     arrived : float
         Part of the target that the clients reached: they sleep between requests, and sending takes time too.
+    weights : tuple of float
+        Of each model's rate, in parts of ``rate_rps``; empty: all alike.
     """
 
     models: tuple[str, ...]
     rate_rps: float
     slo_ms: float
     arrived: float = 1.0
+    weights: tuple[float, ...] = ()
+
+    def rate_of(self, model: str) -> float:
+        """Return the target rate of a model."""
+        return self.rate_rps * (self.weights[self.models.index(model)] if self.weights else 1.0)
 
     def problem(self, estimator: Estimator, gpus: int | None, budget: float) -> Problem:
         """Return it on so many V100; None: as many as needed."""
-        demands = tuple(Demand(model, self.rate_rps, Slo(self.slo_ms)) for model in self.models)
+        demands = tuple(Demand(model, self.rate_of(model), Slo(self.slo_ms)) for model in self.models)
         options = PlanOptions(latency_budget=budget, time_limit_s=_SOLVER_S)
         return Problem(demands, Fleet((FleetEntry(v100(), gpus),)), estimator, BatchQueue(), options)
 
@@ -107,12 +120,24 @@ def plan(policy: str, experiment: Experiment, gpus: int | None) -> Plan:
 
     iGniter plans for as many GPUs as needed, and the first ``gpus`` of them are used (§5.1.5).
     """
+    if policy == OWN:
+        return _plan_own(experiment, gpus)
     igniter = policy == "igniter"
     estimator = SharedV100() if igniter else thesis_estimator()
     given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
     deployment = to_map(given, POLICIES[policy].place(given))
     sound = not check(deployment, evidence(given))
     return Plan(policy, deployment if gpus is None else first_gpus(deployment, gpus), sound)
+
+
+def _plan_own(experiment: Experiment, gpus: int | None) -> Plan:
+    """Return what `optimal` decides with queues and shares, told how long a request is on its way."""
+    given = experiment.problem(SharedV100(step_pct=10.0), gpus, 1.0)
+    longest = max(_leg_ms(model, _OWN_BATCH) for model in experiment.models)
+    options = replace(given.options, latency_budget=None, time_limit_s=_OWN_LIMIT_S, overhead_ms=longest)
+    given = replace(given, options=options)
+    deployment = to_map(given, POLICIES[OWN].place(given))
+    return Plan(OWN, deployment, not check(deployment, evidence(given)))
 
 
 def first_gpus(deployment: DeploymentMap, count: int) -> DeploymentMap:
@@ -140,13 +165,15 @@ def arrived_rps(experiment: Experiment) -> dict[str, float]:
 
 def _arrivals(experiment: Experiment, model: str, seed: int) -> Times:
     """Draw a model's requests: exponential gaps (§4.3.1, listing 4.4)."""
-    mean = experiment.rate_rps * experiment.arrived
+    mean = experiment.rate_of(model) * experiment.arrived
     random = np.random.default_rng([seed, experiment.models.index(model)])
     times = Gamma(mean).stream(random).take(int(mean * SECONDS + 10.0 * (mean * SECONDS) ** 0.5 + 10.0))
     return times[times < SECONDS * 1e9]
 
 
 def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
+    if made.policy == OWN:
+        return _run_own(made, experiment, seed)
     served = as_served(made)
     arrivals: dict[str, ArrivalProcess] = {}
     for model in experiment.models:
@@ -156,7 +183,7 @@ def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
         arrivals |= {name: RecordedArrivals(part, SECONDS) for name, part in zip(streams, parts, strict=True)}
     in_time = dict.fromkeys(experiment.models, 0.0)
     if arrivals:
-        legs = {replica.model: (_leg_ms(replica), 0.0) for _, _, _, replica in served.places()}
+        legs = {replica.model: (_leg_ms(replica.model, replica.batch), 0.0) for _, _, _, replica in served.places()}
         options = SimulationOptions(
             SECONDS, seed=seed, refuse_hopeless=False, legs_ms=legs, batch_timeout_ms=TIMEOUT_MS
         )
@@ -165,10 +192,26 @@ def _run(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
     return in_time
 
 
-def _leg_ms(replica: Replica) -> float:
+def _run_own(made: Plan, experiment: Experiment, seed: int) -> dict[str, float]:
+    """Return the goodput of a map by the rules of gpuprof's own server, requests as long on their way as batches."""
+    served, legs = made.deployment, dict[str, tuple[float, float]]()
+    for _, _, _, replica in served.places():
+        on_its_way = _leg_ms(replica.model, replica.batch)
+        legs[replica.model] = (max(on_its_way, legs.get(replica.model, (0.0, 0.0))[0]), 0.0)
+    arrivals: dict[str, ArrivalProcess] = {
+        model: RecordedArrivals(_arrivals(experiment, model, seed), SECONDS) for model in legs
+    }
+    in_time = dict.fromkeys(experiment.models, 0.0)
+    if arrivals:
+        for outcome in simulate(served, arrivals, SimulationOptions(SECONDS, seed=seed, legs_ms=legs)).models:
+            in_time[outcome.model] += outcome.goodput_rps
+    return in_time
+
+
+def _leg_ms(model: str, batch: int) -> float:
     """Return how long a full batch is on its way from the router to its node (§4.6.2)."""
-    language = replica.model.split("@")[0] in _LANGUAGE
-    return THESIS.ms(replica.batch * (_TEXT_BYTES if language else _IMAGE_BYTES))
+    language = model.split("@")[0] in _LANGUAGE
+    return THESIS.ms(batch * (_TEXT_BYTES if language else _IMAGE_BYTES))
 
 
 def in_turn(times: Times, batches: Sequence[int]) -> list[Times]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.igniter_profiles import table_3
-from bench.reproduce import igniter_fig14, igniter_fig20
+from bench.reproduce import igniter_fig12, igniter_fig14, igniter_fig18, igniter_fig20, igniter_fig21
 from bench.reproduce.igniter_runs import Blind, place, problem, scaled, with_interference
 from gpuprof.domain.catalogue import device
 from gpuprof.domain.estimate import Workload
@@ -91,3 +91,45 @@ def test_a_map_is_simulated_with_the_times_beside_all_on_the_same_gpu(estimator:
             or whole
             > estimator.estimate(replica.model, V100, replica.batch, Share(replica.sm_share_pct)).latency_ms.value
         )
+
+
+def test_figure_12_compares_each_published_pair_with_what_is_predicted_of_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = IgniterEstimator(None, coefficients={"v100": (HARDWARE, MODELS)})
+    monkeypatch.setattr(igniter_fig12, "published_estimator", lambda *_: model)
+    beside = [Workload("vgg19", 4, Share(50.0))]
+    said = model.estimate("alexnet", V100, 8, Share(50.0), beside).latency_ms.value
+    folder = tmp_path / "igniter_v100"
+    folder.mkdir()
+    header = "pair,model,batch,mps_share_pct,latency_ms,beside,beside_batch,beside_mps_share_pct"
+    (folder / "pairs.csv").write_text(f"{header}\n0,alexnet,8,50,{said / 1.25},vgg19,4,50\n")
+    found = igniter_fig12.compute(tmp_path)
+    assert found.row("alexnet") == pytest.approx((1.0, 25.0, 25.0))
+
+
+def test_figure_18_has_the_shares_that_the_text_says_and_the_neighbours(
+    estimator: IgniterEstimator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(igniter_fig18, "v100_estimator", lambda _: estimator)
+    found = igniter_fig18.compute(NOWHERE)
+    assert [fact.agrees for fact in found.facts[:3]] == [True] * 3
+    assert found.row("igniter")[:2] == (20.0, 7.5)
+    assert found.row("igniter")[-1] == "W3"
+
+
+def test_figure_21_gives_optimal_as_many_workloads_and_no_more_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "igniter_v100").mkdir()
+    monkeypatch.setattr(
+        igniter_fig21,
+        "read_estimator",
+        lambda _, names: IgniterEstimator(
+            None, coefficients={"v100": (HARDWARE, {name: MODELS[model] for name, model in names.items()})}
+        ),
+    )
+    monkeypatch.setattr(igniter_fig21, "_LIMIT_S", 1.0)
+    found = igniter_fig21.compute(tmp_path, (3, 14))
+    assert [row[0] for row in found.rows] == ["3", "14"]
+    assert all(isinstance(row[3], float) and isinstance(row[5], float) and row[5] <= row[3] for row in found.rows)

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from bench.parvagpu_profiles import read_latencies
-from bench.reproduce import parvagpu_fig5, parvagpu_fig6, parvagpu_fig7, parvagpu_fig10
+from bench.reproduce import (
+    parvagpu_fig3,
+    parvagpu_fig5,
+    parvagpu_fig6,
+    parvagpu_fig7,
+    parvagpu_fig8,
+    parvagpu_fig9,
+    parvagpu_fig10,
+)
 from bench.reproduce.mps_stand_in import MpsStandIn
 from bench.reproduce.parvagpu_runs import POLICIES, fragmentation, gpus, saved_pct, scenarios, slack
 from gpuprof.domain.catalogue import device
@@ -88,3 +96,34 @@ def test_figure_10_multiplies_services(tmp_path: Path, monkeypatch: pytest.Monke
     found = parvagpu_fig10.compute(write_parvagpu(tmp_path, rates=(690.0, 680.0)), (1, 3))
     assert found.row("parvagpu") == (2, 6)
     assert found.row("optimal") == (2, 6)
+
+
+def test_figures_3_and_4_are_the_published_table(reference: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parvagpu_fig3, "MODEL", "a")
+    found = parvagpu_fig3.compute(reference)
+    # One process in two slices: 200/s whatever the batch; two of 110/s each.
+    first, second, third = found.row("requests/s, 1 processes, 2 slices")[:3]
+    assert (first, third) == pytest.approx((200.0, 200.0))
+    assert second is None
+    assert found.row("requests/s, 2 processes, 2 slices")[0] == pytest.approx(220.0)
+    assert found.row("ms, 2 processes, 2 slices")[2] == pytest.approx(4000.0 / 110.0)
+
+
+def test_figure_8_counts_who_is_late_and_says_nothing_of_maps_that_do_not_serve_all(reference: Path) -> None:
+    found = parvagpu_fig8.compute(reference, (1,))
+    assert found.sound
+    assert found.row("parvagpu")[0] == pytest.approx(100.0)
+    slow = {one: 20.0 * ms for one, ms in read_latencies(reference / "parvagpu_a100").items()}
+    deployment = scenarios(reference, (1,))[0]["parvagpu"].deployment
+    assert deployment is not None
+    assert all(
+        replica.batch_latency_ms is not None and len(replica.batch_latency_ms) == replica.batch
+        for *_, replica in parvagpu_fig8.with_times(deployment, slow).places()
+    )
+
+
+def test_figures_9_and_11_have_a_time_for_each_policy(reference: Path) -> None:
+    found = parvagpu_fig9.compute(reference, (1,), (1, 2))
+    assert found.header == ("policy", "S1", "S1 ×1", "S1 ×2")
+    assert found.column("policy") == POLICIES
+    assert all(isinstance(cell, float) and cell > 0.0 for row in found.rows for cell in row[1:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.published_measurements import v100
-from bench.reproduce import thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
+from bench.reproduce import (
+    thesis_appendix,
+    thesis_cluster,
+    thesis_fig6_1,
+    thesis_fig6_10,
+    thesis_fig6_15,
+    thesis_placements,
+)
 from bench.reproduce.shared_v100 import SharedV100
 from bench.reproduce.thesis_cluster import (
     Experiment,
@@ -110,14 +118,54 @@ def test_only_policies_that_set_shares_are_slowed_by_them() -> None:
         assert (first.batch_latency_ms[0] > alone * 1.01) is slower
 
 
-def test_the_figures_of_the_thesis_have_their_rows_and_facts() -> None:
+def test_the_figures_of_the_thesis_have_their_rows_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 0.5)
     one = thesis_fig6_1.compute(NOWHERE, (1,))
     assert one.sound
     ideal = one.row("ideal")[0]
     assert isinstance(ideal, float)
     assert all(isinstance(row[1], float) and 0.0 < row[1] <= ideal for row in one.rows)
     assert next(fact for fact in one.facts if fact.what == "GPUs that usher needs for all").agrees
-    assert len(thesis_fig6_10.compute(NOWHERE, (1,)).rows) == 5
+    assert len(thesis_fig6_10.compute(NOWHERE, (1,)).rows) == 6
     load = thesis_fig6_15.compute(NOWHERE, (1000,), (350,))
     assert [fact.agrees for fact in load.facts] == [True]
     assert len(load.charts) == 1
+
+
+def test_each_map_of_the_thesis_stands_beside_the_best_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 2.0)
+    found = thesis_placements.compute(NOWHERE, thesis_placements.MAPS[:1])
+    assert found.sound
+    (_, _, _, usher, text), (_, name, _, best, _) = found.rows
+    assert name == "optimal"
+    assert isinstance(usher, float) and isinstance(best, float) and best > 0.0
+    assert text == "[alexnet 128 93%] [efficientnet_b7 8 93%]"
+
+
+def test_optimal_is_served_by_its_own_rules_and_keeps_an_easy_slo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 1.0)
+    experiment = thesis_fig6_15.experiment(1000, 350)
+    made = plan("optimal", experiment, 4)
+    assert made.sound
+    assert sum(goodput(made, experiment).values()) > 0.95 * sum(arrived_rps(experiment).values())
+
+
+def test_without_shares_wao_usher_is_no_longer_slowed_and_a_mix_has_its_weights() -> None:
+    setting = next(thesis_appendix.list_settings())
+    _, experiment, gpus = setting.at[3]
+    for policy, gains in (("wao-usher", True), ("ao-milp", False)):
+        made = plan(policy, experiment, gpus)
+        apart = sum(goodput(thesis_appendix.serve_plan(made, setting), experiment).values())
+        under = sum(goodput(thesis_appendix.serve_plan(made, replace(setting, shares=True)), experiment).values())
+        assert (apart > 1.5 * under) is gains
+    mixed = list(thesis_appendix.list_settings())[2].at[0][1]
+    assert sum(map(mixed.rate_of, mixed.models)) == pytest.approx(1000.0)
+    assert mixed.rate_of("alexnet") == pytest.approx(2.0 * mixed.rate_of("bert"))
+
+
+def test_the_appendix_has_a_row_for_each_figure_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thesis_cluster, "_OWN_LIMIT_S", 0.5)
+    setting = next(thesis_appendix.list_settings())
+    found = thesis_appendix.compute(NOWHERE, [replace(setting, at=setting.at[:1])])
+    assert [row[:2] for row in found.rows] == [("A.1", policy) for policy in thesis_cluster.POLICIES]
+    assert len(found.charts) == 1

@@ -81,7 +81,7 @@ def test_shepherd_gives_each_device_to_the_model_that_gains_most_from_it() -> No
         [("a", 8, 800.0)],
         [("b", 8, 150.0)],
     ]
-    assert [(one.model, one.rate_rps) for one in placement.unplaced] == [("a", pytest.approx(100.0))]
+    assert {one.model: one.rate_rps for one in placement.unplaced} == pytest.approx({"a": 100.0})
     assert len(solve_and_check(Shepherd(), problem(asked, options=BUDGET))[0].gpus) == 3
 
 
