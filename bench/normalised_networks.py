@@ -22,6 +22,15 @@ def write_unfolded(name: str, source: Path, target: Path) -> None:
     onnx.save(model, str(target))
 
 
+def write_normalised(path: Path) -> None:
+    """Put a batch normalisation behind each convolution of the network at ``path``, whose export folded them."""
+    model = onnx.load(str(path), load_external_data=False)
+    nodes = _add_normalisations(model.graph, list(model.graph.node))
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    onnx.save(model, str(path))
+
+
 def _drop_scales(graph: GraphProto) -> list[NodeProto]:
     """Return the nodes without Caffe's layers: ``Mul`` and ``Add`` of constants behind a batch normalisation."""
     made = {name: node for node in graph.node for name in node.output}

@@ -42,6 +42,7 @@ SUBPACKAGES = {
         "memory",
         "roofline",
         "cross_gpu",
+        "creq",
         "measured",
         "learned",
         "gk",

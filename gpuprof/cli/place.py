@@ -75,7 +75,7 @@ def place(
 
 def print_map(result: PlaceResult, chosen: Format) -> None:
     """Print the replicas of a map and, for people, what is predicted of the whole."""
-    from gpuprof.domain.map_sources import describe_basis, describe_sources, record_basis
+    from gpuprof.domain.map_sources import describe_basis, describe_requirements, describe_sources, record_basis
     from gpuprof.domain.map_summary import summarize_map
 
     deployment, rows = result.deployment, result.rows()
@@ -95,5 +95,5 @@ def print_map(result: PlaceResult, chosen: Format) -> None:
         sys.stdout.write(summarize_map(deployment) + "\n")
         if sources := describe_sources(deployment):
             sys.stdout.write(f"Times: {sources}.\n")
-        if basis := describe_basis(deployment):
-            sys.stdout.write(f"{basis}.\n")
+        for line in filter(None, (describe_basis(deployment), describe_requirements(deployment))):
+            sys.stdout.write(f"{line}.\n")

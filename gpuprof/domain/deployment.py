@@ -46,10 +46,19 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
+class RequiredCompute(_Part):
+    """Creq in percent of the device by ``metric``, with which the policy planned; ``source``: profiled or predicted."""
+
+    metric: str
+    pct: NonNegative
+    interval_pct: Interval | None = None
+    source: str
+
+
 class ReplicaPrediction(_Part):
     """What is predicted of one replica at its rate; intervals are 90%, null where nothing is known of the error.
 
-    ``memory_bytes`` is of all processes together.
+    ``memory_bytes`` is of all processes together; ``creq`` is there where the policy planned by it.
     """
 
     latency_ms: NonNegative
@@ -68,6 +77,11 @@ class ReplicaPrediction(_Part):
     utilization: NonNegative | None = None
     memory_bytes: Annotated[int, Field(ge=0)] | None = None
     source: str = ""
+    creq: RequiredCompute | None = None
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without_empty(write(self), "creq")
 
 
 class MergedRate(_Part):

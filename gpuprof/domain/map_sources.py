@@ -78,6 +78,23 @@ def describe_basis(deployment: DeploymentMap) -> str:
     return "; ".join(words)
 
 
+def describe_requirements(deployment: DeploymentMap) -> str:
+    """Return one line that says which compute requirements no profiler measured and within what they are.
+
+    Empty where the policy did not plan by them, or all were profiled.
+    """
+    words: dict[str, None] = {}
+    metrics: dict[str, None] = {}
+    for _, gpu, _, replica in deployment.places():
+        creq = replica.predicted.creq
+        if creq is None or kind_of_source(creq.source) in (MEASURED, INTERPOLATED):
+            continue
+        metrics[creq.metric] = None
+        within = "" if creq.interval_pct is None else " ({:.0f} to {:.0f})".format(*creq.interval_pct)
+        words[f"{replica.model} at batch {replica.batch} {creq.pct:.0f}%{within} of {gpu.device}"] = None
+    return f"{' and '.join(metrics)} predicted, not profiled: {'; '.join(words)}" if words else ""
+
+
 def is_observed(deployment: DeploymentMap) -> bool:
     """Return whether all times of a map were measured or lie between what was."""
     return all(part.kind in (MEASURED, INTERPOLATED) for part in split_by_source(deployment))

@@ -59,6 +59,17 @@ Integers: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 
+def cap_occupancy(sums: ArrayLike) -> Floats:
+    """Return sums of what kernels that run at once occupy, in percent, as a device has it: at most 100.
+
+    Occupancies and SM utilisations are of kernels measured alone. Where those of concurrent kernels add up to more than
+    there is, their blocks wait for one another, and together they have what there is. USHER (§3.2) and the thesis (eq.
+    5.3) add up and leave open what more than 100 means; its Table A.1 goes up to 100.00. The one rule wherever they are
+    summed: in profiles, in the GK-Estimator, and in policies, for databases of others.
+    """
+    return np.minimum(np.asarray(sums, dtype=np.float64), 100.0)
+
+
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
     """A kernel launch, as a profiler reports it.

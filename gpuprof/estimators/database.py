@@ -17,6 +17,7 @@ from gpuprof.domain.runtime_variant import RuntimeVariant, rank_variants
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import Sizes, describe_sizes, sized_name, split_name
 from gpuprof.errors import InputError, unknown_name
+from gpuprof.estimators.creq.creq import UnprofiledRequirements
 from gpuprof.estimators.cross_gpu.execution import Execution
 from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
 from gpuprof.estimators.cross_gpu.measured_ops import read_timed_ops
@@ -87,6 +88,7 @@ class DatabaseEstimator:
         self._learned = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
         self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph, lambda device: timed(device.name))
+        self._unprofiled = UnprofiledRequirements(self._cross_gpu)
         self._files: dict[str, MeasuredModel] = {}
         self._works: dict[str, WorkByBatch | None] = {}
         self._surfaces: dict[tuple[str, str, int], Surface] = {}
@@ -258,17 +260,22 @@ class DatabaseEstimator:
             pause_cv=pause[1],
             memory_bytes=self._memory(known, device, workload),
             weight_bytes=work.smallest.weight_bytes if known.weight_bytes is None and work else known.weight_bytes,
-            creq_pct=tuple(
-                (metric, figure)
-                for metric, column in CREQ_METRICS.items()
-                if (figure := _other(known, device, workload, column)) is not None
-            ),
+            creq_pct=self._creq(known, device, workload),
             dram_pct=_other(known, device, workload, "dram_pct"),
             l2_pct=_other(known, device, workload, "l2_pct"),
             power_w=_other(known, device, workload, "power_w"),
             variant=next((str(one) for one in known.variants.get(device.name, ())), None),
             unknown_ops=work.smallest.unknown_ops if work and latency.source not in (MEASURED, INTERPOLATED) else (),
         )
+
+    def _creq(self, known: MeasuredModel, device: Device, workload: Workload) -> tuple[tuple[str, Figure], ...]:
+        """Return the compute requirement by metric: as profiled, else of the whole GPU as its kernels will fill it."""
+        if known.points.get(device.name) or known.others:
+            columns = [(metric, _other(known, device, workload, column)) for metric, column in CREQ_METRICS.items()]
+            return tuple((metric, figure) for metric, figure in columns if figure is not None)
+        if device.kind != "gpu" or workload.share != Share() or workload.processes > 1 or self._work(known) is None:
+            return ()
+        return self._unprofiled.predict(known, device, workload.batch)
 
     def _latency(self, identity: _Identity, workload: Workload) -> tuple[Figure, float]:
         """Return the latency alone and its coefficient of variation."""

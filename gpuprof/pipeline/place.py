@@ -205,6 +205,10 @@ def replica_rows(deployment: DeploymentMap) -> list[dict[str, object]]:
             "goodput_rps": predicted.goodput_rps,
             "source": predicted.source,
         }
+        if (creq := predicted.creq) is not None:
+            low, high = creq.interval_pct or (None, None)
+            said = {"metric": creq.metric, "pct": creq.pct, "low_pct": low, "high_pct": high, "source": creq.source}
+            row |= {f"creq_{name}": value for name, value in said.items()}
         rows.append(row | ({"merged": list(replica.rates())} if replica.merged else {}))
     return rows
 

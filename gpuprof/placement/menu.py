@@ -21,7 +21,7 @@ PARTS = (10.0, 20.0, 25.0, 30.0, 40.0, 50.0, 60.0, 70.0, 75.0, 80.0, 90.0)
 #: Of listed batches that are nearer to one another than this, not all are looked at where each takes a queue to solve.
 _APART = 1.2
 #: Percent; iGniter allots shares in such units, and finer ones are within every estimate's error.
-_STEP = 2.5
+SHARE_STEP = 2.5
 _ODD_PERCENT = 13.0
 
 
@@ -102,7 +102,7 @@ class Menu:
             return []
         steps = self._required_shares(model, device)
         if self._is_share_sensitive(model, device):
-            steps |= {_STEP * n for n in range(1, round(100.0 / _STEP))}
+            steps |= {SHARE_STEP * n for n in range(1, round(100.0 / SHARE_STEP))}
         return sorted(steps - known)
 
     def _is_share_sensitive(self, model: str, device: Device) -> bool:
@@ -116,14 +116,18 @@ class Menu:
         return slow.value > quick.value
 
     def _required_shares(self, model: str, device: Device) -> set[float]:
-        """Return the compute requirements by any metric at any batch: the shares that USHER gives."""
+        """Return the profiled requirements by any metric at any batch, which USHER gives as shares.
+
+        Predicted ones are in whole steps.
+        """
         found: set[float] = set()
         for batch in self.listed_batches(model, device, Share()):
             try:
                 creq = self.problem.estimator.estimate(model, device, batch, Share()).creq_pct
             except InputError:
                 continue
-            found |= {figure.value for _, figure in creq if 0.0 < figure.value < 100.0 and math.isfinite(figure.value)}
+            values = {figure.value for _, figure in creq if figure.is_observed and math.isfinite(figure.value)}
+            found |= {value for value in values if 0.0 < value < 100.0}
         return found
 
 

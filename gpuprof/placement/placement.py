@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gpuprof.domain.deployment import Unplaced
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import Figure, Workload
 from gpuprof.domain.share import Share
 
 
@@ -26,6 +26,9 @@ class PlacedReplica:
         How long a request waits for its batch to fill.
     memory_bytes : int or None
         Of all its processes together; None where nothing is known of it.
+    creq : Figure or None
+        What it was taken to require of the device in percent, by ``creq_metric``; None where no policy asked for it.
+    creq_metric : str or None
     """
 
     model: str
@@ -35,6 +38,8 @@ class PlacedReplica:
     rate_rps: float
     max_wait_ms: float = 0.0
     memory_bytes: int | None = None
+    creq: Figure | None = None
+    creq_metric: str | None = None
 
     @property
     def workload(self) -> Workload:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction
+from gpuprof.domain.deployment import ModelPrediction, Replica, ReplicaPrediction, RequiredCompute
 from gpuprof.domain.device import Device
 from gpuprof.domain.estimate import Estimate, Figure, Workload
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, ServedPart, Sojourn
@@ -124,6 +124,7 @@ class Predictor:
             utilization=placed.rate_rps / estimate.throughput_rps.value,
             memory_bytes=placed.memory_bytes,
             source=estimate.latency_ms.source,
+            creq=_required_compute(placed),
         )
         latencies, rate_rps = None, placed.rate_rps
         if self._problem.options.latency_budget is None:
@@ -206,6 +207,13 @@ def _between(ends: Sequence[Sojourn], of: Callable[[Sojourn], float]) -> Interva
         return None
     low, high = (of(end) for end in ends)
     return None if math.isinf(low) or math.isinf(high) else (low, high)
+
+
+def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:
+    if placed.creq is None or placed.creq_metric is None:
+        return None
+    creq = placed.creq
+    return RequiredCompute(metric=placed.creq_metric, pct=creq.value, interval_pct=_interval(creq), source=creq.source)
 
 
 def _interval(figure: Figure) -> Interval | None:

@@ -198,7 +198,7 @@ class CrossGpuModel:
         by_kind = {str(name): part for name, part in zip(names, of_kinds, strict=True)}
         total = float(seconds.sum())
         unsure = float(seconds @ left[place] / total) if total > 0.0 else 1.0
-        return TimeParts(total, _host_seconds(kernels, runtime), by_kind, unsure)
+        return TimeParts(total, host_seconds(kernels, runtime), by_kind, unsure)
 
     def _sum_up(
         self, kernels: KernelsByBatch, batches: Sequence[int], rates: Sequence[DeviceRates]
@@ -221,7 +221,7 @@ class CrossGpuModel:
         for one, (_, place), (own, scales) in zip(lists, distinct, split, strict=True):
             seconds = np.array(one.count, dtype=float) * (own[:, place] + _GAP_S)
             total = seconds.sum(axis=1)
-            found.append((total, _host_seconds(one, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total))
+            found.append((total, host_seconds(one, kernels.runtime), (seconds * scales[:, place]).sum(axis=1) / total))
         return found
 
     def _predict(self, ops: OpTable, rates: DeviceRates) -> tuple[Array, Array, NDArray[np.str_]]:
@@ -263,7 +263,7 @@ class CrossGpuModel:
         return np.asarray(self.costs.kernel_times(ops.take(first), rates)[place])
 
 
-def _host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
+def host_seconds(kernels: KernelList, runtime: LaunchMode) -> float:
     """Return what the host takes to launch all kernels."""
     own = _EAGER_HOST_S if runtime is LaunchMode.EAGER else {}
     pairs = zip(kernels.count, kernels.op_types, strict=True)

@@ -116,13 +116,23 @@ class CrossGpuLatencies:
         """
         key = (known.name, device.name, device.max_power_w)
         if key not in self._tables:  # a placement asks thousands of times
-            if known.name not in self._types:
-                self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
-            precision = self._execution.rate_name(device, self._types[known.name])
-            kernels = self._kernels.get((known.name, precision))
-            if kernels is None:
-                kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
-                self._kernels[known.name, precision] = kernels
             model = adapt_model(shipped_model(), device, self._timed_ops(device))
-            self._tables[key] = LatencyGrid(kernels, device, model)
+            self._tables[key] = LatencyGrid(self.kernels_of(known, device), device, model)
         return self._tables[key].at(share, batch)
+
+    def kernels_of(self, known: UnmeasuredModel, device: Device) -> KernelsByBatch:
+        """Return the kernels of a model in the precision that ``device`` computes it in.
+
+        Raises
+        ------
+        InputError
+            As `predict`.
+        """
+        if known.name not in self._types:
+            self._types[known.name] = type_of_weights(self._graph_of(known, only_batch_of(known) or 1))
+        precision = self._execution.rate_name(device, self._types[known.name])
+        kernels = self._kernels.get((known.name, precision))
+        if kernels is None:
+            kernels = KernelsByBatch(partial(self._graph_of, known), precision, self._execution.runtime)
+            self._kernels[known.name, precision] = kernels
+        return kernels

@@ -105,6 +105,34 @@ def neusight_ops(family: str) -> Measured:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedLaunches:
+    """How NeuSight's ops of a family were launched, in the order of `neusight_ops`: their longest kernel.
+
+    Attributes
+    ----------
+    kernel : ndarray of shape (N,)
+        Name.
+    blocks, threads : ndarray of shape (N,)
+        Blocks of the grid, threads of a block; 0 where they were not recorded.
+    """
+
+    kernel: NDArray[np.str_]
+    blocks: NDArray[np.int64]
+    threads: NDArray[np.int64]
+
+
+def neusight_launches(family: str) -> PublishedLaunches:
+    """Return the launches of NeuSight's ops of a family of `OP_FAMILIES`."""
+    sides = [f"{part}_{axis}" for part in ("grid", "block") for axis in "xyz"]
+    with (datasets() / "neusight" / "ops.parquet").open("rb") as file:
+        table = pq.read_table(file, columns=["op", "kernel", *sides], filters=pc.field("op").isin(OP_FAMILIES[family]))
+    size = {name: pc.fill_null(table.column(name), 0).to_numpy().astype(np.int64) for name in sides}
+    kernel = pc.fill_null(table.column("kernel"), "").to_numpy(zero_copy_only=False).astype(str)
+    blocks, threads = (np.prod([size[f"{part}_{axis}"] for axis in "xyz"], axis=0) for part in ("grid", "block"))
+    return PublishedLaunches(kernel, blocks, threads)
+
+
 def aiconfigurator_ops(kind: str, most: int | None = None, seed: int = 0) -> list[Measured]:
     """Return AIConfigurator's ops of a kind (``"gemm"``, ``"context_attention"`` …), a precision each.
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.domain.model import ModelGraph
+from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.estimators.gk.kernel_table import Kernel, KernelTable
 from gpuprof.estimators.learned.op_facts import facts_of_op
 from gpuprof.estimators.memory.liveness import peak_activation_bytes
@@ -133,7 +134,7 @@ def _sums(sets: Sequence[Sequence[Launch]], metric: str) -> list[tuple[float, fl
         if any(value is None for value in values):
             return []
         length = max(launch.end_ns for launch in members) - members[0].start_ns
-        sums.append((min(100.0, sum(values)), length))
+        sums.append((float(cap_occupancy(sum(values))), length))
     return sums
 
 

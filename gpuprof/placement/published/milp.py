@@ -127,5 +127,5 @@ def _put_replica(problem: Problem, segments: Segments, solution: Solution | None
     bins = [Bin(problem.device(name)) for name in program.gpus]
     for demand, requirement, gpu, _ in chosen:
         load = min(1.0, demand.rate_rps / capacity[demand.model])
-        bins[gpu].add(requirement.segment.replica(requirement.segment.capacity_rps * load), segments)
+        bins[gpu].add(requirement.replica(requirement.segment.capacity_rps * load), segments)
     return Placement("milp", tuple(one.to_gpu() for one in bins if not one.is_empty))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Workload
+from gpuprof.domain.estimate import Figure, Workload
+from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
+from gpuprof.placement.menu import SHARE_STEP
+from gpuprof.placement.placement import PlacedReplica
 from gpuprof.placement.segment import Segment, Segments
+
+_EPSILON = 1e-9
 
 CreqMetric = Literal["max-occupancy", "wao", "wsm"]
 
@@ -27,11 +33,21 @@ class Requirement:
         Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2); its capacity is the goodput.
     creq_pct, mreq_pct : float
         Percent of the device.
+    figure : Figure, optional
+        Creq as it was measured or predicted, with its interval.
+    metric : str, optional
+        What it is by, as estimates call it.
     """
 
     segment: Segment
     creq_pct: float
     mreq_pct: float
+    figure: Figure | None = None
+    metric: str | None = None
+
+    def replica(self, rate_rps: float) -> PlacedReplica:
+        """Return the replica that serves ``rate_rps``, which knows what it was taken to require."""
+        return replace(self.segment.replica(rate_rps), creq=self.figure, creq_metric=self.metric)
 
     @property
     def total_pct(self) -> float:
@@ -58,18 +74,27 @@ def requirements(
         except InputError:
             continue
         creq = estimate.creq(_METRICS[metric])
-        if creq is None or not 0.0 < creq.value <= 100.0:
+        if creq is None or creq.value <= 0.0:
             continue
+        required = _required_pct(creq)
         mreq = 100.0 * (segments.memory_bytes(estimate) or 0) / device.dram_bytes
         if mreq > 100.0 and seen:
             break  # USHER stops at the batch that exceeds the memory (§3.3.1)
-        seen.append((creq.value, mreq))
-        segment = segments.make(demand, device, Workload(demand.model, batch, Share(creq.value)))
+        seen.append((required, mreq))
+        segment = segments.make(demand, device, Workload(demand.model, batch, Share(required)))
         if segment is not None:
-            found[batch] = Requirement(segment, creq.value, mreq)
+            found[batch] = Requirement(segment, required, mreq, creq, _METRICS[metric])
     if not seen:
         return {}, None
     return found, (sum(c for c, _ in seen) / len(seen), sum(m for _, m in seen) / len(seen))
+
+
+def _required_pct(creq: Figure) -> float:
+    """Return the percentage to plan with: as profiled; predicted ones in the steps in which shares may be given."""
+    value = float(cap_occupancy(creq.value))
+    if creq.is_observed:
+        return value
+    return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - _EPSILON))
 
 
 def require_metric(known: bool, metric: CreqMetric) -> None:
@@ -83,5 +108,5 @@ def require_metric(known: bool, metric: CreqMetric) -> None:
     if not known:
         raise InputError(
             f"no model of the demands has a compute requirement by {metric}",
-            "profile them with a collector that measures it, or choose another policy",
+            "profile them with a collector that measures it, give their ONNX files, or choose another policy",
         )

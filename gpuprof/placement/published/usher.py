@@ -175,7 +175,7 @@ class Usher:
             capacity = sum(requirement.segment.capacity_rps for requirement, _ in chosen)
             load = min(1.0, demand.rate_rps / capacity)
             for requirement, index in chosen:
-                replica = requirement.segment.replica(requirement.segment.capacity_rps * load)
+                replica = requirement.replica(requirement.segment.capacity_rps * load)
                 if not bins[index].add(replica, segments):
                     refused.append((bins[index].device.name, replica))
         bins += self._apart(problem, segments, bins, refused)

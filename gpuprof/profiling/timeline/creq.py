@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from gpuprof.domain.device import Device
+from gpuprof.domain.occupancy import cap_occupancy
 from gpuprof.profiling.timeline.launch_occupancy import launch_occupancies
 from gpuprof.profiling.timeline.timeline import D2H, H2D, column
 
@@ -35,7 +36,7 @@ class GpuRequirement:
     Attributes
     ----------
     max_occupancy_pct, wavg_occupancy_pct, wavg_sm_util_pct : float or None
-        The metrics of Creq. The first can pass 100 where kernels overlap: their sum is what eq. 5.3 says. Averages
+        The metrics of Creq; of kernels that overlap the sum, at most 100 (`domain.occupancy.cap_occupancy`). Averages
         are over the whole execution, gaps between kernels included, as in the thesis; None where the gaps are not
         known.
     l2_pct, dram_pct : float or None
@@ -197,11 +198,12 @@ def _of_run(part: pd.DataFrame, copies: pd.DataFrame | None, latency_ms: float |
         "wavg_sm_util_pct": None,
     }
     if occupancy is not None and busy:
+        sums = cap_occupancy(sums)
         found["max_occupancy_pct"] = float(sums[counts > 0].max())
         found["wavg_occupancy_pct"] = float((lengths * sums).sum() / whole)
     if utilization is not None and busy:
         lengths, sums, _ = overlapping(starts, ends, utilization)
-        found["wavg_sm_util_pct"] = float((lengths * np.minimum(sums, 100.0)).sum() / whole)
+        found["wavg_sm_util_pct"] = float((lengths * cap_occupancy(sums)).sum() / whole)
     return found
 
 

@@ -39,6 +39,13 @@ def test_occupancies_of_kernels_that_overlap_add_up() -> None:
     assert found.kernel_count == 3
 
 
+def test_kernels_that_overlap_have_no_more_than_the_device() -> None:
+    found = compute_requirement(kernels((0, 10, 80.0, 1), (5, 15, 70.0, 1)), None, None)
+    assert found is not None
+    assert found.max_occupancy_pct == 100.0
+    assert found.wavg_occupancy_pct == pytest.approx((80 + 100 + 70) / 3)
+
+
 def test_sm_utilisation_is_the_thesis_on_a_v100() -> None:
     # 1024 threads: two blocks an SM, so that 80 blocks need 40 of 80 SMs and 400 more than there are.
     found = compute_requirement(kernels((0, 10, 1.0, 80), (10, 30, 1.0, 400)), None, V100)

@@ -1,0 +1,210 @@
+"""How far Creq and Mreq of models that nobody profiled are from the thesis's Table A.1, and launches from published.
+
+    python -m bench.creq --exports DIR [--train]
+
+DIR holds the exports of `bench.thesis_exports`. First the launches: occupancy and SM utilisation of the published ops
+on each GPU, learned on the others. Then Table A.1: maximum occupancy (MO), its mean weighted by time (WAO), SM
+utilisation weighted by time (WSM) and memory on a V100, from launches of which none was on a V100 and the times of
+`cross-gpu`. Nothing was learned from the table but the intervals; those that are judged are of the other models. As a
+profiler sees it, beside: nsys makes the host's launches about twice as long, and the table's averages are over that
+time. ``--train`` writes the regressors that ship, of all GPUs, and the intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+from bench.unseen_training import ROOT, hash_bytes
+from gpuprof.domain.catalogue import device, v100_profiles
+from gpuprof.estimators.creq.creq import METRICS, file_name
+from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
+from gpuprof.estimators.creq.launches import Launches, published_launches
+from gpuprof.estimators.creq.requirement import KernelFill, fill_of
+from gpuprof.estimators.creq.training import train_launches
+from gpuprof.estimators.cross_gpu.cross_gpu import CrossGpuModel, shipped_model
+from gpuprof.estimators.cross_gpu.kernels import LaunchMode, list_kernels
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.cross_gpu.training import chip_of
+from gpuprof.estimators.memory.liveness import peak_activation_bytes
+from gpuprof.graph.load import load_graph
+
+_FOLDER = ROOT / "creq"
+_V100 = "v100-pcie-32"
+_LEVEL = 0.9
+#: How many times longer the host takes to launch under nsys, by resnet50 and mobilenet_v2 at batch 4 and 8.
+_PROFILED_HOST = 2.0
+_SHORT = {"max_occupancy": "MO", "wavg_occupancy": "WAO", "wavg_sm_util": "WSM"}
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedModel:
+    """A row of Table A.1 beside what is predicted; requirements in percent, by metric.
+
+    Attributes
+    ----------
+    as_profiled : mapping of str to float
+        What is predicted with launches as long as under a profiler.
+    memory_ratio : float or None
+        Predicted over measured memory.
+    """
+
+    model: str
+    batch: int
+    measured: Mapping[str, float]
+    predicted: Mapping[str, float]
+    as_profiled: Mapping[str, float]
+    memory_ratio: float | None
+
+
+def main() -> int:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--exports", type=Path, required=True, help="what bench.thesis_exports wrote")
+    parser.add_argument("--train", action="store_true", help="write the regressors that ship")
+    args = parser.parse_args()
+    data = published_launches()
+    print_launches(data)
+    launches = LaunchModel.of_texts(train_launches(data, excluded=_V100))
+    judged = judge(args.exports, shipped_model(), launches)
+    print_models(judged)
+    print_errors(judged)
+    print_memory(judged)
+    if args.train:
+        print(write_regressors(train_launches(data), intervals(judged)))
+    return 0
+
+
+def print_launches(data: Sequence[Launches]) -> None:
+    """Print for each GPU left out the mean absolute error of occupancy and SM utilisation, in points."""
+    print("Launches on GPUs left out: mean, error of occupancy; mean, error of SM utilisation, in points\n")
+    for chip in sorted({chip_of(name) for part in data for name in np.unique(part.measured.device).tolist()}):
+        model = LaunchModel.of_texts(train_launches(data, excluded=chip))
+        for part in data:
+            for name in np.unique(part.measured.device).tolist():
+                if chip_of(name) == chip:
+                    _print_launch_errors(part.take(part.measured.device == name), name, model)
+
+
+def _print_launch_errors(own: Launches, name: str, model: LaunchModel) -> None:
+    gpu = device(name)
+    found = model.predict(own.measured.ops, gpu, rates_of(gpu, own.measured.precision))
+    occupancy = achieved_occupancy_pct(own.warps, own.waves, gpu)
+    used = 100.0 * np.minimum(1.0, own.waves)
+    off = np.abs(found.occupancy_pct - occupancy).mean(), np.abs(found.sm_utilization_pct - used).mean()
+    line = f"{name:14}{own.measured.name:14}{len(used):7}"
+    print(f"{line}{occupancy.mean():8.1f}{off[0]:6.1f}{used.mean():8.1f}{off[1]:6.1f}")
+
+
+def judge(exports: Path, model: CrossGpuModel, launches: LaunchModel) -> list[JudgedModel]:
+    """Return the rows of Table A.1 whose export is there."""
+    v100 = device("v100")
+    found = []
+    for row in v100_profiles().rows:
+        path = exports / f"{row.model}.onnx"
+        said = (row.max_occupancy_pct, row.wavg_occupancy_pct, row.wavg_sm_util_pct)
+        if not path.is_file() or None in said:
+            continue
+        graph = load_graph(path, row.batch)
+        kernels = list_kernels(graph, "float32", LaunchMode.EAGER)
+        fill = fill_of(kernels, model, launches, v100, "float32", LaunchMode.EAGER)
+        measured = {metric: value for metric, value in zip(METRICS, said, strict=True) if value is not None}
+        held = None
+        if row.memory_pct is not None:
+            alive = graph.weight_bytes + peak_activation_bytes(graph)
+            held = alive / (row.memory_pct / 100.0 * v100.dram_bytes)
+        found.append(JudgedModel(row.model, row.batch, measured, _values(fill), _values(fill, _PROFILED_HOST), held))
+    return found
+
+
+def _values(fill: KernelFill, host: float = 1.0) -> dict[str, float]:
+    values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(host), fill.wavg_sm_util_pct(host))
+    return dict(zip(METRICS, values, strict=True))
+
+
+def print_models(judged: Sequence[JudgedModel]) -> None:
+    """Print each row: measured, predicted, predicted as profiled."""
+    print("\nTable A.1, no launch on a V100 learned: measured, predicted, predicted as a profiler sees it\n")
+    print(f"{'model':17}{'batch':>5}" + "".join(f"{_SHORT[metric]:>9}{'':12}" for metric in METRICS) + f"{'memory':>8}")
+    for one in judged:
+        cells = "".join(
+            f"{one.measured[metric]:9.1f}{one.predicted[metric]:6.1f}{one.as_profiled[metric]:6.1f}"
+            for metric in METRICS
+        )
+        memory = "" if one.memory_ratio is None else f"{100 * (one.memory_ratio - 1):+7.0f}%"
+        print(f"{one.model:17}{one.batch:5}{cells}{memory:>9}")
+
+
+def print_errors(judged: Sequence[JudgedModel]) -> None:
+    """Print errors in points, and how often the interval made without a model holds its figures."""
+    print(f"\n{'':6}{'error':>7}{'bias':>7}{'as profiled':>13}{'batch 4':>9}{'interval holds':>16}{'width':>7}")
+    widths = {name: intervals([one for one in judged if one.model != name]) for name in {o.model for o in judged}}
+    for metric in METRICS:
+        off = np.array([one.predicted[metric] - one.measured[metric] for one in judged])
+        profiled = np.array([one.as_profiled[metric] - one.measured[metric] for one in judged])
+        small = np.array([one.batch == 4 for one in judged])
+        ends = [(widths[one.model][metric][0], widths[one.model][metric][1]) for one in judged]
+        held = [low <= -value <= high for value, (low, high) in zip(off, ends, strict=True)]
+        print(
+            f"{_SHORT[metric]:6}{np.abs(off).mean():7.1f}{off.mean():+7.1f}{np.abs(profiled).mean():13.1f}"
+            f"{np.abs(off[small]).mean():9.1f}{100 * np.mean(held):15.0f}%{np.mean([h - w for w, h in ends]):7.0f}"
+        )
+
+
+def print_memory(judged: Sequence[JudgedModel]) -> None:
+    """Print how far the memory is off."""
+    off = np.array([one.memory_ratio - 1.0 for one in judged if one.memory_ratio is not None])
+    print(f"\nmemory: mean absolute error {100 * np.abs(off).mean():.0f}%, median {100 * np.median(np.abs(off)):.0f}%")
+
+
+def intervals(judged: Sequence[JudgedModel]) -> dict[str, tuple[float, float]]:
+    """Return for each metric what measured less predicted lay between, in points; every model counts alike.
+
+    Conformal prediction for groups at each end: one more model, the new one, counts as outside.
+    """
+    found = {}
+    for metric in METRICS:
+        groups: dict[str, list[float]] = defaultdict(list)
+        for one in judged:
+            groups[one.model].append(one.measured[metric] - one.predicted[metric])
+        found[metric] = (-_end([[-x for x in group] for group in groups.values()]), _end([*groups.values()]))
+    return found
+
+
+def _end(groups: Sequence[Sequence[float]]) -> float:
+    """Return what so large a part of all values is below that both ends together leave out a tenth."""
+    ordered = sorted((value, 1.0 / len(group)) for group in groups for value in group)
+    inside, wanted = 0.0, (1.0 - (1.0 - _LEVEL) / 2.0) * (len(groups) + 1)
+    for value, weight in ordered:
+        inside += weight
+        if inside >= wanted - 1e-9:
+            return max(0.0, value)
+    return max(0.0, ordered[-1][0])
+
+
+def write_regressors(texts: Mapping[str, str], interval: Mapping[str, tuple[float, float]]) -> str:
+    """Write the regressors with hash and provenance; return in words where and how large they are."""
+    for name, text in texts.items():
+        (_FOLDER / file_name(name)).write_text(text, encoding="utf-8")
+    sources = [ROOT / "neusight" / "ops.parquet", _FOLDER / "kernel_resources.csv", ROOT / "v100_profiles.csv"]
+    provenance = {
+        "command": "python -m bench.creq --exports DIR --train",
+        "library": f"lightgbm {version('lightgbm')}",
+        "data": {path.relative_to(ROOT).as_posix(): hash_bytes(path.read_bytes()) for path in sources},
+        "sha256": {name: hash_bytes(text.encode()) for name, text in texts.items()},
+        "interval": {metric: [round(low, 2), round(high, 2)] for metric, (low, high) in interval.items()},
+    }
+    (_FOLDER / "provenance.json").write_text(json.dumps(provenance, indent=1) + "\n", encoding="utf-8")
+    size = sum(path.stat().st_size for path in _FOLDER.iterdir())
+    return f"{_FOLDER}: {len(texts)} regressors, {size / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

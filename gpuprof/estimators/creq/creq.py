@@ -1,0 +1,129 @@
+"""Creq of models of which nothing was measured on a GPU, with the interval in which profiles were."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from gpuprof.domain.catalogue import datasets
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Figure
+from gpuprof.errors import InputError
+from gpuprof.estimators.creq.launch_model import LaunchModel
+from gpuprof.estimators.creq.requirement import fill_of
+from gpuprof.estimators.cross_gpu.cross_gpu import UnmeasuredModel, shipped_model
+from gpuprof.estimators.cross_gpu.latency_grid import CrossGpuLatencies
+
+SOURCE = "creq from launches"
+METRICS = ("max_occupancy", "wavg_occupancy", "wavg_sm_util")
+_METADATA = "provenance.json"
+_WHOLE = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class CreqModel:
+    """What was learned of launches, and how far models' requirements were off.
+
+    Attributes
+    ----------
+    launches : LaunchModel
+    interval : mapping of str to (float, float)
+        Metric → what is added to a prediction, in points, for the ends of the interval that held nine of ten of the
+        thesis's figures, each model's made without it.
+    """
+
+    launches: LaunchModel
+    interval: Mapping[str, tuple[float, float]]
+
+    def figure(self, metric: str, value: float, said: str) -> Figure:
+        """Return a predicted requirement with its interval, within 0 to 100 percent."""
+        low, high = self.interval[metric]
+        return Figure(value, f"{SOURCE}: {said}", max(0.0, value + low), min(_WHOLE, max(value, value + high)))
+
+
+@cache
+def shipped_creq() -> CreqModel:
+    """Return what ships with gpuprof; every file is checked against the hash in the provenance.
+
+    Raises
+    ------
+    InputError
+        When a file is missing or is not the one that was trained.
+    """
+    folder = datasets() / "creq"
+    try:
+        known: Mapping[str, Any] = json.loads((folder / _METADATA).read_text(encoding="utf-8"))
+        texts = {name: (folder / file_name(name)).read_text(encoding="utf-8") for name in known["sha256"]}
+        interval = {metric: (float(low), float(high)) for metric, (low, high) in known["interval"].items()}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"the regressors of launches cannot be read: {error}", "reinstall gpuprof") from None
+    for name, text in texts.items():
+        if hashlib.sha256(text.encode()).hexdigest() != known["sha256"][name]:
+            raise InputError(f"{file_name(name)} is not the regressor that was trained", "reinstall gpuprof")
+    return CreqModel(LaunchModel.of_texts(texts), interval)
+
+
+def file_name(name: str) -> str:
+    """Return the file of a regressor, as ``conv_cores_waves.txt``."""
+    return f"{name.replace(' ', '_')}.txt"
+
+
+class UnprofiledRequirements:
+    """Creq of models on GPUs by their kernels, those of a batch kept.
+
+    Parameters
+    ----------
+    latencies : CrossGpuLatencies
+        Knows the kernels of models.
+    """
+
+    def __init__(self, latencies: CrossGpuLatencies) -> None:
+        self._latencies = latencies
+        self._known: dict[tuple[str, str, int], tuple[tuple[str, Figure], ...]] = {}
+
+    def predict(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
+        """Return the requirement of ``batch`` by each metric of the whole of ``device``.
+
+        Between two batches of the latency's grid it lies on a line.
+
+        Raises
+        ------
+        InputError
+            When the device lacks the precision, or the model does not take the batch.
+        """
+        grid = self._latencies.kernels_of(known, device).grid(batch)
+        ends = [self._at(known, device, one) for one in grid]
+        if len(grid) == 1 or not all(ends):
+            return ends[0]
+        (low, high), weight = grid, (batch - grid[0]) / (grid[1] - grid[0])
+        assert low < batch < high
+        pairs = zip(*ends, strict=True)
+        return tuple((metric, _between(one, two, weight)) for (metric, one), (_, two) in pairs)
+
+    def _at(self, known: UnmeasuredModel, device: Device, batch: int) -> tuple[tuple[str, Figure], ...]:
+        key = (known.name, device.name, batch)
+        if key not in self._known:
+            by_batch, model = self._latencies.kernels_of(known, device), shipped_creq()
+            kernels, precision, runtime = by_batch.at(batch), by_batch.precision, by_batch.runtime
+            found: tuple[tuple[str, Figure], ...] = ()
+            if len(kernels.ops) and device.sm is not None:
+                fill = fill_of(kernels, shipped_model(), model.launches, device, precision, runtime)
+                values = (fill.max_occupancy_pct(), fill.wavg_occupancy_pct(), fill.wavg_sm_util_pct())
+                said = f"{precision}, {runtime}"
+                pairs = zip(METRICS, values, strict=True)
+                found = tuple((metric, model.figure(metric, value, said)) for metric, value in pairs)
+            self._known[key] = found
+        return self._known[key]
+
+
+def _between(one: Figure, two: Figure, weight: float) -> Figure:
+    def mean(low: float, high: float) -> float:
+        return low + weight * (high - low)
+
+    return Figure(
+        mean(one.value, two.value), one.source, mean(one.low or 0.0, two.low or 0.0), mean(one.upper(), two.upper())
+    )

@@ -1,0 +1,61 @@
+"""Learns how kernels are launched from published launches; nothing else in this folder imports LightGBM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gpuprof.domain.catalogue import device
+from gpuprof.estimators.creq.launch_model import FIXED_WARPS, KINDS, TARGETS, kinds_of, launch_features
+from gpuprof.estimators.creq.launches import Launches
+from gpuprof.estimators.cross_gpu.op_table import Array
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.cross_gpu.training import chip_of
+
+_ROUNDS = 60
+_PARAMETERS: Mapping[str, Any] = {
+    "learning_rate": 0.12,
+    "num_leaves": 24,
+    "min_data_in_leaf": 40,
+    "num_threads": 2,
+    "deterministic": True,
+    "force_row_wise": True,
+    "seed": 1,
+    "verbose": -1,
+}
+
+
+def train_launches(data: Iterable[Launches], excluded: str | None = None, rounds: int = _ROUNDS) -> dict[str, str]:
+    """Return regressors as LightGBM writes them, by ``kind target``, nothing of the chip ``excluded`` seen."""
+    rows: dict[str, list[tuple[Array, Array, Array]]] = {kind: [] for kind in KINDS}
+    for part in data:
+        for name in sorted(set(part.measured.device.tolist())):
+            if chip_of(name) == excluded:
+                continue
+            own = part.take(part.measured.device == name)
+            gpu = device(name)
+            rates = rates_of(gpu, own.measured.precision)
+            most = gpu.sm.warps if gpu.sm is not None else 1
+            kinds = kinds_of(own.measured.ops, rates)
+            for kind in sorted(set(kinds.tolist())):
+                kept = np.flatnonzero(kinds == kind)
+                features = launch_features(kind, own.measured.ops.take(kept), rates)
+                rows[kind].append(
+                    (features, own.warps[kept] / (1 if kind in FIXED_WARPS else most), np.log2(own.waves[kept]))
+                )
+    found = {}
+    for kind, listed in rows.items():
+        features, *targets = (np.concatenate(column) for column in zip(*listed, strict=True))
+        for target, values in zip(TARGETS, targets, strict=True):
+            usual = kind in FIXED_WARPS and target == "warps"  # one of a few numbers: the usual one, no mean of them
+            found[f"{kind} {target}"] = _fit(features, values, rounds, "l1" if usual else "l2")
+    return found
+
+
+def _fit(features: Array, target: Array, rounds: int, objective: str) -> str:
+    import lightgbm
+
+    data = lightgbm.Dataset(features, target, params={"verbose": -1})
+    return str(lightgbm.train({**_PARAMETERS, "objective": objective}, data, num_boost_round=rounds).model_to_string())

@@ -1,0 +1,134 @@
+"""Creq of models that no profiler saw: it grows with the batch, has an interval, and nothing learned is a secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuprof.domain.catalogue import datasets, device
+from gpuprof.domain.share import Share
+from gpuprof.errors import InputError
+from gpuprof.estimators.creq import creq as creq_module
+from gpuprof.estimators.creq.creq import METRICS, SOURCE, shipped_creq
+from gpuprof.estimators.creq.launch_model import LaunchModel, achieved_occupancy_pct
+from gpuprof.estimators.creq.launches import Launches, kernel_resources, published_launches
+from gpuprof.estimators.creq.training import train_launches
+from gpuprof.estimators.cross_gpu.execution import parse_execution
+from gpuprof.estimators.cross_gpu.op_table import make_table
+from gpuprof.estimators.cross_gpu.rates import rates_of
+from gpuprof.estimators.database import DatabaseEstimator
+from gpuprof.kernel_db.schema import ModelRow
+from gpuprof.zoo.architecture import find_architecture
+from gpuprof.zoo.build import build
+from tests.estimators.rows import database, measured
+
+V100 = device("v100")
+EAGER = parse_execution("float32", "eager")
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("creq") / "network.onnx"
+    build(find_architecture("random_cnn"), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def published() -> list[Launches]:
+    return published_launches()
+
+
+def _creq(path: Path, batch: int, sm_pct: float = 100.0) -> dict[str, float]:
+    said = DatabaseEstimator(None, {"net": path}, execution=EAGER).estimate("net", V100, batch, Share(sm_pct))
+    return {metric: figure.value for metric, figure in said.creq_pct}
+
+
+def test_averages_grow_with_the_batch_until_the_gpu_is_full(network: Path) -> None:
+    found = [_creq(network, batch) for batch in (1, 8, 64, 512)]
+    for metric in ("wavg_occupancy", "wavg_sm_util"):
+        values = [one[metric] for one in found]
+        assert values == sorted(values)
+        assert values[0] < 0.5 * values[-1]
+    assert found[-1]["wavg_sm_util"] > 80.0
+
+
+def test_every_requirement_has_a_source_and_an_interval_within_a_hundred(network: Path) -> None:
+    said = DatabaseEstimator(None, {"net": network}, execution=EAGER).estimate("net", V100, 12, Share())
+    assert [metric for metric, _ in said.creq_pct] == list(METRICS)
+    for _, figure in said.creq_pct:
+        assert figure.source == f"{SOURCE}: float32, eager" and not figure.is_observed
+        assert figure.low is not None and figure.high is not None
+        assert 0.0 <= figure.low <= figure.value <= figure.high <= 100.0
+
+
+def test_a_batch_between_two_of_the_grid_lies_between_them(network: Path) -> None:
+    low, middle, high = (_creq(network, batch)["wavg_occupancy"] for batch in (16, 20, 24))
+    assert middle == pytest.approx((low + high) / 2)
+
+
+def test_what_was_profiled_is_never_mixed_with_predictions(tmp_path: Path) -> None:
+    rows: list[ModelRow] = [measured("net", 4, 5.0, device="v100")]
+    estimator = DatabaseEstimator(database(tmp_path / "db", rows), {})
+    assert estimator.estimate("net", V100, 4, Share()).creq_pct == ()
+
+
+def test_under_a_part_of_the_gpu_nothing_is_said(network: Path) -> None:
+    assert _creq(network, 4, 50.0) == {}
+
+
+def test_published_launches_hold_what_the_libraries_kernels_hold_on_a_v100(published: list[Launches]) -> None:
+    # volta_sgemm_128x64_tn: 128 threads, 122 registers, 12.5 KiB: four blocks of four warps on an SM, 16 of 64.
+    assert kernel_resources()["7.0", "volta_sgemm_128x64_tn"] == (122, 12800)
+    linear = next(part for part in published if part.measured.name == "linear")
+    own = linear.take(linear.measured.device == "v100-pcie-32")
+    assert set(own.held.tolist()) == {8.0, 12.0, 16.0, 32.0}
+    assert bool((own.warps <= own.held + 1e-9).all())
+
+
+def test_launches_of_an_excluded_gpu_are_not_learned(published: list[Launches]) -> None:
+    some = [part.take(np.arange(0, len(part.warps), 40)) for part in published]
+    known = [part.take(part.measured.device != "t4") for part in some]
+    assert train_launches(some, excluded="t4", rounds=3) == train_launches(known, rounds=3)
+    assert train_launches(some, rounds=3) != train_launches(known, rounds=3)
+
+
+def test_a_grid_of_one_block_a_processor_has_no_tail_and_many_waves_come_near_to_all() -> None:
+    found = achieved_occupancy_pct(np.array([64.0, 64.0, 16.0]), np.array([0.5, 1000.0, 1000.0]), V100)
+    assert found[:2] == pytest.approx(94.5, abs=0.1)
+    assert found[2] == pytest.approx(94.5 / 4, abs=0.1)
+
+
+def test_a_wide_elementwise_op_fills_the_gpu_and_a_small_one_few_processors() -> None:
+    model: LaunchModel = shipped_creq().launches
+    sizes = np.array([2.0**12, 2.0**26])
+    ops = make_table("elementwise", 2, read_bytes=4 * sizes, written_bytes=4 * sizes, elements=sizes, width=4.0)
+    found = model.predict(ops, V100, rates_of(V100, "float32"))
+    assert found.sm_utilization_pct[0] < 10.0 < 99.0 < found.sm_utilization_pct[1]
+    assert found.occupancy_pct[1] > 90.0
+
+
+def test_a_regressor_that_is_not_the_one_that_was_trained_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = datasets() / "creq"
+    folder = tmp_path / "creq"
+    folder.mkdir()
+    known = json.loads((source / "provenance.json").read_text(encoding="utf-8"))
+    for name in known["sha256"]:
+        file = creq_module.file_name(name)
+        (folder / file).write_text((source / file).read_text(encoding="utf-8"), encoding="utf-8")
+    (folder / "provenance.json").write_text(json.dumps(known), encoding="utf-8")
+    (folder / "norm_warps.txt").write_text("tree", encoding="utf-8")
+    monkeypatch.setattr(creq_module, "datasets", lambda: tmp_path)
+    with pytest.raises(InputError, match=r"norm_warps\.txt is not the regressor that was trained"):
+        shipped_creq.__wrapped__()
+
+
+def test_all_that_ships_for_launches_takes_less_than_two_megabytes() -> None:
+    known = json.loads((datasets() / "creq" / "provenance.json").read_text(encoding="utf-8"))
+    folder = datasets() / "creq"
+    texts = [(folder / creq_module.file_name(name)).read_text(encoding="utf-8") for name in known["sha256"]]
+    assert len(texts) == 10 and sum(map(len, texts)) < 2_000_000
