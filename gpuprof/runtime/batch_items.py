@@ -74,8 +74,8 @@ def _has_item_each(kind: TypeProto) -> bool:
 def mixed_output(path: Path) -> str | None:
     """Return the name of an output in which the items of a batch are mixed; None: there is none, or nobody can tell.
 
-    Runs the model on this machine's CPU at batches of one and two. An output that is the same for all inputs mixes
-    nothing; of a model that is random, or runs on no such inputs, nobody can tell.
+    Unless its ops show that there is none, runs the model on this machine's CPU at batches of one and two. An output
+    that is the same for all inputs mixes nothing; of a model that is random, or that refuses such inputs, nobody knows.
 
     Raises
     ------
@@ -96,6 +96,8 @@ def mixed_output(path: Path) -> str | None:
     axes = batch_axes(declared)
     if not axes:
         return None
+    if _shows_items_apart(path, axes):
+        return None  # running it takes seconds
     session = open_session(path, threads=len(os.sched_getaffinity(0)), provider=ORT_CPU)
     names = [output.name for output in session.get_outputs()]
 
@@ -109,6 +111,17 @@ def mixed_output(path: Path) -> str | None:
         return first_mixed(run, lambda seed: random_inputs(graph, seed), axes, quantised=quantised)
     except refusals:
         return None
+
+
+def _shows_items_apart(path: Path, axes: Mapping[str, int]) -> bool:
+    from gpuprof.graph.item_independence import computes_items_apart
+    from gpuprof.graph.load import load_graph
+
+    try:
+        graph = load_graph(path, ITEMS)
+    except GpuprofError:
+        return False
+    return computes_items_apart(graph, (name for name, axis in axes.items() if axis == 0), ITEMS)
 
 
 def first_mixed(
