@@ -152,8 +152,8 @@ def load(
     for stream in streams:
         if stream.model in inputs:
             notes.add(f"{stream.model}: inputs from {inputs[stream.model]}")
-            if any(len(one) > 1 for one in read[stream.model].sequences):
-                notes.add(f"{stream.model}: sequences are sent as requests of their own, which wait for no answer")
+            if not stream.concurrency and any(len(one) > 1 for one in read[stream.model].sequences):
+                notes.add(f"{stream.model}: sequences wait for no answers in an open loop; with --concurrency they do")
         elif remark := describe_assumed(target, stream.model, stream.path, stream.dims):
             notes.add(remark)
     predictions = None

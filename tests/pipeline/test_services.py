@@ -148,7 +148,7 @@ def test_the_samples_of_a_file_are_sent_one_after_another_and_named_in_the_resul
     (row,) = seen.rows()
     assert row["answered"] == row["sent"]
     assert str(row["input_data"]).startswith("data.json (2 samples, sha256 ")
-    said = "text: sequences are sent as requests of their own, which wait for no answer"
+    said = "text: sequences wait for no answers in an open loop; with --concurrency they do"
     assert said in apart.notes and said not in seen.notes
     with pytest.raises(InputError, match="--dim cannot change that"):
         replace(traffic, dims={"seq": 4}).make_streams(plan.deployment, tmp_path)

@@ -15,11 +15,11 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from gpuprof.machine.scheduling import answer_quickly
+from gpuprof.serving.load.closed_loop import ClosedLoop
 from gpuprof.serving.load.payload import Payload
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Schedule:
         Closed loop: how many requests of each model are on their way at any time. There are no ``times`` then.
     until_s : float
         Closed loop: when the last request is sent, at the latest.
+    chains : tuple of tuple of tuple of int
+        Closed loop: sequences of requests, as `gpuprof.serving.load.closed_loop.ClosedLoop` takes them.
     """
 
     host: str
@@ -67,6 +69,7 @@ class Schedule:
     target: Target | None = None
     in_flight: tuple[int, ...] = ()
     until_s: float = 0.0
+    chains: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 @dataclass(slots=True)
@@ -221,7 +224,7 @@ class LoadClient:
     ) -> None:
         self._schedule = schedule
         self._watch, self._is_told_to_stop = watch, is_told_to_stop
-        self._ready: list[tuple[float, int]] = []
+        self._loop = ClosedLoop(schedule.in_flight, schedule.chains) if schedule.in_flight else None
         self._idle: list[Connection] = []
         self._busy: dict[int, Connection] = {}
         self._events = select.epoll()
@@ -240,8 +243,8 @@ class LoadClient:
         gc.disable()  # a collection in the middle would be seen as latency
         cpu_s = time.thread_time()
         try:
-            if self._schedule.in_flight:
-                self._run_closed(start)
+            if self._loop is not None:
+                self._run_closed(start, self._loop)
             else:
                 self._run_open(start)
         finally:
@@ -259,9 +262,8 @@ class LoadClient:
     def _is_over(self, now: float) -> bool:
         return self._is_told_to_stop() or (self._watch is not None and self._watch.is_over(now))
 
-    def _run_closed(self, start: float) -> None:
+    def _run_closed(self, start: float, loop: ClosedLoop) -> None:
         """Keep so many requests of each model on their way; each answer lets the next one go."""
-        self._ready = [(0.0, model) for model, count in enumerate(self._schedule.in_flight) for _ in range(count)]
         ended_s = -1.0
         while True:
             now = time.monotonic() - start
@@ -269,10 +271,10 @@ class LoadClient:
                 ended_s = now
             if ended_s >= 0.0 and (not self._busy or now > ended_s + self._schedule.patience_s):
                 return
-            while ended_s < 0.0 and self._ready and self._ready[0][0] <= now:
-                model = heappop(self._ready)[1]
+            while ended_s < 0.0 and (due := loop.take(number := len(self.sent.sent_s), now)) is not None:
+                model, which = due
                 self._add_request(model)
-                self._send(len(self.sent.sent_s) - 1, model, now)
+                self._send(number, model, now, which)
             self._receive(_LOOK_S, start)
 
     def _add_request(self, model: int) -> None:
@@ -283,9 +285,9 @@ class LoadClient:
 
     def _finish(self, number: int, now: float) -> None:
         """Let the next request of a closed loop go; after one that was lost a while later: nobody may be there."""
-        if self._schedule.in_flight:
-            later_s = 0.0 if self.sent.status[number] else _LOOK_S
-            heappush(self._ready, (now + later_s, self.sent.models[number]))
+        if self._loop is not None:
+            status = self.sent.status[number]
+            self._loop.finish(number, now if status else now + _LOOK_S, status == _OK)
 
     def _run_open(self, start: float) -> None:
         times = self._schedule.times
@@ -306,10 +308,10 @@ class LoadClient:
                 due = _LOOK_S
             self._receive(max(0.0, due), start)
 
-    def _send(self, number: int, model: int, now: float) -> None:
+    def _send(self, number: int, model: int, now: float, which: int | None = None) -> None:
         payloads = self._payloads[model]
         self._turns[model] += 1
-        payload = payloads[self._turns[model] % len(payloads)]
+        payload = payloads[self._turns[model] % len(payloads) if which is None else which]
         self.sent.sent_s[number] = now
         try:
             connection = self._idle.pop() if self._idle else self._connect()

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuprof.errors import InputError
 from gpuprof.machine.lost_time import StolenTime
 from gpuprof.serving.load.client import Schedule, SentRequests
 from gpuprof.serving.load.client_processes import run_clients
 from gpuprof.serving.load.report import ModelResult, stage_row, summarize
-from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data
+from gpuprof.serving.load.target import Target, input_shapes, requests_for, requests_of_data, sequence_chains
 from gpuprof.serving.load.traffic import arrival_times
 from gpuprof.serving.load.windows import WindowRule
 
@@ -232,14 +233,38 @@ def _make_closed(
     target: Target, streams: Sequence[RequestStream], requests: tuple[tuple[bytes, ...], ...], settings: LoadSettings
 ) -> list[Schedule]:
     clients = settings.clients or 1
+    chains = [_read_chains(target, one) for one in streams]
     until_s = settings.warmup_s + settings.duration_s
     encrypted = target if target.encrypted else None
     dealt = [tuple(len(range(first, one.concurrency or 0, clients)) for one in streams) for first in range(clients)]
     return [
-        Schedule(target.host, target.port, requests, (), (), settings.patience_s, encrypted, own, until_s)
-        for own in dealt
+        Schedule(
+            target.host,
+            target.port,
+            requests,
+            (),
+            (),
+            settings.patience_s,
+            encrypted,
+            own,
+            until_s,
+            tuple(each[first::clients] for each in chains),
+        )
+        for first, own in enumerate(dealt)
         if any(own)
     ]
+
+
+def _read_chains(target: Target, stream: RequestStream) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of a stream's requests; none where each stands alone."""
+    chains = () if stream.data is None else sequence_chains(read_stream_data(target, stream))
+    if chains and len(chains) < (stream.concurrency or 0):
+        raise InputError(
+            f"{stream.model}: {stream.concurrency} sequences are to be on their way, but {stream.data} has "
+            f"{len(chains)}",
+            "give a smaller --concurrency, or more sequences",
+        )
+    return chains
 
 
 def send_times(streams: Sequence[RequestStream], settings: LoadSettings) -> list[Times]:

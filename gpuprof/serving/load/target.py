@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -180,13 +181,37 @@ def requests_for(target: Target, model: str, path: str | None, seed: int, dims: 
 def requests_of_data(target: Target, model: str, data: InputData) -> tuple[bytes, ...]:
     """Return whole HTTP requests with the samples of a file, in their order.
 
+    Those that belong together say so by the protocol's extension for sequences: ``sequence_id``, ``sequence_start`` and
+    ``sequence_end``.
+
     Raises
     ------
     GpuprofError
         When the model is unknown to the server.
     """
     specs = target.model_inputs(model)
-    return tuple(encode_request(target, model, specs, sample) for sample in data.samples)
+    return tuple(
+        encode_request(target, model, specs, sample, _sequence_parameters(number, step, len(sequence)))
+        for number, sequence in enumerate(data.sequences, 1)
+        for step, sample in enumerate(sequence, 1)
+    )
+
+
+def _sequence_parameters(number: int, step: int, steps: int) -> dict[str, object]:
+    if steps == 1:
+        return {}
+    return {"sequence_id": number, "sequence_start": step == 1, "sequence_end": step == steps}
+
+
+def sequence_chains(data: InputData) -> tuple[tuple[int, ...], ...]:
+    """Return the positions among `requests_of_data` of the requests of each sequence; none where each stands alone."""
+    if all(len(sequence) == 1 for sequence in data.sequences):
+        return ()
+    chains, position = [], 0
+    for sequence in data.sequences:
+        chains.append(tuple(range(position, position + len(sequence))))
+        position += len(sequence)
+    return tuple(chains)
 
 
 def input_shapes(target: Target, model: str) -> tuple[InputShape, ...]:
@@ -246,7 +271,13 @@ def _free_names(spec: TensorSpec) -> list[str]:
     return [f"{spec.name}:{axis}" for axis, size in enumerate(spec.shape) if axis and size == -1]
 
 
-def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: Mapping[str, Array]) -> bytes:
+def encode_request(
+    target: Target,
+    model: str,
+    specs: list[TensorSpec],
+    inputs: Mapping[str, Array],
+    parameters: Mapping[str, object] = MappingProxyType({}),
+) -> bytes:
     """Return an inference request with binary tensors, head and body."""
     described = []
     tensors = []
@@ -262,7 +293,7 @@ def encode_request(target: Target, model: str, specs: list[TensorSpec], inputs: 
                 "parameters": {"binary_data_size": len(data)},
             }
         )
-    text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True}}).encode()
+    text = json.dumps({"inputs": described, "parameters": {"binary_data_output": True, **parameters}}).encode()
     body = text + b"".join(tensors)
     own = "".join(f"{name}: {value}\r\n" for name, value in target.headers.items())
     head = (

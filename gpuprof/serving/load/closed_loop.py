@@ -1,0 +1,56 @@
+"""What a closed loop sends next: a request for each that is answered, sequences of them in their order."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+Chain = tuple[int, ...]
+
+
+class ClosedLoop:
+    """Keeps as many requests of each model due as may be on their way.
+
+    Parameters
+    ----------
+    in_flight : sequence of int
+        For each model.
+    chains : sequence of sequence of tuple of int
+        For each model the sequences of its requests, by their positions, at least as many as may be on their way: no
+        sequence is sent twice at a time. Empty: its requests stand for themselves.
+    """
+
+    def __init__(self, in_flight: Sequence[int], chains: Sequence[Sequence[Chain]] = ()) -> None:
+        self._free = [deque(own) for own in chains] or [deque[Chain]() for _ in in_flight]
+        self._count = 0
+        self._due: list[tuple[float, int, int, Chain, int]] = []
+        self._on_way: dict[int, tuple[int, Chain, int]] = {}
+        for model, count in enumerate(in_flight):
+            for _ in range(count):
+                self._add(0.0, model)
+
+    def _add(self, at_s: float, model: int, chain: Chain = (), step: int = 0) -> None:
+        self._count += 1
+        heappush(self._due, (at_s, self._count, model, chain, step))
+
+    def take(self, number: int, now_s: float) -> tuple[int, int | None] | None:
+        """Return the model whose request is to be sent as ``number`` now, and which of its requests; None: none is.
+
+        None in the place of the request: whichever is its turn.
+        """
+        if not self._due or self._due[0][0] > now_s:
+            return None
+        _, _, model, chain, step = heappop(self._due)
+        if not chain and self._free[model]:
+            chain, step = self._free[model].popleft(), 0
+        self._on_way[number] = model, chain, step
+        return model, chain[step] if chain else None
+
+    def finish(self, number: int, next_s: float, is_answered: bool) -> None:
+        """Let the next request go at ``next_s``; a sequence of which one was not answered begins anew later."""
+        model, chain, step = self._on_way.pop(number)
+        if chain and (not is_answered or step + 1 == len(chain)):
+            self._free[model].append(chain)
+            chain = ()
+        self._add(next_s, model, chain, step + 1)
