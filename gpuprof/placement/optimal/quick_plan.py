@@ -94,11 +94,17 @@ def _most_efficient(segments: Segments, demand: Demand, device: Device, shares: 
         for most_rps, workload in _throughputs(segments, demand, device, share):
             in_time = segments.latency_ms(device, workload) <= demand.slo.latency_ms * _PART
             (likely if in_time else others).append((-most_rps / device.fraction(share), workload))
-    for _, workload in sorted(likely) + sorted(others, reverse=True):
+    for _, workload in sorted(likely, key=_by_rate) + sorted(others, key=_by_rate, reverse=True):
         made = segments.make(demand, device, workload)
         if made is not None:
             return made
     return None
+
+
+def _by_rate(pair: tuple[float, Workload]) -> tuple[object, ...]:
+    """Return by what workloads are sorted: shares of the whole device and of instances may do as much."""
+    rate, workload = pair
+    return rate, workload.share.mig or "", workload.share.sm_pct, workload.batch, workload.processes
 
 
 def _smallest_sufficient(segments: Segments, demand: Demand, device: Device, share: Share) -> Segment | None:

@@ -8,6 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpuprof.domain.device import Device
+from gpuprof.domain.estimate import Estimate, Workload
+from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer, PoolSojourn, Sojourn
 from gpuprof.placement import limit as module
 from gpuprof.placement.contract import (
@@ -109,3 +112,21 @@ def test_no_limit_makes_it_worse_than_a_quick_policy(seconds: float) -> None:
     hurried = Optimal().place(replace(given, options=replace(given.options, time_limit_s=seconds)))
     assert hurried.unplaced == ()
     assert len(hurried.gpus) <= (best if seconds > 0.1 else len(quick[0].gpus))
+
+
+@dataclass(frozen=True, slots=True)
+class _Proportional(CurvedEstimator):
+    """Shares do as much as they have units, whether those are of an instance or of the whole device."""
+
+    def estimate(
+        self, model: str, device: Device, batch: int, share: Share, beside: Sequence[Workload] = (), processes: int = 1
+    ) -> Estimate:
+        found = CurvedEstimator.estimate(self, model, device, batch, Share())
+        time = replace(found.latency_ms, value=2.0 * processes / device.fraction(share), low=None, high=None)
+        return replace(found, workload=Workload(model, batch, share, processes), latency_ms=time)
+
+
+def test_instances_and_shares_of_the_whole_that_do_as_much_are_compared() -> None:
+    asked = [demand("m0", 90_000.0, 50.0)]  # more than any of them serves, so that the most efficient is looked for
+    posed = problem(asked, [(sliced_device(), None)], _Proportional())  # type: ignore[arg-type]
+    assert make_quick_plan(posed, Segments(posed), Limit()).gpus
