@@ -41,12 +41,15 @@ def _products(count: int, seed: int) -> tuple[np.ndarray, ...]:
 
 
 @pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("precision", ["float32", "tfloat32", "float16", "float8"])
 @pytest.mark.parametrize("family", ["matmul", "conv", "elementwise", "norm", "softmax", "attention", "movement"])
-def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, family: str) -> None:
+def test_no_op_is_faster_than_the_peaks_of_the_data_sheet(name: str, precision: str, family: str) -> None:
+    if precision not in device(name).flops_per_s:
+        return
     b, m, n, k = _products(300, 1)
     ops = product_table(b, m, n, k, 4.0, 4.0, 0.0)
     ops = replace(ops, family=np.full(300, FAMILIES.index(family)), row=n, kernel=np.ones(300), stride=np.ones(300))
-    rates = rates_of(device(name), "float32")
+    rates = rates_of(device(name), precision)
     seconds = shipped_model().kernel_times(ops, rates)
     assert np.isfinite(seconds).all()
     assert (seconds >= bound_times(ops, rates).hard_s * (1 - 1e-9)).all()
@@ -92,6 +95,30 @@ def test_more_work_takes_longer_and_a_smaller_instance_too(network: Path) -> Non
     shares: Sequence[Share] = (Share(), Share(100.0, "3g.40gb"), Share(100.0, "1g.10gb"))
     by_share = [estimator.estimate(str(network), a100, 1024, share).latency_ms.value for share in shares]
     assert by_share == sorted(by_share)
+
+
+@pytest.mark.parametrize("name", ["t4", "p4", "h100"])
+def test_products_of_twice_the_rows_take_longer_from_a_tenth_of_a_millisecond_on(name: str) -> None:
+    random = np.random.default_rng(5)
+    m, n, k = (np.exp2(random.uniform(7, 13, 400)).round() for _ in range(3))
+    rates = rates_of(device(name), "float32")
+    one, two, four = (
+        shipped_model().kernel_times(product_table(np.ones(400), m * more, n, k, 4.0, 4.0, 0.0), rates)
+        for more in (1, 2, 4)
+    )
+    long = one > 1e-4  # the trees' steps are larger than what shorter ones gain
+    assert long.sum() > 100
+    assert (two > 1.3 * one)[long].all() and (four > 2.5 * one)[long].all()
+
+
+def test_a_gpu_of_the_same_kind_with_a_lower_power_limit_is_slower() -> None:
+    t4, side = device("t4"), np.full(1, 8192.0)
+    large = product_table(np.ones(1), side, side, side, 4.0, 4.0, 0.0)
+    times = [
+        shipped_model().kernel_times(large, rates_of(replace(t4, max_power_w=watts), "float32"))[0]
+        for watts in (120.0, 70.0, 50.0)
+    ]
+    assert times == sorted(times) and times[-1] > 1.2 * times[0]
 
 
 def test_nothing_of_an_excluded_gpu_is_learned() -> None:
