@@ -113,7 +113,8 @@ def take_kinds(kinds: Iterable[Kind], work: Path, models: Path) -> list[Outcome]
         except ImportError as error:
             outcome = Outcome(kind.name, remark=f"not written here: {error.name} is not installed")
         outcomes.append(outcome)
-        print(f"{kind.name}: {'served' if outcome.is_served else outcome.remark} ({time.monotonic() - started:.0f} s)")
+        became = "served" if outcome.is_served else outcome.remark
+        print(f"{kind.name}: {became} ({time.monotonic() - started:.0f} s)", flush=True)
     return outcomes
 
 
@@ -131,6 +132,8 @@ def take_model(kind: Kind, path: Path, db: Path) -> Outcome:
         try:
             found = gpuprof.estimate([path], batches=batches[:1], device=GPU, db=db, dims=_sweep(kind))
             estimated_ms = found.estimates[0].latency_ms.value
+            if unknown := found.estimates[0].unknown_ops:
+                remarks.append(f"estimate: nothing is known of {', '.join(unknown)}")
         except GpuprofError as error:
             remarks.append(f"estimate: {_shorten(error, path)}")
         step = "place"
