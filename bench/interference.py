@@ -1,17 +1,20 @@
-"""Errors of the interference models on measured co-locations, leaving out a pair of models or a victim model.
+"""Errors of the interference models on measured co-locations, leaving out a model in both roles, a victim or a pair.
 
     python -m bench.interference [DIRECTORY]
 
 DIRECTORY (../shared/reference/igniter_v100 unless given) holds config.jsonl (iGniter's profile of a V100 and its
 models) and pairs.csv (latencies of pairs under MPS). Prints the coefficients of the hardware, the plan of the paper's
-section 2.3 and a table of errors. The fits see only what is not left out; no coefficient was chosen by hand.
+section 2.3, a table of errors, and errors and intervals with each model left out as victim and as neighbour: the fits
+see nothing of it. The interval that is judged on a model is that of the rows in which the others were left out.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from gpuprof.estimators.igniter.fit import fit_all
 from gpuprof.estimators.igniter.igniter import (
@@ -21,15 +24,18 @@ from gpuprof.estimators.igniter.igniter import (
     lower_bound_share,
 )
 from gpuprof.estimators.igniter.profile import read_igniter_profile
-from gpuprof.estimators.interference.judgement import evaluate, read_pairs
+from gpuprof.estimators.interference.judgement import LeftOutRow, evaluate, leave_models_out, read_pairs
 from gpuprof.estimators.interference.models import (
+    Colocated,
     ConstantInterference,
     ContentionModel,
     IgniterInterference,
     InterferenceModel,
     LinearInterference,
     NoInterference,
+    TrafficInterference,
 )
+from gpuprof.estimators.measured.curve import quantile
 
 _REFERENCE = Path("../shared/reference/igniter_v100")
 #: Section 2.3 of the paper: model, SLO in ms, requests/s.
@@ -62,8 +68,10 @@ def print_errors(path: Path, hardware: HardwareCoefficients, workloads: dict[str
         "none": NoInterference,
         "constant": ConstantInterference,
         "gpulet linear": LinearInterference,
+        "traffic": TrafficInterference,
         "igniter": lambda: IgniterInterference(hardware, workloads),
-        "ours": lambda: ContentionModel(hardware),
+        "contention": lambda: ContentionModel(hardware),
+        "unshrunk": lambda: ContentionModel(hardware, 0.0),
     }
     measured = read_pairs(path, hardware, workloads)
     print(f"{'model':14} {'left out':10} {'mean %':>7} {'p95 %':>7} {'worst %':>8}   ({len(measured)} latencies)")
@@ -71,6 +79,33 @@ def print_errors(path: Path, hardware: HardwareCoefficients, workloads: dict[str
         for left_out in ("victim", "pair", "nothing"):
             error = evaluate(name, make, measured, left_out)
             print(f"{name:14} {left_out:10} {error.mean_pct:7.2f} {error.p95_pct:7.2f} {error.worst_pct:8.2f}")
+    print_unseen_models(models, measured)
+
+
+def print_unseen_models(models: Mapping[str, Callable[[], InterferenceModel]], measured: Sequence[Colocated]) -> None:
+    """Print errors in percent with each model left out in both roles, and how often the interval held its latencies."""
+    names = sorted({row.victim.model for row in measured})
+    columns = "".join(f"{f'{name} as victim':>20}{'neighbour':>11}" for name in names)
+    print(f"\n{'left out':14} {'mean %':>7}{columns}   interval holds (each model, by the others)")
+    for name, make in models.items():
+        rows = leave_models_out(make, measured)
+        cells = ""
+        for model in names:
+            as_victim, beside = (_mean_pct([r for r in rows if r.model == model and r.is_victim == v]) for v in (1, 0))
+            cells += f"{as_victim:20.2f}{beside:11.2f}"
+        held = " ".join(f"{100 * _coverage(rows, model):.0f}%" for model in names)
+        print(f"{name:14} {_mean_pct(rows):7.2f}{cells}   {held}")
+
+
+def _mean_pct(rows: Sequence[LeftOutRow]) -> float:
+    return float(np.mean([100.0 * abs(1.0 / row.ratio - 1.0) for row in rows]))
+
+
+def _coverage(rows: Sequence[LeftOutRow], model: str) -> float:
+    """Return how often the interval made of the other models' rows holds those of ``model``."""
+    factor = quantile((max(row.ratio, 1.0 / row.ratio) for row in rows if row.model != model), 0.95) or 1.0
+    own = [max(row.ratio, 1.0 / row.ratio) for row in rows if row.model == model]
+    return float(np.mean([ratio <= factor for ratio in own]))
 
 
 if __name__ == "__main__":

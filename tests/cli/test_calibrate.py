@@ -62,7 +62,7 @@ def test_models_of_interference_are_judged_by_what_was_colocated_and_then_used(
     words = ["estimate", "a", "--db", db, "--share", "50", "--beside", "b@1:25", "--beside", "c@1:25", "--json"]
     assert main(words) == 0
     (row,) = json.loads(capsys.readouterr().out)
-    assert row["latency_source"] == "measured × traffic"
+    assert row["latency_source"] == "measured × traffic (beyond what was co-located: the number of neighbours)"
     assert 10.0 < row["latency_ms"] <= 10.0 * (1.0 + 0.2 * 1.3) + 0.05
 
 

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.judgement import by_pair, by_victim, ratios
+from gpuprof.estimators.interference.judgement import (
+    ENOUGH_ROWS,
+    by_pair,
+    by_victim,
+    leave_models_out,
+    ratios,
+)
 from gpuprof.estimators.interference.models import (
     Colocated,
     ConstantInterference,
@@ -23,8 +29,6 @@ from gpuprof.estimators.measured.curve import quantile
 
 Coefficients = tuple[HardwareCoefficients, Mapping[str, WorkloadCoefficients]]
 
-#: Co-locations below which nothing is fitted.
-_ENOUGH_ROWS = 8
 #: What a slowdown may be off where nothing was co-located on the device: iGniter's predictions of the published pairs
 #: of a V100 are within this in nine of ten.
 _UNTESTED = 1.12
@@ -37,13 +41,15 @@ class Ranked:
     Attributes
     ----------
     left_out : str
-        ``"victim"`` or ``"pair"``: what was left out of the fit and then predicted; ``"everything"``: nothing was
-        measured, the coefficients come from profiles of models alone.
+        ``"model"``: what was left out of the fit, as victim and as neighbour, and then predicted; where fewer than
+        three models were co-located ``"victim"`` or ``"pair"``; ``"everything"``: nothing was measured, the
+        coefficients come from profiles of models alone.
     rows : int
     mean_pct, p95_pct : float or None
         Absolute relative error of the latency.
     low, high : float
-        Nine of ten measured latencies were between these multiples of the predicted one.
+        Nine of ten measured latencies were between these multiples of the predicted one. With models left out, nineteen
+        of twenty are asked for: a model is off as a whole, and there are few of them.
     """
 
     name: str
@@ -54,6 +60,11 @@ class Ranked:
     p95_pct: float | None
     low: float
     high: float
+
+    @property
+    def learns(self) -> bool:
+        """Whether it speaks from co-locations, and so of nothing beyond them; iGniter's model does from profiles."""
+        return self.name in ("linear", "traffic", "contention", "constant")
 
 
 def rank(measured: Sequence[Colocated], coefficients: Coefficients | None) -> tuple[Ranked, ...]:
@@ -96,8 +107,10 @@ def _candidates(coefficients: Coefficients | None) -> dict[str, Callable[[], Int
 
 
 def _left_out(measured: Sequence[Colocated]) -> str | None:
-    if len(measured) < _ENOUGH_ROWS:
+    if len(measured) < ENOUGH_ROWS:
         return None
+    if leave_models_out(NoInterference, measured):
+        return "model"
     if len({by_victim(row) for row in measured}) > 1:
         return "victim"
     return "pair" if len({by_pair(row) for row in measured}) > 1 else None
@@ -106,10 +119,15 @@ def _left_out(measured: Sequence[Colocated]) -> str | None:
 def _judge_model(
     name: str, make: Callable[[], InterferenceModel], measured: Sequence[Colocated], left_out: str
 ) -> Ranked:
-    found = ratios(make, measured, left_out)
+    if left_out == "model":
+        found = [row.ratio for row in leave_models_out(make, measured)]
+        high = quantile((max(ratio, 1.0 / ratio) for ratio in found), 0.95) or 1.0
+        low = 1.0 / high
+    else:
+        found = ratios(make, measured, left_out)
+        high = quantile(found, 0.95) or 1.0
+        low = 1.0 / (quantile((1.0 / ratio for ratio in found), 0.95) or 1.0)
     error = 100.0 * np.abs(1.0 / np.array(found) - 1.0)
-    high = quantile(found, 0.95) or 1.0
-    low = 1.0 / (quantile((1.0 / ratio for ratio in found), 0.95) or 1.0)
     return Ranked(
         name,
         make().fit(measured),

@@ -15,6 +15,7 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficients
 from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
 from gpuprof.estimators.interference.models import Colocated, Running
+from gpuprof.estimators.interference.seen_range import SeenRange
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
@@ -24,6 +25,8 @@ Behaviour = Callable[[Device, Workload], Running | None]
 
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
+#: Beyond what was co-located the interval is this power of what it is within: twice as wide.
+_BEYOND = 2.0
 _LABELLED = re.compile(r":\d+:[^:]*$")
 _LABEL = re.compile(r"(?P<model>.+):(?P<batch>\d+):(?:(?P<mig>[^/:]+)/)?(?P<share>[0-9.e+-]+)%(?:x(?P<processes>\d+))?")
 
@@ -44,8 +47,8 @@ class Colocations:
     """What ran beside what in the database, and the interference models fitted to it.
 
     A workload that was measured beside exactly these others has that slowdown. Any other has the one that the best
-    model of its device predicts: best at the rows of the table ``colocations`` by leaving out a victim
-    (`interference_choice`), or iGniter's with the coefficients that ``gpuprof calibrate`` keeps. Where neither is
+    model of its device predicts: best at the rows of the table ``colocations`` by leaving out a model in both roles
+    (`interference.choice`), or iGniter's with the coefficients that ``gpuprof calibrate`` keeps. Where neither is
     there, the latency stays and its interval widens.
     """
 
@@ -80,6 +83,7 @@ class Colocations:
             for one in rows:
                 by_set.setdefault((one.label, tuple(sorted(one.others))), []).append(one.latency_ms / one.solo_ms)
         self._ranked: dict[str, tuple[Ranked, ...]] = {}
+        self._ranges: dict[str, SeenRange | None] = {}
         self._coefficients: dict[str, Coefficients | None] = {}
 
     def beside(self, alone: Figure, device: Device, workload: Workload, beside: Sequence[Workload]) -> Figure:
@@ -98,7 +102,13 @@ class Colocations:
                     factor = model.model.slowdown(replace(victim, solo_ms=alone.value), running)
                 except KeyError:  # a model that was never calibrated
                     continue
-                return _slow_figure(alone, factor, f"{alone.source} × {model.name}", model.low, model.high)
+                source = f"{alone.source} × {model.name}"
+                seen_range = self._seen_range(device) if model.learns else None
+                beyond = () if seen_range is None else seen_range.list_beyond(victim, running)
+                if not beyond:
+                    return _slow_figure(alone, factor, source, model.low, model.high)
+                source = f"{source} (beyond what was co-located: {_describe_beyond(beyond)})"
+                return _slow_figure(alone, factor, source, model.low**_BEYOND, model.high**_BEYOND)
         low = alone.value if alone.low is None else alone.low
         return Figure(alone.value, alone.source, low, alone.upper() * _WORST_ASSUMED)
 
@@ -111,6 +121,13 @@ class Colocations:
         if device.name not in self._ranked:
             self._ranked[device.name] = rank(self.list_measured(device), self.coefficients(device))
         return self._ranked[device.name]
+
+    def _seen_range(self, device: Device) -> SeenRange | None:
+        """Return what was co-located on ``device`` as ranges; None where nothing was."""
+        if device.name not in self._ranges:
+            measured = self.list_measured(device)
+            self._ranges[device.name] = SeenRange(measured) if measured else None
+        return self._ranges[device.name]
 
     def list_measured(self, device: Device) -> list[Colocated]:
         """Return the co-locations of ``device`` of which all sides' behaviour alone is known."""
@@ -188,6 +205,10 @@ def parse_label(label: str) -> Workload:
         raise InputError(f"{label!r} does not say what ran beside", "model:batch:share%")
     share = Share(float(match["share"]), match["mig"])
     return Workload(match["model"], int(match["batch"]), share, int(match["processes"] or 1))
+
+
+def _describe_beyond(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def _slow_figure(alone: Figure, factor: float, source: str, low: float = 1.0, high: float = 1.0) -> Figure:

@@ -13,6 +13,9 @@ from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
 from gpuprof.estimators.interference.models import Colocated, InterferenceModel, Running
 
+#: Co-locations below which nothing is fitted.
+ENOUGH_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class InterferenceError:
@@ -80,6 +83,47 @@ def ratios(make: Callable[[], InterferenceModel], measured: Sequence[Colocated],
             if group(row) == held
         ]
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOutRow:
+    """A co-location predicted by a fit that has seen nothing of one of its models, in neither role.
+
+    Attributes
+    ----------
+    model : str
+        Which was left out.
+    is_victim : bool
+        Whether it was slowed down; else it was a neighbour.
+    ratio : float
+        Measured over predicted latency.
+    """
+
+    model: str
+    is_victim: bool
+    ratio: float
+
+
+def leave_models_out(make: Callable[[], InterferenceModel], measured: Sequence[Colocated]) -> list[LeftOutRow]:
+    """Leave every model out in turn, as victim and as neighbour, and predict all rows in which it takes part.
+
+    A model is passed over where too few rows remain without it.
+    """
+    found = []
+    for name in sorted({one.model for row in measured for one in (row.victim, *row.beside)}):
+        training = [row for row in measured if not _takes_part(name, row)]
+        if len(training) < ENOUGH_ROWS:
+            continue
+        model = make().fit(training)
+        for row in measured:
+            if _takes_part(name, row):
+                ratio = row.latency_ms / (model.slowdown(row.victim, row.beside) * row.victim.solo_ms)
+                found.append(LeftOutRow(name, row.victim.model == name, ratio))
+    return found
+
+
+def _takes_part(name: str, row: Colocated) -> bool:
+    return name in (row.victim.model, *(one.model for one in row.beside))
 
 
 def read_pairs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 
 from gpuprof.errors import InputError
 from gpuprof.estimators.igniter.igniter import HardwareCoefficients, WorkloadCoefficients
-from gpuprof.estimators.interference.judgement import evaluate, read_pairs
+from gpuprof.estimators.interference.choice import rank
+from gpuprof.estimators.interference.judgement import evaluate, leave_models_out, read_pairs
 from gpuprof.estimators.interference.models import (
     Colocated,
     ConstantInterference,
@@ -20,6 +23,7 @@ from gpuprof.estimators.interference.models import (
     NoInterference,
     Running,
 )
+from gpuprof.estimators.interference.seen_range import SeenRange
 
 GPU = HardwareCoefficients(300.0, 1530.0, 53.5, 1e7, -1.025, 0.00475, -0.00902)
 WORKLOAD = WorkloadCoefficients(6e5, 4e3, 80, 0.001, (0.0, 0.6, 0.1, 0.01, 1.5), 0.002, (160.0, 5.0), (25.0, 1.0))
@@ -58,8 +62,15 @@ def _contention(weights: list[float]) -> ContentionModel:
 def test_ours_learns_what_each_resource_costs_and_carries_it_to_an_unseen_model() -> None:
     truth = _contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])
     measured = _pairs(truth)
-    assert ContentionModel(GPU).fit(measured).weights_ == pytest.approx(truth.weights_, abs=1e-6)
-    assert evaluate("ours", lambda: ContentionModel(GPU), measured, "victim").mean_pct < 1e-6
+    assert ContentionModel(GPU, 0.0).fit(measured).weights_ == pytest.approx(truth.weights_, abs=1e-6)
+    assert evaluate("ours", lambda: ContentionModel(GPU, 0.0), measured, "victim").mean_pct < 1e-6
+
+
+def test_the_more_is_shrunk_the_nearer_predictions_are_to_no_interference() -> None:
+    measured = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]), 12)
+    models = [ContentionModel(GPU, amount).fit(measured) for amount in (0.0, 0.03, 3.0)]
+    means = [np.mean([model.slowdown(row.victim, row.beside) for row in measured]) for model in models]
+    assert means == sorted(means, reverse=True) and means[2] < 1.0 + 0.8 * (means[0] - 1.0)
 
 
 def test_ours_never_speeds_anybody_up() -> None:
@@ -108,6 +119,60 @@ def test_what_is_left_out_is_not_learnt_from() -> None:
         < evaluate("constant", ConstantInterference, rows, "victim").mean_pct
         == pytest.approx((0.4 / 1.1 + 0.4 / 1.5) / 2 * 100)
     )
+
+
+def _with_names(rows: list[Colocated], names: str) -> list[Colocated]:
+    return [row for row in rows if {row.victim.model, row.beside[0].model} <= set(names)]
+
+
+def test_a_model_that_is_left_out_is_in_neither_role_of_what_is_learnt() -> None:
+    rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
+    seen: list[set[str]] = []
+
+    class Recording(ConstantInterference):
+        def fit(self, measured: Sequence[Colocated]) -> Recording:
+            seen.append({name for row in measured for name in (row.victim.model, row.beside[0].model)})
+            super().fit(measured)
+            return self
+
+    found = leave_models_out(Recording, rows)
+    assert seen == [{"b", "c"}, {"a", "c"}, {"a", "b"}]
+    own = [row for row in rows if row not in _with_names(rows, "bc")]
+    assert sum(one.model == "a" for one in found) == len(own)
+    assert sum(one.model == "a" and one.is_victim for one in found) == sum(row.victim.model == "a" for row in own)
+
+
+def test_models_are_ranked_by_both_roles_and_their_interval_holds_a_new_model() -> None:
+    random = np.random.default_rng(5)
+    truth = _contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])
+    rows = [
+        Colocated(row.victim, row.beside, row.latency_ms * float(random.normal(1.0, 0.02)))
+        for row in _pairs(truth, 300)
+    ]
+    ranked = rank(rows, (GPU, {}))
+    assert {one.left_out for one in ranked} == {"model"}
+    best = ranked[0]
+    new = [_running("new", random) for _ in range(200)]
+    held = 0
+    for victim, row in zip(new, rows, strict=False):
+        took = truth.slowdown(victim, row.beside) * float(random.normal(1.0, 0.02))
+        held += best.low <= took / best.model.slowdown(victim, row.beside) <= best.high
+    assert 0.85 * len(new) <= held
+
+
+def test_two_models_are_judged_by_the_victim() -> None:
+    both = _with_names(_pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5])), "ab")
+    rows = [row for row in both if row.victim.model != row.beside[0].model]
+    assert {one.left_out for one in rank(rows, (GPU, {}))} == {"victim"}
+
+
+def test_what_nobody_co_located_is_named() -> None:
+    rows = _pairs(_contention([1.0, 5.0, 0.2, 0.3, 0.2, 0.5]))
+    seen = SeenRange(rows)
+    victim, beside = rows[0].victim, rows[0].beside
+    assert seen.list_beyond(victim, beside) == ()
+    assert seen.list_beyond(replace(victim, dram_pct=90.0), beside) == ("the victim's use of DRAM",)
+    assert "the number of neighbours" in seen.list_beyond(victim, [*beside, *beside])
 
 
 _HEADER = (
