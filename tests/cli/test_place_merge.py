@@ -164,3 +164,25 @@ def test_placed_merged_and_served_both_models_answer_as_their_own_files_do(here:
     document = json.loads((here / "map.json").read_text())
     with running(here, document) as server:
         check_both(server, Originals(here), range(2))
+
+
+def test_two_services_of_one_model_become_one_replica_under_their_own_names(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profiled(here, ALIKE)
+    (here / "slo.csv").write_text("service,model,rate_rps,slo_ms\nsearch,a,20,200\nmail,a,10,300\n")
+    assert placed() == 0
+    assert "search and mail are merged" in capsys.readouterr().err
+    merged = read_map(here / "map.json")
+    (replica,) = [replica for *_, replica in merged.places()]
+    assert replica.rates() == {"search": 20.0, "mail": 10.0}
+    assert {name: one.source_model for name, one in merged.models.items()} == {"search": "a", "mail": "a"}
+    assert main(["check"]) == 0
+    capsys.readouterr()
+    assert main(["simulate", "--duration", "5", "--json"]) == 0
+    assert [row["model"] for row in json.loads(capsys.readouterr().out)["models"]] == ["search+mail"]  # one queue
+    assert main(["place", "--gpus", "cpu:1", "-o", "apart.json"]) == 0
+    capsys.readouterr()
+    assert main(["simulate", "apart.json", "--duration", "5", "--json"]) == 0
+    rows = {row["model"]: row["slo_ms"] for row in json.loads(capsys.readouterr().out)["models"]}
+    assert rows == {"search": 200.0, "mail": 300.0}
