@@ -41,6 +41,7 @@ def check(deployment: DeploymentMap, evidence: Evidence) -> tuple[Violation, ...
         return layout  # nor of instances that cannot be
     broken = (
         *layout,
+        *_settings(deployment),
         *_failures(deployment, evidence),
         *_rates(deployment, evidence),
         *_slos(deployment, evidence),
@@ -66,11 +67,20 @@ def _gpus(deployment: DeploymentMap) -> Iterator[tuple[Node, str, Gpu]]:
 
 def _names(deployment: DeploymentMap) -> Iterator[Violation]:
     for name, count in Counter(node.name for node in deployment.nodes).items():
+        if not name.strip():
+            yield Violation("geometry", "nodes", "a node has no name")
         if count > 1:
             yield Violation("geometry", name, f"{count} nodes have this name")
     for where, count in Counter(where for _, where, _ in _gpus(deployment)).items():
         if count > 1:
             yield Violation("geometry", where, f"{count} devices have this index")
+    served = {replica.model for *_, replica in deployment.places()}
+    for name, merge in deployment.merges.items():
+        strangers = sorted(set(merge.members) - set(deployment.models))
+        if strangers:
+            yield Violation("rate", name, f"merges {strangers[0]!r}, which is not among the map's models")
+        if name not in served:
+            yield Violation("rate", name, "is a merge that no replica serves")
     for node, gpu, _, replica in deployment.places():
         where = f"{node.name} gpu {gpu.index}"
         for model in replica.rates():
@@ -80,6 +90,17 @@ def _names(deployment: DeploymentMap) -> Iterator[Violation]:
             1.0 + replica.rate_rps
         ):
             yield Violation("rate", where, f"{replica.model} gets {replica.rate_rps:g} requests/s, its models do not")
+
+
+def _settings(deployment: DeploymentMap) -> Iterator[Violation]:
+    """Find replicas beyond the largest batch, or the most processes, that the map says it was planned with."""
+    settings = deployment.planned_with
+    most = settings.max_batch if "max_batch" in settings.model_fields_set else _MOST_BATCH
+    each = settings.max_processes or _MOST_CLIENTS
+    for node, gpu, _, replica in deployment.places():
+        if not replica.merged and (replica.batch > most or replica.processes > each):
+            said = f"batches of {replica.batch} and {replica.processes} processes; planned were up to {most} and {each}"
+            yield Violation("share", f"{node.name} gpu {gpu.index}", f"{replica.model} has {said}")
 
 
 def _devices(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:

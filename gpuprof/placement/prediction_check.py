@@ -9,7 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Node, Partition, Replica, ReplicaPrediction, share_of
+from gpuprof.domain.deployment import (
+    DeploymentMap,
+    Gpu,
+    ModelPrediction,
+    Node,
+    Partition,
+    Replica,
+    ReplicaPrediction,
+    share_of,
+)
 from gpuprof.domain.estimate import Estimate
 from gpuprof.errors import InputError
 from gpuprof.placement.evidence import Evidence, Violation
@@ -20,6 +29,10 @@ _RELATIVE = 1e-3
 _ABSOLUTE = 1e-6
 #: Loading the next batch while one runs (iGniter, equation 2) at most doubles what the time of a batch says.
 _OVERLAP = 2.0
+#: What queues that are simulated differ by: a pool's figures and its parts', its busy time and the batches'.
+_SIMULATED = 0.05
+#: No time varies more than this: such a coefficient of variation is a mistake of units.
+_MOST_VARIATION = 10.0
 
 _Place = tuple[Node, Gpu, Partition, Replica]
 
@@ -50,7 +63,10 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
         yield f"a throughput of {said.throughput_rps:.4g}/s does not follow from {said.latency_ms:.4g} ms a batch"
     if said.goodput_rps > replica.rate_rps * (1.0 + _RELATIVE) + _ABSOLUTE:
         yield f"a goodput of {said.goodput_rps:.4g}/s is more than the rate of {replica.rate_rps:.4g}/s"
+    if max(said.latency_cv, said.pause_cv or 0.0) > _MOST_VARIATION:
+        yield f"its time is said to vary by {max(said.latency_cv, said.pause_cv or 0.0):.4g} times itself"
     times = replica.batch_latency_ms
+    yield from _utilization(replica)
     if times is not None:
         if len(times) != replica.batch or min(times) <= 0.0:
             yield f"batch_latency_ms must hold {replica.batch} times above 0"
@@ -60,6 +76,18 @@ def _consistency(replica: Replica, evidence: Evidence) -> Iterator[str]:
     if percentiles != sorted(percentiles):
         yield "its percentiles fall"
     yield from _intervals(said)
+
+
+def _utilization(replica: Replica) -> Iterator[str]:
+    """Yield where a replica is said to be busy for less than its requests take, or for more than all of its time."""
+    said = replica.predicted
+    if said.utilization is None or replica.merged or not said.throughput_rps > 0.0:
+        return
+    times = replica.batch_latency_ms or ()
+    each_ms = min((ms / size for size, ms in enumerate(times, 1)), default=said.latency_ms / replica.batch)
+    least = replica.rate_rps * min(each_ms / 1000.0 / replica.processes, 1.0 / said.throughput_rps)
+    if not least * (1.0 - _SIMULATED) - _ABSOLUTE <= said.utilization <= 1.0 + _SIMULATED:
+        yield f"it is said to be busy for {said.utilization:.4g} of its time, and its requests take {least:.4g} of it"
 
 
 def _intervals(said: ReplicaPrediction) -> Iterator[str]:
@@ -135,6 +163,22 @@ def _model_figures(deployment: DeploymentMap) -> Iterator[Violation]:
         percentiles = [value for value in (said.p50_ms, said.p95_ms, said.p99_ms) if value is not None]
         if percentiles != sorted(percentiles):
             yield Violation("figures", name, "its percentiles fall")
+        yield from _model_percentiles(deployment, name, said)
+
+
+def _model_percentiles(deployment: DeploymentMap, name: str, said: ModelPrediction) -> Iterator[Violation]:
+    """Yield the percentiles over all requests of a model that lie beyond those of each of its replicas."""
+    own = [replica for *_, replica in deployment.places() if name in replica.rates()]
+    if any(replica.merged for replica in own):
+        return
+    for label in ("p50_ms", "p95_ms", "p99_ms"):
+        value = getattr(said, label)
+        parts = [one for one in (getattr(replica.predicted, label) for replica in own) if one is not None]
+        if value is None or not parts or len(parts) < len(own):
+            continue
+        if not min(parts) * (1.0 - _SIMULATED) <= value <= max(parts) * (1.0 + _SIMULATED):
+            message = f"{label} is said to be {value:.4g} and is {min(parts):.4g} to {max(parts):.4g} of its replicas"
+            yield Violation("figures", name, message)
 
 
 def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Violation]:
@@ -155,6 +199,12 @@ def _map_figures(deployment: DeploymentMap, evidence: Evidence) -> Iterator[Viol
         left = _unused_part(deployment, evidence)
         if abs(said.external_fragmentation - left) > _RELATIVE:
             yield _wrong(f"{said.external_fragmentation:.3g} is said to be outside shares, and {left:.3g} is")
+    if said.internal_slack is not None and not deployment.merges:
+        idle = _idle_part(deployment, evidence)
+        if abs(said.internal_slack - idle) > _SIMULATED:
+            yield _wrong(
+                f"shares are said to be idle for {said.internal_slack:.3g} of their time, and are for {idle:.3g}"
+            )
 
 
 def _bounds(deployment: DeploymentMap, rate_rps: float) -> Iterator[Violation]:
@@ -178,6 +228,20 @@ def _unused_part(deployment: DeploymentMap, evidence: Evidence) -> float:
             every += device.compute_units if held else 0
             units += sum(device.fraction(share_of(part, one)) * device.compute_units for part, one in held)
     return max(0.0, 1.0 - units / every) if every else 0.0
+
+
+def _idle_part(deployment: DeploymentMap, evidence: Evidence) -> float:
+    """Return the part of their time for which shares are idle, by what their replicas are said to be busy for."""
+    units, busy = 0.0, 0.0
+    for _, gpu, partition, replica in deployment.places():
+        device, said = evidence.devices[gpu.device], replica.predicted
+        own = device.fraction(share_of(partition, replica)) * device.compute_units
+        part = said.utilization
+        if part is None:
+            part = replica.rate_rps / said.throughput_rps if said.throughput_rps else 0.0
+        units += own
+        busy += own * min(1.0, part)
+    return 1.0 - busy / units if units else 0.0
 
 
 def _wrong(message: str) -> Violation:

@@ -1,4 +1,4 @@
-"""A hundred ways to break a sound deployment map: each takes the decoded JSON of one and changes it in place."""
+"""Ways to break a sound deployment map: each takes the decoded JSON of one and changes it in place."""
 
 from __future__ import annotations
 
@@ -228,4 +228,88 @@ PREDICTIONS = (
     Breakage("more slack than all", _in_map(internal_slack=1.5)),
     Breakage("a negative cost", _in_map(cost_per_hour=-1.0)),
 )
-BREAKAGES = (*STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)
+_NAN, _INF = float("nan"), float("inf")
+
+
+def _other(content: dict[str, Any]) -> Any:
+    return parts(content)[0]["replicas"][1]
+
+
+def _in_settings(**values: object) -> Edit:
+    return lambda content: content["planned_with"].update(values)
+
+
+def _tenth(content: dict[str, Any]) -> dict[str, Any]:
+    return {**replica(content), "sm_share_pct": 10.0}
+
+
+TYPES = (
+    Breakage("an index in words", lambda c: first_gpu(c).update(index="zero")),
+    Breakage("half an index", lambda c: first_gpu(c).update(index=0.5)),
+    Breakage("half a request in a batch", _in_replica(batch=3.5)),
+    Breakage("half a process", _in_replica(processes=1.5)),
+    Breakage("a batch in words", _in_replica(batch="four")),
+    Breakage("a share in words", _in_replica(sm_share_pct="half")),
+    Breakage("a share that is no number", _in_replica(sm_share_pct=_NAN)),
+    Breakage("an infinite share", _in_replica(sm_share_pct=_INF)),
+    Breakage("a time that is no number", _in_prediction(latency_ms=_NAN)),
+    Breakage("an infinite time", _in_prediction(latency_ms=_INF)),
+    Breakage("a throughput that is no number", _in_prediction(throughput_rps=_NAN)),
+    Breakage("a goodput that is no number", _in_prediction(goodput_rps=_NAN)),
+    Breakage("a percentile's time that is no number", _in_prediction(p50_ms=_NAN)),
+    Breakage("a variation that is no number", _in_prediction(latency_cv=_NAN)),
+    Breakage("a time of a batch that is no number", lambda c: replica(c)["batch_latency_ms"].__setitem__(1, _NAN)),
+    Breakage("an infinite time of a batch", lambda c: replica(c)["batch_latency_ms"].__setitem__(0, _INF)),
+    Breakage("a wait that is no number", _in_replica(max_wait_ms=_NAN)),
+    Breakage("an SLO that is no number", _in_model(slo_ms=_NAN)),
+    Breakage("a percentile that is no number", _in_model(percentile=_NAN)),
+    Breakage("a bound that is no number", _in_map(upper_bound_goodput_rps=_NAN)),
+    Breakage("models in a list", lambda c: c.update(models=["a", "b"])),
+    Breakage("no predictions of the map", lambda c: c.pop("predicted")),
+    Breakage("no predictions of a replica", lambda c: replica(c).pop("predicted")),
+    Breakage("no SLO", lambda c: c["models"]["a"].pop("slo_ms")),
+    Breakage("half a start", _in_mig(start=0.5), "mig"),
+    Breakage("a start before the device", _in_mig(start=-1), "mig"),
+    Breakage("a profile in capitals", _in_mig(profile="3G.40GB"), "mig"),
+)
+OWN = (
+    Breakage("both replicas of one model", lambda c: _other(c).update(model="a")),
+    Breakage("all requests at one of two replicas", lambda c: (replica(c).update(rate_rps=40.0), _other(c).clear())),
+    Breakage("a node without a name", lambda c: c["nodes"][0].update(name="")),
+    Breakage("all of it on another node again", lambda c: c["nodes"].append({**c["nodes"][0], "name": "other"})),
+    Breakage("a device in capitals", lambda c: first_gpu(c).update(device="PLAIN")),
+    Breakage("a device behind a space", lambda c: first_gpu(c).update(device=" plain")),
+    Breakage("two of the only large instance", lambda c: [p["mig"].update(profile="4g.40gb") for p in parts(c)], "mig"),
+    Breakage("beyond a whole instance", lambda c: parts(c)[0]["replicas"].append(_tenth(c)), "mig"),
+    Breakage("a merge of strangers", lambda c: c.update(merges={"z": {"path": "x", "members": {"q": "q"}}})),
+    Breakage("a merge that nobody serves", lambda c: c.update(merges={"z": {"path": "x", "members": {"a": "a"}}})),
+    Breakage("busy five times over", _in_prediction(utilization=5.0)),
+    Breakage("hardly busy", _in_prediction(utilization=0.01)),
+    Breakage("busy for less than no time", _in_prediction(utilization=-0.5)),
+    Breakage("times that vary fiftyfold", _in_prediction(latency_cv=50.0)),
+    Breakage("a pause that varies fiftyfold", _in_prediction(pause_cv=50.0)),
+    Breakage("a negative variation", _in_prediction(latency_cv=-0.1)),
+    Breakage("more memory than there is", _in_prediction(memory_bytes=2**45)),
+    Breakage("less than no memory", _in_prediction(memory_bytes=-5)),
+    Breakage("a negative goodput", _in_prediction(goodput_rps=-1.0)),
+    Breakage(
+        "a model quicker than all its replicas",
+        lambda c: c["models"]["a"]["predicted"].update(p50_ms=0.1, p95_ms=0.2, p99_ms=0.3),
+    ),
+    Breakage("a model slower than all its replicas", lambda c: c["models"]["a"]["predicted"].update(p99_ms=1e5)),
+    Breakage("idle shares", _in_map(internal_slack=0.1)),
+    Breakage("less than no slack", _in_map(internal_slack=-0.5)),
+    Breakage("fewer than no moves", _in_map(moves=-1)),
+    Breakage("a bound below nothing", _in_map(lower_bound_gpus=-1)),
+    Breakage("larger batches than planned", _in_settings(max_batch=2)),
+    Breakage("no process planned", _in_settings(max_processes=0)),
+    Breakage("a budget of twice the SLO", _in_settings(latency_budget=2.0)),
+    Breakage("a confidence of seven", _in_settings(confidence=7.0)),
+    Breakage("negative overhead", _in_settings(overhead_ms=-1.0)),
+    Breakage("a fleet of no devices", _in_settings(fleet=[{"device": "plain", "count": 0}])),
+    Breakage("a throughput interval elsewhere", _in_prediction(throughput_rps_interval=[1e5, 2e5])),
+    Breakage("an interval of p99 elsewhere", _in_prediction(p99_ms_interval=[1e5, 2e5])),
+    Breakage("an interval of three", _in_prediction(latency_ms_interval=[1.0, 2.0, 3.0])),
+    Breakage("less than nothing unplaced", lambda c: c.update(unplaced=[{"model": "a", "rate_rps": -5, "reason": ""}])),
+)
+BREAKAGES = (*TYPES, *OWN, *STRUCTURE, *GEOMETRY, *SHARES, *MEMORY, *RATES, *OBJECTIVES, *PREDICTIONS)
