@@ -65,7 +65,7 @@ def test_nothing_is_listed_when_the_time_is_up() -> None:
 
 
 def test_the_bound_knows_of_neighbours() -> None:
-    # alone, half a device serves 166 requests/s; beside another, 111: two halves serve 222 of 300
-    placement, _ = solve_and_check(Optimal(), make_problem([300.0], 1e6, 0.5, sizes=(1,), percents=(50.0,)))
+    # alone, half a device serves 166 requests/s; beside another, 111, and no two shares of a device more than 222
+    placement, _ = solve_and_check(Optimal(), make_problem([160.0, 160.0], 1e6, 0.5, sizes=(1,), percents=(50.0,)))
     assert len(placement.gpus) == 2
     assert placement.lower_bound_gpus == 2
