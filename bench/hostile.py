@@ -5,8 +5,9 @@
 First clients of all manners (`bench.strange_clients`) ask for N answers by HTTP and gRPC, plain and with TLS, of a
 server that overwrites memory as soon as it is given back: how many bytes of the answers are not the client's own? Then
 each attack goes on for S seconds against a server of its own, while somebody else asks every 10 ms whether it lives:
-for how long does the router stand still at most, as it says itself, how long does the other wait, and what does the
-router have in memory before, at most, and afterwards, and after how many seconds is it nearly what it was?
+for how long does the router stand still at most, as it says itself (and a process that only sleeps, which the machine
+alone holds up), how long does the other wait, and what does the router have in memory before, at most, and afterwards,
+and after how many seconds is it nearly what it was?
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import h2.connection
 import h2.exceptions
 import psutil
 
+from bench.bystander import watched
 from bench.serving import deployment
 from bench.strange_clients import Endpoint, Got, draw_requests, send_all
 
@@ -63,10 +65,12 @@ class AttackTarget:
 class Suffered:
     """What one attack did: the router's longest stall and the other client's longest wait, in ms; memory in MB.
 
+    ``machine_ms`` is how late a process was meanwhile that only sleeps: of the stall, so much may be the machine's.
     ``rested_s`` is for how long memory was looked at until it was back, or no longer.
     """
 
     stall_ms: float
+    machine_ms: float
     wait_ms: float
     before_mb: float
     peak_mb: float
@@ -188,7 +192,7 @@ ATTACKS: dict[str, tuple[Attack, bool]] = {
 
 def suffer(attack: Attack, seconds: float) -> Suffered:
     """Attack a server of its own for so long, by several threads at once."""
-    with hostile_server() as target, _probe(target) as waits:
+    with hostile_server() as target, _probe(target) as waits, watched() as end_watch:
         time.sleep(1.0)
         weights, deadline = [target.process.memory_info().rss], time.monotonic() + seconds
         attackers = [
@@ -202,14 +206,14 @@ def suffer(attack: Attack, seconds: float) -> Suffered:
             weights.append(target.process.memory_info().rss)
             time.sleep(_WEIGH_S)
         worst_s = max(waits, default=float("inf"))
-        stall_ms, ended = _longest_stall_ms(target), time.monotonic()
+        stall_ms, machine_ms, ended = _longest_stall_ms(target), end_watch(), time.monotonic()
         while (after := target.process.memory_info().rss) > weights[0] + _KEPT_BYTES:
             if time.monotonic() > ended + _REST_S:
                 break
             time.sleep(_WEIGH_S)
         before, peak = weights[0], max(weights)
         rested_s = time.monotonic() - ended
-        return Suffered(stall_ms, 1000.0 * worst_s, before / 1e6, peak / 1e6, after / 1e6, rested_s)
+        return Suffered(stall_ms, machine_ms, 1000.0 * worst_s, before / 1e6, peak / 1e6, after / 1e6, rested_s)
 
 
 def foreign_bytes(answers: int) -> tuple[Got, int]:
@@ -384,7 +388,7 @@ def show_hostile(answers: int, seconds: float, only: str = "") -> None:
         )
         print(f"  {got.foreign} foreign bytes in {got.answers} answers, {got.refused} refused", flush=True)
     waits, memory = (
-        f"{'stall ms':>9s} {'others wait ms':>15s}",
+        f"{'stall ms':>9s} {'machine ms':>10s} {'others wait ms':>15s}",
         f"{'MB before':>10s} {'peak':>6s} {'after':>6s} {'s':>4s}",
     )
     print(f"{'attack':26s} {'token':>5s} {waits} {memory}")
@@ -392,8 +396,8 @@ def show_hostile(answers: int, seconds: float, only: str = "") -> None:
         if only in name:
             got_here = suffer(attack, seconds)
             figures = (
-                f"{got_here.stall_ms:9.0f} {got_here.wait_ms:15.0f} {got_here.before_mb:10.0f} "
-                f"{got_here.peak_mb:6.0f} {got_here.after_mb:6.0f} {got_here.rested_s:4.0f}"
+                f"{got_here.stall_ms:9.0f} {got_here.machine_ms:10.0f} {got_here.wait_ms:15.0f} "
+                f"{got_here.before_mb:10.0f} {got_here.peak_mb:6.0f} {got_here.after_mb:6.0f} {got_here.rested_s:4.0f}"
             )
             print(f"{name:26s} {'yes' if needs_token else 'no':>5s} {figures}", flush=True)
 

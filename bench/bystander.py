@@ -1,0 +1,55 @@
+"""A process that only sleeps, beside what is measured: as late as it wakes up, anybody would have.
+
+    python -m bench.bystander
+
+It prints the longest lateness in ms when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpuprof.machine.scheduling import answer_quickly
+
+_NAP_S = 0.005
+
+
+@contextmanager
+def watched() -> Iterator[Callable[[], float]]:
+    """Run one; what is yielded ends it and returns by how many ms it was late at most."""
+    command = [sys.executable, "-m", "bench.bystander"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        def end() -> float:
+            return float(process.communicate()[0])
+
+        try:
+            yield end
+        finally:
+            process.kill()
+
+
+def main() -> int:
+    """Sleep until nobody listens any more."""
+    answer_quickly()
+    listening = threading.Thread(target=sys.stdin.read, daemon=True)
+    listening.start()
+    print("watching", flush=True)
+    worst_s = 0.0
+    while listening.is_alive():
+        began = time.monotonic()
+        time.sleep(_NAP_S)
+        worst_s = max(worst_s, time.monotonic() - began - _NAP_S)
+    print(f"{1000.0 * worst_s:.3f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
