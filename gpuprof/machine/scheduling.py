@@ -1,9 +1,12 @@
-"""Tells Linux who of the processes that share a CPU answers and who computes.
+"""Tells Linux who of the processes that share a CPU is to answer at once.
 
 Where models are served from a CPU, the router and a load client of a few hundred microseconds a request stand in the
 same queue as workers that compute for milliseconds. The system's default treats them alike: a router that wakes up
-while every core computes waits for the end of somebody's slice, up to a tick of 4 ms. Neither call needs privileges;
-where the kernel lacks what they ask for, they change nothing.
+while every core computes waits for the end of somebody's slice, up to a tick of 4 ms. No privileges are needed; where
+the kernel lacks what is asked for, nothing changes.
+
+Workers stay as the system starts them. Marked as batch processes (SCHED_BATCH) they would wait for a tick themselves,
+at every request, as soon as anything else runs on their core.
 """
 
 from __future__ import annotations
@@ -11,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-from contextlib import suppress
 
 _SCHED_OTHER = 0
 _SYS_SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}
@@ -34,9 +36,3 @@ def answer_quickly() -> bool:
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     attributes = _ATTRIBUTES.pack(_ATTRIBUTES.size, _SCHED_OTHER, 0, nice, 0, _QUICK_SLICE_NS, 0, 0)
     return bool(ctypes.CDLL(None, use_errno=True).syscall(number, 0, ctypes.c_char_p(attributes), 0) == 0)
-
-
-def compute_steadily() -> None:
-    """Mark this process, and the threads that it will start, as one that computes and need not answer at once."""
-    with suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

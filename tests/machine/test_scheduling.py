@@ -11,16 +11,8 @@ def _after(call: str) -> str:
     return subprocess.run([sys.executable, "-c", ASK.format(call)], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_worker_is_marked_as_one_that_computes() -> None:
-    assert _after("compute_steadily()") == f"{os.SCHED_BATCH} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
-
-
 def test_who_answers_quickly_stays_an_ordinary_process_of_the_same_priority() -> None:
     assert _after("answer_quickly()") == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
-
-
-def test_a_worker_can_turn_into_a_router_and_back() -> None:
-    assert _after("compute_steadily(); answer_quickly()").startswith(f"{os.SCHED_OTHER} ")
 
 
 def test_a_machine_of_another_kind_is_left_as_it_is() -> None:

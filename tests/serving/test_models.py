@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -223,3 +224,10 @@ def test_a_sequence_of_tensors_is_served_as_texts_and_in_no_batch(server: Runnin
 def test_a_model_of_texts_takes_them_as_json(server: RunningServer) -> None:
     (found,) = infer(server, "cities", "city", "BYTES", [["rome"], ["oslo"]]).values()
     assert found["data"] == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_a_worker_is_woken_up_as_any_process_is(tmp_path: Path) -> None:
+    """As a batch process it would wait for a tick, 4 ms, at each request while anything else runs on its core."""
+    with running(tmp_path, map_of({"m": "null:4"}, [replica("m", sm_share_pct=25.0)])) as server:
+        (worker,) = server.workers()
+        assert os.sched_getscheduler(worker.pid) == os.SCHED_OTHER

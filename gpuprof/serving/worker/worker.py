@@ -20,7 +20,6 @@ from typing import Any
 
 from gpuprof.errors import GpuprofError
 from gpuprof.machine.cpu_share import confine
-from gpuprof.machine.scheduling import compute_steadily
 from gpuprof.rules.cpu_slices import CpuSlice
 from gpuprof.runtime.providers import GPU_PROVIDERS, ORT_CUDA
 from gpuprof.serving.transport.arena import map_arena
@@ -94,7 +93,6 @@ def _obey(stream: BlockingStream, order: dict[str, Any], arena: memoryview | Non
 def _start(order: dict[str, Any], held: ExitStack) -> Runtime:
     """Take the share, load the model and run it once at each batch size that `warm_sizes` names."""
     if order["cores"]:
-        compute_steadily()
         held.enter_context(confine(CpuSlice(tuple(order["cores"]), order["quota_cores"]), order["group"]))
     if not order["path"].startswith(NULL_PREFIX):
         check_model_file(Path(order["path"]), order["sha256"])
