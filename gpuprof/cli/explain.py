@@ -10,7 +10,7 @@ import typer
 
 from gpuprof.cli.completion import complete_map_models
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, Format, JsonOption, print_json, print_rows, say_note
+from gpuprof.cli.output import Column, CsvOption, Format, JsonOption, chosen_format, print_json, print_rows, say_note
 from gpuprof.cli.table import ColumnRole
 
 _ALTERNATIVES = (
@@ -48,13 +48,21 @@ def explain(
         str | None, typer.Option(help="Estimator to use in place of the one that the map was planned with.")
     ] = None,
     as_json: JsonOption = False,
+    as_csv: CsvOption = False,
 ) -> None:
-    """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change."""
+    """Show what the model could have had instead, and what 10% more rate or 10% less SLO would change.
+
+    With --csv what it could have had is printed alone.
+    """
     from gpuprof.pipeline.explain import explain as explain_model
 
+    chosen = chosen_format(as_json, as_csv)
     result = explain_model(map_file, model, db=db, estimator=estimator, note=say_note)
     places, choices, changes = result.place_rows(), result.rows(), result.what_if_rows()
-    if as_json:
+    if chosen is Format.CSV:
+        print_rows(choices, _ALTERNATIVES, chosen)
+        return
+    if chosen is Format.JSON:
         print_json({"model": model, "places": places, "alternatives": choices, "what_if": changes})
         return
     demand = result.deployment.models[model]

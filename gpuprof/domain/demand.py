@@ -14,6 +14,8 @@ from gpuprof.errors import InputError
 
 _REQUIRED = ("model", "rate_rps", "slo_ms")
 _OPTIONAL = ("service", "file", "percentile", "min_goodput_rps", "priority", "max_replicas", "dims")
+#: More is a slip of the pen: planning would count devices by the million, and blame the SLO.
+_MOST_RPS = 1e7
 _MAX_FILE_BYTES = 64 * 1024 * 1024
 
 
@@ -165,6 +167,11 @@ def _demand(fields: dict[str, str], where: str, line: int) -> Demand:
         raise InputError(f"{where}:{line}: model is empty")
     given = {name for name in _OPTIONAL if fields.get(name)}
     rate = number("rate_rps", 0.0)
+    if rate > _MOST_RPS:
+        raise InputError(
+            f"{where}:{line}: rate_rps of {rate:,.6g} is more than any service gets: at most {_MOST_RPS:,.0f}",
+            "write requests per second, without thousands or units",
+        )
     percentile = number("percentile", 0.0, 99.999) if "percentile" in given else 99.0
     if percentile < 1.0:
         raise InputError(

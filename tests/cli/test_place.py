@@ -181,6 +181,10 @@ def test_a_model_of_the_map_is_explained(here: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().out
     assert "net: 20 requests/s, 99% of them within 100 ms" in said
     assert "10% less SLO" in said
+    assert main(["explain", "map.json", "net", "--csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("device,share,batch,processes,capacity_rps") and len(lines) > 1
+    assert main(["explain", "map.json", "net", "--csv", "--json"]) == 3
     assert main(["explain", "map.json", "nett"]) == 3
     assert "unknown model of the map 'nett' (did you mean net?)" in capsys.readouterr().err
 

@@ -40,6 +40,7 @@ def test_headings_may_be_written_large(tmp_path: Path) -> None:
         ("model,rate_rps,slo_ms,model\n", r"stands twice"),
         ("model,rate_rps,slo_ms\na,nan,1\n", r"slo.csv:2: rate_rps must be above 0 but got nan"),
         ("model,rate_rps,slo_ms\na,-3,1\n", r"slo.csv:2: rate_rps must be above 0 but got -3"),
+        ("model,rate_rps,slo_ms\na,1e12,1\n", r"slo.csv:2: rate_rps of 1e\+12 is more than any service gets"),
         ("model,rate_rps,slo_ms\na,1,inf\n", r"slo.csv:2: slo_ms must be above 0 but got inf"),
         ("model,rate_rps,slo_ms\na,1,0\n", r"slo.csv:2: slo_ms must be above 0 but got 0"),
         ("model,rate_rps,slo_ms\na,many,1\n", r"slo.csv:2: rate_rps must be a number but got 'many'"),

@@ -104,7 +104,7 @@ def load(database: Path, device: Device, data_hash: str | None = None) -> Learne
     }
     if differing := [name for name, value in expected.items() if manifest.get(name) != value]:
         raise InputError(
-            f"what was trained for {device.name} has another {', '.join(differing)}", "gpuprof train again"
+            f"what was trained for {device.name} no longer fits: {', '.join(differing)} changed", "gpuprof train again"
         )
     content = _read_bytes(folder / _REGRESSORS)
     if hashlib.sha256(content).hexdigest() != manifest.get("regressors_sha256"):
@@ -158,6 +158,7 @@ def _replace(path: Path, content: bytes) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
+    Path(temporary).chmod(0o644)  # temporary files are for their owner alone
     Path(temporary).replace(path)
 
 
