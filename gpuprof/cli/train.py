@@ -9,7 +9,7 @@ import typer
 
 from gpuprof.cli.completion import complete_devices
 from gpuprof.cli.number_format import number
-from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note
+from gpuprof.cli.output import Column, CsvOption, JsonOption, chosen_format, print_rows, say_note, show_progress
 
 _COLUMNS = (
     Column("device", "device", right=False),
@@ -40,7 +40,8 @@ def train(
 
     chosen = chosen_format(as_json, as_csv)
     names = [name.strip() for name in regressors.split(",")]
-    result = fit(device=device, regressors=names, db=db, progress=lambda step: say_note(step.step))
+    with show_progress() as show:
+        result = fit(device=device, regressors=names, db=db, progress=show)
     print_rows(result.rows(), _COLUMNS, chosen)
     for note in result.notes:
         say_note(note)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuprof.domain.plural import count_of
 from gpuprof.pipeline.arguments import PathArgument
 from gpuprof.pipeline.devices import database_path, open_database, resolve_device
 from gpuprof.pipeline.result import Progress, ProgressCallback, Result, ignore_progress
@@ -95,8 +96,8 @@ def train(
     from gpuprof.estimators.measured.conformal import interval_factor
 
     data = load_training_data(db, device)
-    progress(Progress(f"fitting to {len(data.ops.times_ns)} ops of {len(data.architectures)} architectures …"))
-    model = fit_with_intervals(data, list(regressors))
+    what = f"fitting to {len(data.ops.times_ns):,} ops of {count_of(len(data.architectures), 'architecture')}"
+    model = fit_with_intervals(data, list(regressors), lambda done, total: progress(Progress(what, done, total)))
     folder = save(model, database_path(db), data.data_hash, data.architectures)
     residuals = model.residuals
     return TrainResult(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,17 +152,25 @@ def fit(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
     return LearnedModel(data.device, times, memory, element_ns, fusion)
 
 
-def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> LearnedModel:
+def fit_with_intervals(
+    data: TrainingSet,
+    names: Sequence[str] = STACKED,
+    fitted_so_far: Callable[[int, int], None] = lambda done, total: None,
+) -> LearnedModel:
     """Fit the regressors on everything, and intervals on architectures left out in turn.
 
-    With more than six architectures they are left out in six groups.
+    With more than six architectures they are left out in six groups. ``fitted_so_far`` is told how many of how many
+    fits are done.
     """
-    model = fit(data, names)
     architectures = data.architectures
     latency: dict[str, tuple[float, ...]] = {}
     memory: dict[str, tuple[float, ...]] = {}
     folds = [architectures[i::_MOST_FOLDS] for i in range(min(_MOST_FOLDS, len(architectures)))]
-    for fold in folds if len(architectures) > 1 else ():
+    folds = folds if len(architectures) > 1 else []
+    fitted_so_far(0, len(folds) + 1)
+    model = fit(data, names)
+    for done, fold in enumerate(folds, start=1):
+        fitted_so_far(done, len(folds) + 1)
         rest = data
         for architecture in fold:
             rest = without(rest, architecture)
@@ -173,6 +181,7 @@ def fit_with_intervals(data: TrainingSet, names: Sequence[str] = STACKED) -> Lea
             cases = [case for case in data.cases if case.architecture == architecture]
             latency[architecture], memory[architecture] = residuals_of(fitted, cases)
     model.residuals = Residuals(latency, memory)
+    fitted_so_far(len(folds) + 1, len(folds) + 1)
     return model
 
 
