@@ -71,7 +71,7 @@ def explain(
     )
     print_rows(places, _PLACES, Format.TABLE)
     sys.stdout.write(
-        "The best batch under each share, cheapest first (cost: dollars an hour, or devices where none has a price):\n"
+        "The best batch under each share, cheapest first\n(cost: dollars an hour, or devices where none has a price):\n"
     )
     print_rows(choices, _ALTERNATIVES, Format.TABLE)
     sys.stdout.write(f"What {result.deployment.policy} would do:\n")
