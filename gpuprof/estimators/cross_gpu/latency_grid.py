@@ -64,7 +64,7 @@ class LatencyGrid:
         """Predict what is missing; for whoever makes a plan also what it is going to ask for."""
         self._asked[share] = self._asked.get(share, 0) + 1
         shares, batches = [share], tuple(missing)
-        many = sum(one.mig == share.mig for one in self._asked) >= _MANY_SHARES
+        many = len(self._asked) >= _MANY_SHARES
         if many or self._asked[share] >= _MANY_BATCHES:
             batches = self._kernels.list_grid(max(*missing, _MOST_BATCH)) or batches
         if many:
