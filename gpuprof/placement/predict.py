@@ -164,9 +164,9 @@ class Predictor:
                 "p50_ms": _finite(sojourn.percentile(50.0)),
                 "p95_ms": _finite(sojourn.percentile(95.0)),
                 "p99_ms": _finite(sojourn.percentile(99.0)),
-                "p99_ms_interval": _between(ends, lambda s: s.percentile(99.0)),
+                "p99_ms_interval": _between(ends, sojourn, lambda s: s.percentile(99.0)),
                 "goodput_rps": rate_rps * sojourn.fraction_within(limit),
-                "goodput_rps_interval": _between(ends[::-1], lambda s: rate_rps * s.fraction_within(limit)),
+                "goodput_rps_interval": _between(ends, sojourn, lambda s: rate_rps * s.fraction_within(limit)),
                 "utilization": sojourn.utilization,
             }
         )
@@ -201,12 +201,15 @@ def _at_ends(server: BatchServer, latency: Figure) -> list[BatchServer]:
     return [replace(server, latency_ms=tuple(scale * ms for ms in server.latency_ms)) for scale in scales]
 
 
-def _between(ends: Sequence[Sojourn], of: Callable[[Sojourn], float]) -> Interval | None:
-    """Return the figure at both ends; None where an end is unknown or the queue grows without bound there."""
+def _between(ends: Sequence[Sojourn], middle: Sojourn, of: Callable[[Sojourn], float]) -> Interval | None:
+    """Return the figure between both ends; None where an end is unknown or the queue grows without bound there.
+
+    Queues are simulated, so that where the ends are near one another, what is between may come out a little beyond.
+    """
     if not ends:
         return None
-    low, high = (of(end) for end in ends)
-    return None if math.isinf(low) or math.isinf(high) else (low, high)
+    figures = [of(one) for one in (*ends, middle)]
+    return None if any(map(math.isinf, figures)) else (min(figures), max(figures))
 
 
 def _required_compute(placed: PlacedReplica) -> RequiredCompute | None:

@@ -96,9 +96,10 @@ def _intervals(said: ReplicaPrediction) -> Iterator[str]:
         if interval is None:
             continue
         low, high = interval
+        relative = _SIMULATED if name in ("p99_ms", "goodput_rps") else _RELATIVE
         if not (math.isfinite(low) and math.isfinite(high) and 0.0 <= low <= high):
             yield f"{name}_interval is none: {low:g} to {high:g}"
-        elif value is not None and not low * (1.0 - _RELATIVE) <= value <= high * (1.0 + _RELATIVE) + _ABSOLUTE:
+        elif value is not None and not low * (1.0 - relative) <= value <= high * (1.0 + relative) + _ABSOLUTE:
             yield f"{name} of {value:.4g} is outside of its interval"
 
 

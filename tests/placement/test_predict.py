@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -34,6 +35,23 @@ def test_intervals_enclose_the_predictions() -> None:
         assert value is not None
         assert interval is not None
         assert interval[0] < value < interval[1]
+
+
+class _RoughQueue(ExponentialQueue):
+    """As simulation is: off by up to 1%, one way or the other by what is asked."""
+
+    def sojourn(self, arrivals: Arrivals, server: BatchServer) -> Sojourn:
+        exact = super().sojourn(arrivals, server)
+        factor = 1.0 + 0.01 * math.sin(1e6 * server.latency_ms[-1])
+        return replace(exact, quantiles_ms=tuple((p, ms * factor) for p, ms in exact.quantiles_ms))
+
+
+@pytest.mark.parametrize("rate", [50.0, 60.0, 70.0, 80.0, 90.0])
+def test_narrow_intervals_enclose_predictions_that_are_simulated(rate: float) -> None:
+    given = replace(problem([demand("m", rate, 40.0)], None, LinearEstimator(interval=1e-5)), queueing=_RoughQueue())
+    predicted = Predictor(given).replica(plain_device(), replace(REPLICA, rate_rps=rate), ()).predicted
+    assert predicted.p99_ms is not None and predicted.p99_ms_interval is not None
+    assert predicted.p99_ms_interval[0] <= predicted.p99_ms <= predicted.p99_ms_interval[1]
 
 
 def test_the_prediction_is_that_of_the_means_whatever_was_planned_with() -> None:
