@@ -41,12 +41,12 @@ def main() -> int:
     answer_quickly()
     listening = threading.Thread(target=sys.stdin.read, daemon=True)
     listening.start()
+    worst_s, woke = 0.0, time.monotonic()
     print("watching", flush=True)
-    worst_s = 0.0
     while listening.is_alive():
-        began = time.monotonic()
         time.sleep(_NAP_S)
-        worst_s = max(worst_s, time.monotonic() - began - _NAP_S)
+        before, woke = woke, time.monotonic()
+        worst_s = max(worst_s, woke - before - _NAP_S)
     print(f"{1000.0 * worst_s:.3f}")
     return 0
 

@@ -93,7 +93,7 @@ _WRONG: list[tuple[str, str]] = [
     ("place --slo-file slo.csv --gpus a100-80 -O magic=1", "magic"),
     ("place --slo-file slo.csv --gpus a100-80 --confidence 2", "confidence"),
     ("place --slo-file slo.csv --gpus a100-80 --arrivals sometimes", "sometimes"),
-    ("place --slo-file absurd.csv --gpus a100-80:1 --policy ffd", "net"),
+    ("place --slo-file absurd.csv --gpus a100-80:1 --policy ffd", "absurd.csv:2"),
     ("compare --slo-file slo.csv --gpus a100-80 --policies ''", "polic"),
     ("compare --slo-file slo.csv --gpus a100-80 --policies ffd,best", "best"),
     ("check none.json", "none.json"),
