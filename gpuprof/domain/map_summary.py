@@ -16,7 +16,9 @@ _WHOLE_RPS = 1000.0
 
 def summarize_map(deployment: DeploymentMap) -> str:
     """Return ``"1 × a100-80 ($3.43/h), proven minimum. 3,149 of 3,150 requests/s within SLO. Unused: …"``."""
-    return " ".join(filter(None, (_devices(deployment), _goodput(deployment), _unused(deployment), _moves(deployment))))
+    return " ".join(
+        filter(None, (_devices(deployment), _goodput(deployment), _describe_unused(deployment), _moves(deployment)))
+    )
 
 
 def _devices(deployment: DeploymentMap) -> str:
@@ -78,7 +80,7 @@ def _is_whole(value: float) -> bool:
     return abs(value - round(value)) < _ROUNDING
 
 
-def _unused(deployment: DeploymentMap) -> str:
+def _describe_unused(deployment: DeploymentMap) -> str:
     said = deployment.predicted
     if said.internal_slack is None or said.external_fragmentation is None or not said.gpus:
         return ""

@@ -153,6 +153,22 @@ class Problem:
         """Return the demand for ``model``."""
         return self._by_model[model]
 
+    def mig_entry(self, policy: str) -> FleetEntry:
+        """Return the fleet's first entry for a device with MIG, which ``policy`` plans for alone.
+
+        Raises
+        ------
+        InputError
+            When no device of the fleet has MIG.
+        """
+        for entry in self.fleet.entries:
+            if entry.device.mig_profiles:
+                return entry
+        names = ", ".join(entry.device.name for entry in self.fleet.entries)
+        raise InputError(
+            f"{policy} needs a device with MIG but the fleet has {names}", "name one, as in --gpus a100-80"
+        )
+
     def by_priority(self) -> Sequence[Demand]:
         """Return the demands, highest priority first, else in the order given."""
         return sorted(self.demands, key=lambda demand: -demand.priority)

@@ -64,6 +64,7 @@ class _Use:
 
     @classmethod
     def of(cls, segment: Segment) -> _Use:
+        """Return what ``segment`` takes; one whose memory nobody knows takes none."""
         return cls(segment.device, segment.share, segment.memory_bytes or 0)
 
 

@@ -65,7 +65,7 @@ def _add_replica(bins: FleetBins, segments: Segments, choices: Sequence[Segment]
     others = sorted(choices, key=lambda one: -one.capacity_rps / cost(one))
     for segment in (*enough[:1], *others):
         replica = segment.replica(min(left, segment.capacity_rps))
-        for one in sorted(bins.bins, key=_used):
+        for one in sorted(bins.bins, key=_used_fraction):
             if one.device.name == segment.device and one.add(replica, segments):
                 return replica.rate_rps
         fresh = bins.open(segment.device)
@@ -74,6 +74,6 @@ def _add_replica(bins: FleetBins, segments: Segments, choices: Sequence[Segment]
     return 0.0
 
 
-def _used(one: Bin) -> float:
+def _used_fraction(one: Bin) -> float:
     replicas: list[PlacedReplica] = [replica for partition in one.partitions for replica in partition.replicas]
     return sum(one.device.fraction(replica.share) for replica in replicas)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
-from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem
@@ -39,12 +38,7 @@ class MigServing:
         InputError
             When no device of the fleet has MIG.
         """
-        entry = next((entry for entry in problem.fleet.entries if entry.device.mig_profiles), None)
-        if entry is None:
-            names = ", ".join(one.device.name for one in problem.fleet.entries)
-            raise InputError(
-                f"mig-serving needs a device with MIG but the fleet has {names}", "name one, as in --gpus a100-80"
-            )
+        entry = problem.mig_entry("mig-serving")
         segments = Segments(problem)
         best = {demand.model: _by_profile(segments, problem, demand.model, entry) for demand in problem.demands}
         gpus = _configure(problem, entry, best)

@@ -40,10 +40,7 @@ class ParisElsa:
         InputError
             When no device of the fleet has MIG.
         """
-        entry = next((entry for entry in problem.fleet.entries if entry.device.mig_profiles), None)
-        if entry is None:
-            names = ", ".join(one.device.name for one in problem.fleet.entries)
-            raise InputError(f"paris-elsa needs a device with MIG but the fleet has {names}", "name one, as a100-80")
+        entry = problem.mig_entry("paris-elsa")
         segments = Segments(problem, capped=False)
         bins = FleetBins(problem, segments)
         replicas = []

@@ -13,7 +13,6 @@ from gpuprof.domain.estimate import Workload
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import MigPlacement, basic_profiles, is_legal, legal_starts
 from gpuprof.domain.share import Share
-from gpuprof.errors import InputError
 from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
@@ -116,7 +115,7 @@ class ParvaGpu:
         InputError
             When no device of the fleet has MIG.
         """
-        entry = _mig_entry(problem)
+        entry = problem.mig_entry("parvagpu")
         most = 1 if self.single else problem.options.max_processes or self.processes
         segments = Segments(replace(problem, options=replace(problem.options, max_processes=most)), capped=False)
         services = [_Service(demand, triplets(segments, demand, entry.device)) for demand in problem.by_priority()]
@@ -280,14 +279,6 @@ def _small_segments(service: _Service, owed_rps: float) -> tuple[list[_Triplet] 
         chosen.append(one)
         owed_rps -= one.segment.capacity_rps
     return chosen, owed_rps
-
-
-def _mig_entry(problem: Problem) -> FleetEntry:
-    for entry in problem.fleet.entries:
-        if entry.device.mig_profiles:
-            return entry
-    names = ", ".join(entry.device.name for entry in problem.fleet.entries)
-    raise InputError(f"parvagpu needs a device with MIG but the fleet has {names}", "name one, as in --gpus a100-80")
 
 
 def _placement(name: str, problem: Problem, segments: Segments, entry: FleetEntry, gpus: Sequence[_Gpu]) -> Placement:
