@@ -27,6 +27,8 @@ pytestmark = serves_in_real_time
 
 ITEMS = 2_000_000  # 8 MB: more than sockets hold, so that memory is held while tensors are on their way
 SECONDS = 12.0
+#: Of shared memory the router keeps 17 MB; code that it has read meanwhile and pieces of pages are about 25 MB.
+KEPT_BYTES = 12 * 4 * ITEMS
 #: What a client may do: ask, break off within the tensor, break off before the answer, send slowly and read late.
 ASK, CUT, LEAVE, DAWDLE = range(4)
 
@@ -170,12 +172,15 @@ class Chaos:
 @pytest.mark.slow
 def test_whatever_happens_no_answer_is_another_s_and_all_memory_comes_back(tmp_path: Path) -> None:
     with running(tmp_path, MAPS[0], "--grpc-port", "0", "--hang-s", "2") as server:
+        router = psutil.Process(server.process.pid)
+        before = router.memory_info().rss
         chaos = Chaos(server, tmp_path)
         asyncio.run(chaos.run(SECONDS))
         assert chaos.wrong == []
         for what in ("http 200", "grpc answered", "grpc cancelled", "hurt", "changed"):
             assert chaos.count[what] >= 2, chaos.count
         assert eventually(lambda: b"\ngpuprof_buffer_bytes 0.0\n" in server.get("/metrics")[1])
-        assert psutil.Process(server.process.pid).memory_info().rss < 500e6
+        # What is free returns to the system once nobody asks anything: what a dozen requests left would be too much.
+        assert eventually(lambda: router.memory_info().rss < before + KEPT_BYTES, 60.0), router.memory_info()
         code, errors = server.stop()
     assert code == 0 and "Traceback" not in errors
