@@ -57,8 +57,15 @@ class Chaos:
         doing = [self._ask_http] * 4 + [self._ask_grpc] * 2 + [self._hurt, self._change]
         tasks = [asyncio.ensure_future(self._again(one)) for one in doing]
         await asyncio.sleep(seconds)
+        while not self.everything_happened and not any(task.done() for task in tasks):  # a slow machine takes longer
+            await asyncio.sleep(0.1)
         self._over = True
-        await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
+        await asyncio.wait_for(asyncio.gather(*tasks), 120.0)
+
+    @property
+    def everything_happened(self) -> bool:
+        """Whether each kind of answer and accident came more than once."""
+        return all(self.count[what] >= 2 for what in ("http 200", "grpc answered", "grpc cancelled", "hurt", "changed"))
 
     async def _again(self, one: Callable[[], Awaitable[None]]) -> None:
         while not self._over:
@@ -175,10 +182,8 @@ def test_whatever_happens_no_answer_is_another_s_and_all_memory_comes_back(tmp_p
         router = psutil.Process(server.process.pid)
         before = router.memory_info().rss
         chaos = Chaos(server, tmp_path)
-        asyncio.run(chaos.run(SECONDS))
+        asyncio.run(asyncio.wait_for(chaos.run(SECONDS), 240.0))
         assert chaos.wrong == []
-        for what in ("http 200", "grpc answered", "grpc cancelled", "hurt", "changed"):
-            assert chaos.count[what] >= 2, chaos.count
         assert eventually(lambda: b"\ngpuprof_buffer_bytes 0.0\n" in server.get("/metrics")[1])
         # What is free returns to the system once nobody asks anything: what a dozen requests left would be too much.
         assert eventually(lambda: router.memory_info().rss < before + KEPT_BYTES, 60.0), router.memory_info()
