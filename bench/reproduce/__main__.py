@@ -125,8 +125,10 @@ def _thesis_steps(work: Path) -> Iterator[ReproductionStep]:
     for number, (models, rate_rps, slo_ms, usher, milp) in enumerate(_THESIS, start=1):
         demands = [Demand(name, rate_rps, Slo(slo_ms)) for name in models]
         slo = _write_demands(work / f"thesis{number}.csv", demands)
-        for policy, goodput in (("usher", usher), ("milp", milp)):
-            step = _place(work, f"thesis{number}-{policy}", slo, database, (*rules, "--policy", policy), 4)
+        # the thesis's MILP holds replicas to no share (§6.1.3)
+        for policy, goodput, given in (("usher", usher, ""), ("milp", milp, "-O unshared=true")):
+            options = (*rules, "--policy", policy, *given.split())
+            step = _place(work, f"thesis{number}-{policy}", slo, database, options, 4)
             yield replace(step, expected=f"{goodput:.2f}", figure="goodput")
         ordered = (*rules, "--policy", "usher", "-O", f"orders={_ORDERS}")
         for name, own, least in (("usher-ordered", ordered, usher), ("optimal", rules, milp)):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.reproduce import command, thesis_fig6_1
 from bench.reproduce.reproduction import Reproduction, lines
-from bench.reproduce.thesis_cluster import BY_MPS, POLICIES, Experiment, Plan, goodput, plan
+from bench.reproduce.thesis_cluster import POLICIES, Experiment, goodput, plan
 from gpuprof.reporting.chart import Axis, Chart
 
 _VISION = thesis_fig6_1.EXPERIMENT
@@ -20,7 +20,6 @@ _VISION = thesis_fig6_1.EXPERIMENT
 _MIXED = Experiment(
     ("alexnet", "bert", "gpt2", "mobilenet_v2", "resnet50"), 1.0, 150.0, weights=(2.0, 1.0, 1.0, 2.0, 2.0)
 )
-_WITHOUT_SHARES = "without shares"
 
 _WHY = (
     "The appendix prints bars without numbers, and no text on them: there is nothing to compare ours with but their "
@@ -62,9 +61,11 @@ def compute(_: Path, settings: Sequence[Setting] | None = None) -> Reproduction:
     for setting in chosen:
         series: dict[str, dict[float, float | None]] = {}
         for policy in POLICIES:
-            plans = [(x, experiment, plan(policy, experiment, gpus)) for x, experiment, gpus in setting.at]
+            plans = [
+                (x, experiment, plan(policy, experiment, gpus, setting.shares)) for x, experiment, gpus in setting.at
+            ]
             sound = sound and all(made.sound for *_, made in plans)
-            series[policy] = {x: sum(goodput(serve_plan(made, setting), one).values()) for x, one, made in plans}
+            series[policy] = {x: sum(goodput(made, one).values()) for x, one, made in plans}
             rows.append((setting.figure, policy, *series[policy].values(), *[None] * (most - len(plans))))
         title = f"Goodput (thesis, Figure {setting.figure})"
         charts.append(lines(title, Axis(setting.label, low=0.0), Axis("goodput (requests/s)", low=0.0), series))
@@ -77,12 +78,6 @@ def compute(_: Path, settings: Sequence[Setting] | None = None) -> Reproduction:
         charts=tuple(charts),
         sound=sound,
     )
-
-
-def serve_plan(made: Plan, setting: Setting) -> Plan:
-    """Return the plan as it is served: under its shares, or all replicas on all of their device."""
-    no_shares = not setting.shares and made.policy in BY_MPS
-    return replace(made, policy=f"{made.policy}, {_WITHOUT_SHARES}") if no_shares else made
 
 
 if __name__ == "__main__":

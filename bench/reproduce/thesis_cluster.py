@@ -39,16 +39,17 @@ TIMEOUT_MS = 100.0
 SECONDS = 8.0
 #: Runs with other arrivals, of which the mean is taken; the thesis made one.
 SEEDS = 5
-#: The policies that hold their workers to a share by MPS (§6.1.3); the others share all SMs.
-BY_MPS = ("usher", "wao-usher", "igniter")
+#: The MILPs hold their workers to no share by MPS (§6.1.3).
 POLICIES: Mapping[str, Policy] = {
     "usher": Usher(),
     "wao-usher": Usher(creq="wao"),
-    "ao-milp": Milp(),
-    "wsm-milp": Milp(creq="wsm"),
+    "ao-milp": Milp(unshared=True),
+    "wsm-milp": Milp(creq="wsm", unshared=True),
     "igniter": Igniter(),
     "optimal": Optimal(),
 }
+#: The same where no policy of the thesis sets shares (Figure A.1).
+UNSHARED: Mapping[str, Policy] = {"usher": Usher(unshared=True), "wao-usher": Usher(creq="wao", unshared=True)}
 #: gpuprof's own, planned with queues, its replicas under their shares, and served by its own rules.
 OWN = "optimal"
 #: Bytes of a request: 3 × 224 × 224 float32, and 512 token numbers of 64 bits (§6.1.2).
@@ -115,17 +116,18 @@ class Plan:
         return sizes.pop() if len(sizes) == 1 else None
 
 
-def plan(policy: str, experiment: Experiment, gpus: int | None) -> Plan:
+def plan(policy: str, experiment: Experiment, gpus: int | None, shares: bool = True) -> Plan:
     """Return what a policy decides: by batch latency below the SLO, iGniter below half of it.
 
-    iGniter plans for as many GPUs as needed, and the first ``gpus`` of them are used (§5.1.5).
+    iGniter plans for as many GPUs as needed, and the first ``gpus`` of them are used (§5.1.5). Without ``shares``
+    USHER's replicas are held to none, as they are in Figure A.1.
     """
     if policy == OWN:
         return _plan_own(experiment, gpus)
     igniter = policy == "igniter"
     estimator = SharedV100() if igniter else thesis_estimator()
     given = experiment.problem(estimator, None if igniter else gpus, 0.5 if igniter else 1.0)
-    deployment = to_map(given, POLICIES[policy].place(given))
+    deployment = to_map(given, (POLICIES if shares else {**POLICIES, **UNSHARED})[policy].place(given))
     sound = not check(deployment, evidence(given))
     return Plan(policy, deployment if gpus is None else first_gpus(deployment, gpus), sound)
 
@@ -258,8 +260,9 @@ def as_served(made: Plan) -> DeploymentMap:
         name = f"{replica.model}@{counts[replica.model]}"
         counts[replica.model] += 1
         models[name] = made.deployment.models[replica.model]
-        share = replica.sm_share_pct if made.policy in BY_MPS else 100.0
-        times = tuple(v100s.latency_ms(replica.model, size, share) for size in range(1, replica.batch + 1))
+        times = tuple(
+            v100s.latency_ms(replica.model, size, replica.sm_share_pct) for size in range(1, replica.batch + 1)
+        )
         return replica.model_copy(update={"model": name, "batch_latency_ms": times})
 
     return rewritten(made.deployment, own).model_copy(update={"models": models})
@@ -274,7 +277,8 @@ def placed(experiment: Experiment, gpus: Sequence[Mapping[str, int]]) -> Plan:
             v100().name,
             (
                 PlacedPartition(
-                    tuple(_replica(model, batch, counts[model], experiment) for model, batch in gpu.items())
+                    tuple(_replica(model, batch, counts[model], experiment) for model, batch in gpu.items()),
+                    unshared=True,
                 ),
             ),
         )

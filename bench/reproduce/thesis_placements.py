@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.reproduce import command, thesis_fig6_1, thesis_fig6_10, thesis_fig6_15
 from bench.reproduce.reproduction import Fact, Reproduction
 from bench.reproduce.thesis_cluster import OWN, Experiment, Plan, plan
+from gpuprof.domain.deployment import Replica
 from gpuprof.reporting.chart import Axis, Chart, group_bars
 
 #: Figure, policy, experiment, GPUs (None: as many as needed).
@@ -76,7 +77,7 @@ def compute(_: Path, maps: Sequence[tuple[str, str, Experiment, int | None]] = M
     bars = group_bars(names, {"planned": [_planned_rps(made) for made in plans]}, "requests/s")
     title = "Goodput that the maps are planned for (thesis, Figures 6.2 to 6.18)"
     return Reproduction(
-        title="Thesis, Figures 6.2 to 6.18: maps, a GPU in each bracket: model, batch, share in percent",
+        title="Thesis, Figures 6.2 to 6.18: maps, a GPU in each bracket: model, batch, share or Creq in percent",
         header=("figure", "policy", "GPUs", "planned requests/s", "map"),
         rows=tuple(rows),
         facts=tuple(
@@ -100,9 +101,15 @@ def describe_map(made: Plan) -> str:
     gpus = (gpu for node in made.deployment.nodes for gpu in node.gpus)
     held = ([replica for part in gpu.partitions for replica in part.replicas] for gpu in gpus)
     return " ".join(
-        "[" + ", ".join(f"{one.model} {one.batch} {one.sm_share_pct:.3g}%" for one in replicas) + "]"
+        "[" + ", ".join(f"{one.model} {one.batch} {_required_pct(one):.3g}%" for one in replicas) + "]"
         for replicas in held
     )
+
+
+def _required_pct(replica: Replica) -> float:
+    """Return the share of a replica, or what it was taken to require where it has none."""
+    creq = replica.predicted.creq
+    return replica.sm_share_pct if creq is None else creq.pct
 
 
 def _planned_rps(made: Plan) -> float:

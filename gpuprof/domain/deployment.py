@@ -137,10 +137,19 @@ class MigPlace(_Part):
 
 
 class Partition(_Part):
-    """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it."""
+    """A MIG instance, or with ``mig`` null the whole device, and the replicas that share it.
+
+    Where it is ``unshared`` no replica is held to a share by MPS: each may use all SMs, beside the others.
+    """
 
     mig: MigPlace | None = None
     replicas: tuple[Replica, ...] = ()
+    unshared: bool = False
+
+    @model_serializer(mode="wrap")
+    def _lean(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave ``unshared`` away where replicas have shares: such maps are what they were before."""
+        return _without_empty(write(self), "unshared")
 
 
 class Gpu(_Part):

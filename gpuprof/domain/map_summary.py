@@ -17,7 +17,7 @@ _WHOLE_RPS = 1000.0
 def summarize_map(deployment: DeploymentMap) -> str:
     """Return ``"1 × a100-80 ($3.43/h), proven minimum. 3,149 of 3,150 requests/s within SLO. Unused: …"``."""
     return " ".join(
-        filter(None, (_devices(deployment), _goodput(deployment), _describe_unused(deployment), _moves(deployment)))
+        filter(None, (make(deployment) for make in (_devices, _goodput, _describe_unused, _moves, _describe_search)))
     )
 
 
@@ -87,6 +87,10 @@ def _describe_unused(deployment: DeploymentMap) -> str:
     kinds = {gpu.device for node in deployment.nodes for gpu in node.gpus}
     noun = "CPU" if all(kind.startswith("cpu") for kind in kinds) else "GPU"
     whole = noun if said.gpus == 1 else f"{noun}s"
+    unshared = [any(part.unshared for part in gpu.partitions) for node in deployment.nodes for gpu in node.gpus]
+    if any(unshared):
+        where = "" if all(unshared) else f" on {sum(unshared):,} of the {whole}"
+        return f"No replica is held to a share{where}: each may use all SMs of its device."
     return (
         f"Unused: {100 * said.internal_slack:.0f}% of allocated shares; "
         f"{100 * said.external_fragmentation:.0f}% of the {whole} unallocated."
@@ -96,3 +100,9 @@ def _describe_unused(deployment: DeploymentMap) -> str:
 def _moves(deployment: DeploymentMap) -> str:
     moves, total = deployment.predicted.moves, sum(1 for _ in deployment.places())
     return "" if moves is None else f"Replicas to move: {moves:,} of {total:,}."
+
+
+def _describe_search(deployment: DeploymentMap) -> str:
+    """Return how a published policy came to its map, where it tried several ways."""
+    found = deployment.planned_with.found_by
+    return "" if found is None or deployment.policy == "optimal" else f"Found by {found}."

@@ -84,7 +84,7 @@ class DatabaseEstimator:
             for name, known in self._measured.items()
             for device, ranked in known.variants.items()
         }
-        self._colocations = Colocations(db, self._running, contents, variants)
+        self._colocations = Colocations(db, self._running, contents, variants, self._sm_utilization)
         self._learned = cache(lambda identity: learned(identity.device))
         timed = cache(lambda name: read_timed_ops(db, name) if db is not None else [])
         self._cross_gpu = CrossGpuLatencies(execution or Execution(), self._graph, lambda device: timed(device.name))
@@ -413,6 +413,12 @@ class DatabaseEstimator:
     def _running(self, device: Device, workload: Workload) -> Running | None:
         """Return how a workload behaves alone, for the interference models; None where nothing is known of it."""
         return self._behaviours(_Identity(device), workload)
+
+    def _sm_utilization(self, device: Device, workload: Workload) -> float | None:
+        """Return which part of the SMs a workload alone keeps busy, in percent; the upper end where it is predicted."""
+        figures = dict(self._creq(self._find_model(workload.model), device, workload))
+        figure = figures.get("wavg_sm_util")
+        return None if figure is None else min(100.0, figure.value if figure.is_observed else figure.upper())
 
     def _behaviour(self, identity: _Identity, workload: Workload) -> Running | None:
         device = identity.device

@@ -70,7 +70,8 @@ def bind_shares(
     """Give the environment that binds a process to each of ``shares`` of one GPU, while all of them run.
 
     Shares of one MIG instance's profile get one instance together when they are parts of it, and instances of their
-    own when they are whole. MPS runs where anything is a part or several share the whole GPU.
+    own when they are whole. MPS runs where anything is a part or several share the whole GPU; where all of several are
+    the whole of it, no process is held to a share and each may use all SMs.
 
     Parameters
     ----------
@@ -91,7 +92,8 @@ def bind_shares(
     """
     plain = [share for share in shares if share.mig is None]
     total = sum(share.sm_pct for share in plain)
-    if total > 100.0 + 1e-6 and len(plain) > 1:
+    unshared = len(plain) > 1 and all(share.is_whole for share in plain)
+    if total > 100.0 + 1e-6 and len(plain) > 1 and not unshared:
         raise InputError(f"shares of {total:g}% together do not fit a GPU", "give smaller shares")
     for share in shares:
         if share.mig is not None:
@@ -112,7 +114,7 @@ def bind_shares(
                     raise
                 held: tuple[dict[str, str], ...] = ({GREEN_SMS: str(_sms_of(device, shares[0]))},)
             else:
-                held = tuple(daemon.environment(share.sm_pct) for share in shares)
+                held = tuple(daemon.environment(None if unshared else share.sm_pct) for share in shares)
             yield held
 
 

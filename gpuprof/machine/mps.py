@@ -46,13 +46,13 @@ class MpsDaemon:
     log_directory: str | None = None
     ours: bool = False
 
-    def environment(self, percentage: float, memory_limit_bytes: int | None = None) -> dict[str, str]:
+    def environment(self, percentage: float | None, memory_limit_bytes: int | None = None) -> dict[str, str]:
         """Return what a client's environment must have, before it makes its CUDA context.
 
         Parameters
         ----------
-        percentage : float
-            Of the GPU's (or its MIG instance's) SMs, above 0 to 100.
+        percentage : float or None
+            Of the GPU's (or its MIG instance's) SMs, above 0 to 100; None: the client is held to none.
         memory_limit_bytes : int, optional
             Device memory that it may allocate, of the one GPU that it sees.
 
@@ -61,9 +61,11 @@ class MpsDaemon:
         InputError
             When the percentage or the limit cannot be given.
         """
-        if not 0.0 < percentage <= 100.0:
+        if percentage is not None and not 0.0 < percentage <= 100.0:
             raise InputError(f"an MPS percentage must be above 0 and at most 100 but got {percentage:g}")
-        found = {MPS_PIPE: self.pipe_directory, PERCENTAGE: f"{percentage:g}"}
+        found = {MPS_PIPE: self.pipe_directory}
+        if percentage is not None:
+            found[PERCENTAGE] = f"{percentage:g}"
         if self.log_directory is not None:
             found[LOG] = self.log_directory
         if memory_limit_bytes is not None:

@@ -220,6 +220,8 @@ def _resolve_neighbours(given: Sequence[str | Workload], device: Device, share: 
     read = [_parse_neighbour(one, device) for one in given]
     taken = share.sm_pct + sum(part.sm_pct for _, _, part in read if part)
     open_parts = sum(part is None for _, _, part in read)
+    if device.kind == "gpu" and share.is_whole and read and all(part == share for _, _, part in read):
+        return tuple(Workload(model, batch, share) for model, batch, _ in read)  # nobody is held to a share
     if share.mig is None and (taken > 100.0 + 1e-6 or (open_parts and taken >= 100.0)):
         raise InputError(
             f"shares of {taken:g}% leave nothing of the device for all that runs beside them",

@@ -21,10 +21,13 @@ class Bin:
     ----------
     device : Device
     partitions : list of PlacedPartition
+    unshared : bool
+        Whether the replicas of the whole device are held to no shares, each free to use all of it.
     """
 
     device: Device
     partitions: list[PlacedPartition] = field(default_factory=list)
+    unshared: bool = False
 
     def add(self, replica: PlacedReplica, segments: Segments) -> bool:
         """Put ``replica`` here if geometry, shares, memory and everybody's SLO allow it; say whether they did."""
@@ -59,7 +62,7 @@ class Bin:
     def _fits(self, partition: PlacedPartition) -> bool:
         replicas = partition.replicas
         return (
-            sum(one.share.sm_pct for one in replicas) <= 100.0 + _EPSILON
+            (partition.unshared or sum(one.share.sm_pct for one in replicas) <= 100.0 + _EPSILON)
             and (len(replicas) < 2 or sum(one.processes for one in replicas) <= MPS_CLIENTS)
             and sum(one.memory_bytes or 0 for one in replicas) <= self.device.memory_bytes(replicas[0].share)
         )
@@ -67,7 +70,7 @@ class Bin:
     def _add_shared(self, replica: PlacedReplica, segments: Segments) -> bool:
         if self.partitions:
             return self.add_inside(0, replica, segments)
-        alone = PlacedPartition((replica,))
+        alone = PlacedPartition((replica,), unshared=self.unshared)
         if self._fits(alone):
             self.partitions = [alone]
         return bool(self.partitions)

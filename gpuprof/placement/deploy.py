@@ -101,7 +101,7 @@ def _gpu(index: int, placed: PlacedGpu, device: Device, predictor: Predictor, di
 def _partition(placed: PlacedPartition, device: Device, predictor: Predictor, disturbances: _Disturbances) -> Partition:
     mig = None if placed.mig is None else MigPlace(profile=placed.mig, start=placed.start or 0)
     replicas = tuple(predictor.replica(device, one, placed.beside(one), disturbances) for one in placed.replicas)
-    return Partition(mig=mig, replicas=replicas)
+    return Partition(mig=mig, replicas=replicas, unshared=placed.unshared)
 
 
 def _models(problem: Problem, predictor: Predictor) -> dict[str, DeployedModel]:

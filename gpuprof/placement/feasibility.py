@@ -157,7 +157,9 @@ def _instances(where: str, partitions: Sequence[Partition], device: Device) -> I
 
 def _partition(where: str, partition: Partition, device: Device, evidence: Evidence) -> Iterator[Violation]:
     shares = math.fsum(replica.sm_share_pct for replica in partition.replicas)
-    if shares > 100.0 + _TOLERANCE:
+    if partition.unshared:
+        yield from _unshared(where, partition, device)
+    elif shares > 100.0 + _TOLERANCE:
         yield Violation("share", where, f"the replicas' shares add up to {shares:g}%")
     clients = sum(replica.processes for replica in partition.replicas)
     if device.kind == "gpu" and clients > _MOST_CLIENTS:
@@ -168,6 +170,15 @@ def _partition(where: str, partition: Partition, device: Device, evidence: Evide
     held = sum(_memory_bytes(partition, replica, device, evidence) for replica in partition.replicas)
     if held > available:
         yield Violation("memory", where, f"the replicas hold {held / 2**30:.3g} GiB of {available / 2**30:.3g} GiB")
+
+
+def _unshared(where: str, partition: Partition, device: Device) -> Iterator[Violation]:
+    """Find shares where the map says that nobody is held to one, and devices whose shares are cores."""
+    if device.kind != "gpu":
+        yield Violation("share", where, f"{device.name} cannot be unshared: its replicas are held to cores")
+    for replica in partition.replicas:
+        if replica.sm_share_pct < 100.0:
+            yield Violation("share", where, f"{replica.model} has {replica.sm_share_pct:g}% where nobody has a share")
 
 
 def _partition_memory_bytes(partition: Partition, device: Device) -> int:

@@ -49,11 +49,15 @@ class PlacedReplica:
 
 @dataclass(frozen=True, slots=True)
 class PlacedPartition:
-    """A MIG instance (``mig`` and the memory slice it starts at) or, with both None, the whole device."""
+    """A MIG instance (``mig`` and the memory slice it starts at) or, with both None, the whole device.
+
+    Where it is ``unshared`` nobody is held to a share: every replica's is the whole partition.
+    """
 
     replicas: tuple[PlacedReplica, ...]
     mig: str | None = None
     start: int | None = None
+    unshared: bool = False
 
     def beside(self, replica: PlacedReplica) -> tuple[Workload, ...]:
         """Return what runs in this partition besides ``replica``; instances do not disturb one another."""

@@ -29,6 +29,8 @@ BUILTIN: dict[str, str] = {
 }
 
 DEFAULT = "optimal"
+#: The option that all policies but those that plan so anyway have in common.
+POOLED = "pooled"
 
 
 class Policy(Protocol):
@@ -58,7 +60,7 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
     name : str
         A built-in or installed name, or ``"package.module:Class"``.
     options : mapping of str to str
-        The policy's own options as text, read by the types of its fields.
+        The policy's own options as text, read by the types of its fields; or ``pooled``, for `PooledPolicy`.
 
     Raises
     ------
@@ -66,8 +68,16 @@ def make_policy(name: str, options: Mapping[str, str] | None = None) -> Policy:
         For a policy or an option that does not exist, or a value that is none of its type.
     """
     made = load_plugin("policy", name, BUILTIN)
-    policy: Policy = made(**_read_options(name, made, options or {}))
-    return policy
+    own = dict(options or {})
+    pooled = bool(_value(POOLED, own.pop(POOLED, "false"), bool))
+    policy: Policy = made(**_read_options(name, made, own))
+    if not pooled:
+        return policy
+    if name == DEFAULT:
+        raise InputError(f"{name} plans for pooled queues anyway", f"leave out -O {POOLED}")
+    from gpuprof.placement.pooled_policy import PooledPolicy
+
+    return PooledPolicy(policy)
 
 
 def _read_options(policy: str, made: Any, options: Mapping[str, str]) -> dict[str, object]:

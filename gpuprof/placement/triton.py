@@ -132,7 +132,8 @@ def _replica_environment(node: Node, gpu: Gpu, partition: Partition, replica: Re
     slot = "" if partition.mig is None else f"-slot{partition.mig.start}"
     environment = {"CUDA_VISIBLE_DEVICES": str(gpu.index)} if partition.mig is None else {}
     environment["CUDA_MPS_PIPE_DIRECTORY"] = f"/tmp/nvidia-mps-{slug(node.name)}-gpu{gpu.index}{slot}"
-    environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{replica.sm_share_pct:g}"
+    if not partition.unshared:
+        environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = f"{replica.sm_share_pct:g}"
     if replica.memory_limit_bytes:
         environment["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={-(-replica.memory_limit_bytes // 2**20)}M"
     return environment

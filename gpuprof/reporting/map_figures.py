@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpuprof.domain.catalogue import devices as catalogued
-from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition, share_of
+from gpuprof.domain.deployment import DeploymentMap, Gpu, Partition
 from gpuprof.domain.device import Device
 from gpuprof.domain.plural import count_of
 from gpuprof.reporting.chart import Axis, Box, Chart, group_bars
@@ -85,11 +85,12 @@ def _draw_gpu(row: int, name: str, gpu: Gpu, devices: Mapping[str, Device], mode
                 top = low + _STRIP
                 yield Box("", at + 0.15, at + width - 0.15, low, top, tip, 0, partition.mig.profile, strip=True)
         for replica in partition.replicas:
-            part = width * share_of(partition, replica).sm_pct / 100.0
+            part = width / len(partition.replicas) if partition.unshared else width * replica.sm_share_pct / 100.0
+            share = "no share" if partition.unshared else f"{replica.sm_share_pct:g}% share"
             color = models.index(replica.model) if replica.model in models else len(models)
             label = f"{replica.model} b{replica.batch}" + (f"×{replica.processes}" if replica.processes > 1 else "")
             tip = (
-                f"{name} ({gpu.device}): {replica.model}{instance}, {replica.sm_share_pct:g}% share, "
+                f"{name} ({gpu.device}): {replica.model}{instance}, {share}, "
                 f"batch {replica.batch}, {count_of(replica.processes, 'process')}, {replica.rate_rps:,.4g} requests/s, "
                 f"batch times {replica.predicted.source or 'of unknown source'}"
             )

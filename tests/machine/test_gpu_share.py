@@ -78,6 +78,14 @@ def test_parts_of_a_gpu_are_bound_by_one_daemon(daemons: list[str | None]) -> No
         pass
 
 
+def test_several_that_have_all_of_a_gpu_are_held_to_no_percentage(daemons: list[str | None]) -> None:
+    with bind_shares(A100, [Share(), Share()]) as environments:
+        assert len(environments) == 2
+        assert all("CUDA_MPS_PIPE_DIRECTORY" in each for each in environments)
+        assert not any("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" in each for each in environments)
+    assert daemons == [None]
+
+
 def test_whole_instances_are_bound_by_uuid_each_to_its_own(daemons: list[str | None]) -> None:
     nvml = FakeMigNvml("3g.40gb", "3g.40gb")
     with bind_shares(A100, [Share(100.0, "3g.40gb")] * 2, nvml) as environments:

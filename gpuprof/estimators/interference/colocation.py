@@ -16,12 +16,15 @@ from gpuprof.estimators.igniter.profile import coefficients_path, read_coefficie
 from gpuprof.estimators.interference.choice import Coefficients, Ranked, rank
 from gpuprof.estimators.interference.models import Colocated, Running
 from gpuprof.estimators.interference.seen_range import SeenRange
+from gpuprof.estimators.interference.sm_contention import share_all_sms, slow_by_contention
 from gpuprof.kernel_db.records import read_records
 from gpuprof.kernel_db.schema import ColocationRow, model_at_dims, workload_label
 from gpuprof.kernel_db.store import KernelDb
 
 #: Device and workload → how it behaves alone; None where nothing is known.
 Behaviour = Callable[[Device, Workload], Running | None]
+#: Device and workload → SM utilisation in percent (WSM); None where nothing is known.
+SmUtilization = Callable[[Device, Workload], float | None]
 
 #: Slowdown assumed at most where nothing is known of the device: the worst pairs of iGniter's section 2.2.
 _WORST_ASSUMED = 1.35
@@ -49,7 +52,8 @@ class Colocations:
     A workload that was measured beside exactly these others has that slowdown. Any other has the one that the best
     model of its device predicts: best at the rows of the table ``colocations`` by leaving out a model in both roles
     (`interference.choice`), or iGniter's with the coefficients that ``gpuprof calibrate`` keeps. Where neither is
-    there, the latency stays and its interval widens.
+    there, the latency stays and its interval widens. Where nobody is held to a share, SMs are contended for
+    (`interference.sm_contention`), which none of these models was fitted to.
     """
 
     def __init__(
@@ -58,9 +62,11 @@ class Colocations:
         behaviour: Behaviour,
         contents: Mapping[str, str | None] = MappingProxyType({}),
         variants: Mapping[tuple[str, str], RuntimeVariant] = MappingProxyType({}),
+        sm_utilization: SmUtilization = lambda device, workload: None,
     ) -> None:
         self._db = db
         self._behaviour = behaviour
+        self._sm_utilization = sm_utilization
         self._by_device: dict[str, list[_Row]] = {}
         for row in read_records(db, ColocationRow) if db is not None else ():
             name = model_at_dims(row.model, row.dims)
@@ -92,6 +98,9 @@ class Colocations:
         same = seen.get((_label(workload), tuple(sorted(map(_label, beside))))) if seen else None
         if same:
             return _slow_figure(alone, sum(same) / len(same), alone.source)
+        if device.kind == "gpu" and share_all_sms(workload, beside):
+            busy = [self._sm_utilization(device, one) for one in (workload, *beside)]
+            return slow_by_contention(alone, busy[0], busy[1:])
         ranked = self.rank_models(device)
         victim = self._running(device, workload) if ranked else None
         others = [self._running(device, one) for one in beside] if victim is not None else []

@@ -11,7 +11,7 @@ from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import Placement
 from gpuprof.placement.problem import Problem
 from gpuprof.placement.program import Program, Solution
-from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
+from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.segment import Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
 
@@ -35,9 +35,13 @@ class Milp:
     ----------
     creq : {"max-occupancy", "wao", "wsm"}
         Metric behind Creq (thesis §5.3).
+    unshared : bool
+        Whether replicas are held to no share by MPS, as in the thesis (§6.1.3), each free to use all SMs of its GPU.
+        By default each gets a share of Creq, as `usher` gives it.
     """
 
     creq: CreqMetric = "max-occupancy"
+    unshared: bool = False
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement.
@@ -47,6 +51,8 @@ class Milp:
         InputError
             When the fleet is elastic, or no model has a compute requirement by the metric.
         """
+        if self.unshared:
+            require_gpus("milp", problem)
         if any(entry.count is None for entry in problem.fleet.entries):
             raise InputError("milp maximises the goodput of a fixed fleet", "say how many, as in --gpus v100:4")
         segments = Segments(problem, capped=False)
@@ -54,12 +60,13 @@ class Milp:
         seen = False
         for demand in problem.by_priority():
             for entry in problem.fleet.entries:
-                found, mean = requirements(segments, demand, entry.device, self.creq)
+                found, mean = requirements(segments, demand, entry.device, self.creq, self.unshared)
                 known.setdefault(demand.model, {})[entry.device.name] = found
                 seen = seen or mean is not None
         require_metric(seen, self.creq)
         program = _ThesisProgram(problem, known)
-        return with_unplaced(problem, segments, _put_replica(problem, segments, program.solve(), program))
+        bins = [Bin(problem.device(name), unshared=self.unshared) for name in program.gpus]
+        return with_unplaced(problem, segments, _put_replicas(bins, segments, program.solve(), program))
 
 
 @dataclass(slots=True)
@@ -119,12 +126,13 @@ class _ThesisProgram:
         return self.program.solve(time_limit_s=options.time_limit_s, seed=options.seed) or best
 
 
-def _put_replica(problem: Problem, segments: Segments, solution: Solution | None, program: _ThesisProgram) -> Placement:
+def _put_replicas(
+    bins: Sequence[Bin], segments: Segments, solution: Solution | None, program: _ThesisProgram
+) -> Placement:
     chosen = [] if solution is None else [one for one in program.placed if solution.values[one[3]] > 0.5]
     capacity: dict[str, float] = {}
     for demand, requirement, _, _ in chosen:
         capacity[demand.model] = capacity.get(demand.model, 0.0) + requirement.segment.capacity_rps
-    bins = [Bin(problem.device(name)) for name in program.gpus]
     for demand, requirement, gpu, _ in chosen:
         load = min(1.0, demand.rate_rps / capacity[demand.model])
         bins[gpu].add(requirement.replica(requirement.segment.capacity_rps * load), segments)

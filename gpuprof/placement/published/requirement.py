@@ -14,6 +14,7 @@ from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 from gpuprof.placement.menu import SHARE_STEP
 from gpuprof.placement.placement import PlacedReplica
+from gpuprof.placement.problem import Problem
 from gpuprof.placement.segment import Segment, Segments
 
 _EPSILON = 1e-9
@@ -30,7 +31,8 @@ class Requirement:
     Attributes
     ----------
     segment : Segment
-        Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2); its capacity is the goodput.
+        Under a share of Creq percent, which is what USHER gives it (thesis §5.2.2), or without one; its capacity is
+        the goodput.
     creq_pct, mreq_pct : float
         Percent of the device.
     figure : Figure, optional
@@ -56,9 +58,11 @@ class Requirement:
 
 
 def requirements(
-    segments: Segments, demand: Demand, device: Device, metric: CreqMetric
+    segments: Segments, demand: Demand, device: Device, metric: CreqMetric, unshared: bool = False
 ) -> tuple[dict[int, Requirement], tuple[float, float] | None]:
     """Return the requirement at each batch that meets the SLO, and the mean (Creq, Mreq) over all batches.
+
+    With ``unshared`` a replica may use the whole device, and is not held to its requirement.
 
     Raises
     ------
@@ -81,7 +85,7 @@ def requirements(
         if mreq > 100.0 and seen:
             break  # USHER stops at the batch that exceeds the memory (§3.3.1)
         seen.append((required, mreq))
-        segment = segments.make(demand, device, Workload(demand.model, batch, Share(required)))
+        segment = segments.make(demand, device, Workload(demand.model, batch, whole if unshared else Share(required)))
         if segment is not None:
             found[batch] = Requirement(segment, required, mreq, creq, _METRICS[metric])
     if not seen:
@@ -95,6 +99,22 @@ def _required_pct(creq: Figure) -> float:
     if creq.is_observed:
         return value
     return min(100.0, SHARE_STEP * math.ceil(value / SHARE_STEP - _EPSILON))
+
+
+def require_gpus(policy: str, problem: Problem) -> None:
+    """Raise when a device of the fleet cannot be shared without shares: on a CPU they are cores.
+
+    Raises
+    ------
+    InputError
+        Naming the device.
+    """
+    for entry in problem.fleet.entries:
+        if entry.device.kind != "gpu":
+            raise InputError(
+                f"{policy} cannot leave {entry.device.name} unshared: its replicas are held to cores",
+                "leave out -O unshared, or name a GPU",
+            )
 
 
 def require_metric(known: bool, metric: CreqMetric) -> None:

@@ -14,7 +14,7 @@ from gpuprof.errors import InputError
 from gpuprof.placement.bin import Bin
 from gpuprof.placement.placement import PlacedReplica, Placement
 from gpuprof.placement.problem import Problem
-from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_metric, requirements
+from gpuprof.placement.published.requirement import CreqMetric, Requirement, require_gpus, require_metric, requirements
 from gpuprof.placement.published.usher_groups import balanced_groups
 from gpuprof.placement.published.usher_placement import Ablation, Ground, Option, Space, Trial, order_models
 from gpuprof.placement.segment import Segments
@@ -52,6 +52,9 @@ class Usher:
         Models in a group at most.
     without : {"", "CM", "WD", "S"}
         The paper's ablations: no compute- and memory-heavy classes, no workload division, no sorting.
+    unshared : bool
+        Whether replicas are held to no share by MPS, each free to use all SMs of its device (thesis, Figure A.1); by
+        default each gets a share of Creq.
     orders : int
         USHER's result depends on the order of the demands, which it takes as given: of equal matchings and equally
         good configurations the first is kept. With more than one, so many orders are tried, the given one first and
@@ -61,6 +64,7 @@ class Usher:
     creq: CreqMetric = "max-occupancy"
     group_size: int = 4
     without: Ablation = ""
+    unshared: bool = False
     orders: int = 1
 
     def place(self, problem: Problem) -> Placement:
@@ -73,6 +77,8 @@ class Usher:
         """
         if self.orders < 1:
             raise InputError(f"orders must be at least 1 but got {self.orders}")
+        if self.unshared:
+            require_gpus("usher", problem)
         if self.orders == 1:
             return self._place_in_order(problem)
         made = [self._place_in_order(one) for one in _reorder(problem, self.orders)]
@@ -108,7 +114,7 @@ class Usher:
             found: dict[int, dict[str, Requirement]] = {}
             averages = []
             for entry in problem.fleet.entries:
-                by_batch, mean = requirements(segments, demand, entry.device, self.creq)
+                by_batch, mean = requirements(segments, demand, entry.device, self.creq, self.unshared)
                 averages += [] if mean is None else [mean]
                 for batch, requirement in by_batch.items():
                     found.setdefault(batch, {})[entry.device.name] = requirement
@@ -167,7 +173,7 @@ class Usher:
         self, problem: Problem, segments: Segments, spaces: Sequence[Space], hosts: Sequence[tuple[Option, int]]
     ) -> Placement:
         """Put the replicas on real devices, which may refuse for interference, and name what is missing."""
-        bins = [Bin(problem.device(space.device)) for space in spaces]
+        bins = [Bin(problem.device(space.device), unshared=self.unshared) for space in spaces]
         refused = []
         for model, own in _by_model(hosts).items():
             demand = problem.demand(model)
@@ -194,7 +200,7 @@ class Usher:
                 continue
             entry = problem.entry(device)
             if entry.count is None or used[device] < entry.count:
-                fresh.append(Bin(entry.device))
+                fresh.append(Bin(entry.device, unshared=self.unshared))
                 fresh[-1].add(replica, segments)
                 used[device] += 1
         return fresh

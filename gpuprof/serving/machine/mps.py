@@ -15,14 +15,14 @@ class GpuShare:
     ----------
     uuid : str
         ``GPU-…`` or ``MIG-…``.
-    active_pct : float
-        Of its compute units, in (0, 100].
+    active_pct : float or None
+        Of its compute units, in (0, 100]; None: it is held to none, beside others who are not either.
     memory_bytes : int or None
         Limit of its memory.
     """
 
     uuid: str
-    active_pct: float
+    active_pct: float | None
     memory_bytes: int | None = None
 
     def environment(self, daemon: MpsDaemon | None) -> dict[str, str]:

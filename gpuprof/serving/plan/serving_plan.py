@@ -269,7 +269,8 @@ def _gpu_shares(gpu: Gpu, machine: MachineParts) -> Iterator[tuple[Partition, Re
         each = [replica.sm_share_pct / replica.processes for replica in partition.replicas]
         with_mps = needs_mps([pct for pct, r in zip(each, partition.replicas, strict=True) for _ in range(r.processes)])
         for replica, pct in zip(partition.replicas, each, strict=True):
-            yield partition, replica, _GpuPart(GpuShare(uuid, pct, replica.memory_limit_bytes), with_mps)
+            held_pct = None if partition.unshared else pct
+            yield partition, replica, _GpuPart(GpuShare(uuid, held_pct, replica.memory_limit_bytes), with_mps)
 
 
 def _simulated_path(deployment: DeploymentMap, model: str, base: Path) -> str:

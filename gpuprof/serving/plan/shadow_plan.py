@@ -69,7 +69,7 @@ class Spare:
         if extra_pct < _LEAST_PCT:
             return None
         larger = replace(plan, name=f"{plan.name}-shadow", share_pct=plan.share_pct + extra_pct)
-        if order.gpu is not None:
+        if order.gpu is not None and order.gpu.active_pct is not None:
             gpu = replace(order.gpu, active_pct=order.gpu.active_pct + extra_pct / processes)
             claims: tuple[Claim, ...] = (Claim(gpu.uuid, extra_pct, left_pct),)
             order = replace(order, gpu=gpu)

@@ -144,3 +144,22 @@ def test_the_replicas_of_a_gpu_are_ordered_with_their_part_of_it(monkeypatch: py
     (planned,) = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g")
     assert [order.gpu for order in planned.orders] == [GpuShare("GPU-1", 30.0, 1 << 30)] * 2
     assert all(order.with_mps and order.provider == "CUDAExecutionProvider" for order in planned.orders)
+
+
+def test_replicas_of_an_unshared_gpu_are_sent_to_mps_without_a_percentage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_parts, "local_places", lambda: (LocalGpu(0, "h100", "GPU-1"),))
+    document = map_of({"a": "null:4", "b": "null:4"}, [replica("a", memory_limit_bytes=1 << 30), replica("b")])
+    document["nodes"][0]["gpus"][0]["device"] = "h100"
+    document["nodes"][0]["gpus"][0]["partitions"][0]["unshared"] = True
+    planned = serving_plan.plan_workers(parse_map(document, "test"), Path(), "g", shadow_pct=10.0)
+    orders = [order for one in planned for order in one.orders]
+    assert all(order.with_mps and order.gpu is not None for order in orders)
+    assert [order.gpu.environment(MpsDaemon("/pipes")) for order in orders if order.gpu is not None] == [
+        {
+            "CUDA_VISIBLE_DEVICES": "GPU-1",
+            "CUDA_MPS_PIPE_DIRECTORY": "/pipes",
+            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=1024M",
+        },
+        {"CUDA_VISIBLE_DEVICES": "GPU-1", "CUDA_MPS_PIPE_DIRECTORY": "/pipes"},
+    ]
+    assert [one.standby for one in planned] == [None, None]  # nothing is left to give a standby more of

@@ -1,0 +1,43 @@
+"""The time of a batch where replicas share all SMs of a GPU and nobody is held to a share of them.
+
+Elvinger's thesis (ETH, 2024) runs `milp` so (§6.1.3) and packs models by their weighted SM utilisation (WSM, §5.3.2),
+on the premise that those whose WSM add up to at most 100% leave one another alone (§5.4.3). Here that is the mean: what
+they need beyond all SMs stretches each in proportion. The upper end is that every neighbour always runs and never
+overlaps: as in time slices, each SM that it keeps busy is taken from the others. The thesis measured one pair: resnet50
+(WSM 36%) beside alexnet (WSM 47%) takes 8 ms for 6.8 (§6.2.1), which lies between 6.8 and 10.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuprof.domain.estimate import Figure, Workload
+
+#: What a model keeps busy of which nothing is known: every SM, as in time slices.
+_UNKNOWN_PCT = 100.0
+_LITTLE = 1e-6
+
+
+def share_all_sms(workload: Workload, beside: Sequence[Workload]) -> bool:
+    """Whether all of these have the same whole device or instance, which shares would forbid."""
+    return bool(beside) and all(
+        one.share.sm_pct >= 100.0 - _LITTLE and one.share.mig == workload.share.mig for one in (workload, *beside)
+    )
+
+
+def slow_by_contention(alone: Figure, own_pct: float | None, others_pct: Sequence[float | None]) -> Figure:
+    """Return the time beside others that use the same SMs.
+
+    Parameters
+    ----------
+    alone : Figure
+    own_pct, others_pct : float or None
+        SM utilisation in percent (WSM); None where it is not known: taken as all SMs.
+    """
+    busy = [_UNKNOWN_PCT if pct is None else pct for pct in (own_pct, *others_pct)]
+    factor = max(1.0, sum(busy) / 100.0)
+    most = max(factor, 1.0 + sum(busy[1:]) / 100.0)
+    known = own_pct is not None and None not in others_pct
+    low = alone.value if alone.low is None else alone.low
+    source = f"{alone.source} × SM contention{'' if known else ' (of unknown SM utilisation)'}"
+    return Figure(alone.value * factor, source, low, alone.upper() * most)
