@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from gpuprof.domain.device import Device
 from gpuprof.domain.share import Share
@@ -156,3 +156,35 @@ class Estimator(Protocol):
     def shares(self, model: str, device: Device) -> tuple[Share, ...]:
         """Return the shares worth considering for ``model`` on ``device``, smallest first, the whole included."""
         ...
+
+
+@runtime_checkable
+class BatchSeriesEstimator(Estimator, Protocol):
+    """An estimator that tells the times of many batches of one workload at once, which is quicker than one by one."""
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return ``latency_ms`` of `estimate` at each of the batches, without neighbours.
+
+        Raises
+        ------
+        InputError
+            As `estimate` for any of them.
+        """
+        ...
+
+
+def batch_times(
+    estimator: Estimator, model: str, device: Device, batches: Sequence[int], share: Share, processes: int
+) -> tuple[Figure, ...]:
+    """Return the times of a batch at each size, one by one where the estimator knows no quicker way.
+
+    Raises
+    ------
+    InputError
+        As the estimator does for any of them.
+    """
+    if isinstance(estimator, BatchSeriesEstimator):
+        return estimator.batch_times(model, device, batches, share, processes)
+    return tuple(estimator.estimate(model, device, one, share, (), processes).latency_ms for one in batches)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.errors import InputError
 
@@ -70,6 +70,12 @@ class EstimatorContract:
         batch = self.estimator().batches(self.model, self.device, Share())[0]
         first, second = (self.estimator().estimate(self.model, self.device, batch, Share()) for _ in range(2))
         assert first == second
+
+    def test_times_of_many_batches_are_those_of_each(self) -> None:
+        estimator, share = self.estimator(), self.estimator().shares(self.model, self.device)[0]
+        batches = estimator.batches(self.model, self.device, share)[:_MOST_BATCHES]
+        each = [estimator.estimate(self.model, self.device, one, share).latency_ms for one in batches]
+        assert list(batch_times(self.estimator(), self.model, self.device, batches, share, 1)) == each
 
     def test_a_neighbour_never_helps(self) -> None:
         estimator = self.estimator()

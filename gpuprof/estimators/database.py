@@ -200,6 +200,27 @@ class DatabaseEstimator:
         self._check_neighbours(device, beside)
         return self._answer(_Identity(device), Workload(model, batch, share, processes), tuple(beside))
 
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return the times of `estimate` at each of the batches, without what else it says of them.
+
+        Raises
+        ------
+        InputError
+            As `estimate` for any of them.
+        """
+        if type(self).estimate is not DatabaseEstimator.estimate:  # whoever derives a class says what it likes
+            return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
+        known, identity, times = self._find_model(model), _Identity(device), []
+        failed = known.failed_on(device.name)
+        for batch in batches:
+            workload = Workload(model, batch, share, processes)
+            if failed and not known.has_run(device.name, workload):
+                require_no_failure(device, workload, failed)
+            times.append(self._alone(identity, workload)[0])
+        return tuple(times)
+
     def graph(self, model: str, batch: int) -> ModelGraph:
         """Return the graph of ``model`` bound to ``batch``.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
 
 
@@ -39,6 +39,18 @@ class IntervalEndEstimator:
         latency = self._at_end(said.latency_ms)
         hidden = said.overlapped_ms * latency.value / said.latency_ms.value
         return replace(said, latency_ms=latency, memory_bytes=memory, overlapped_ms=hidden)
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return the other's times at this end.
+
+        Raises
+        ------
+        InputError
+            As the other does.
+        """
+        return tuple(map(self._at_end, batch_times(self.estimator, model, device, batches, share, processes)))
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return what the other does."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.failure import TriedRuns
 from gpuprof.domain.share import Share
 from gpuprof.domain.sizes import name_parts
@@ -55,6 +55,21 @@ class ServiceEstimator:
 
             found = _mix_estimates(parts, at, Workload(model, batch, share, processes))
         return replace(found, workload=replace(found.workload, model=model))
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return the times of a service at each of the batches.
+
+        Raises
+        ------
+        InputError
+            As `estimate`.
+        """
+        parts = name_parts(self._source(model))
+        if len(parts) == 1:
+            return batch_times(self._models, parts[0][0], device, batches, share, processes)
+        return tuple(self.estimate(model, device, one, share, (), processes).latency_ms for one in batches)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batch sizes worth considering for a service."""

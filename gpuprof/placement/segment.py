@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 from gpuprof.domain.demand import Demand
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Figure, Workload
+from gpuprof.domain.estimate import Estimate, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.domain.sojourn import Arrivals, BatchServer
 from gpuprof.errors import InputError
@@ -185,10 +185,17 @@ class Segments:
 
     def _latencies_ms(self, device: Device, workload: Workload, beside: Sequence[Workload]) -> tuple[float, ...]:
         """Return the times of 1, 2, … ``batch`` requests; those without neighbours are kept for larger batches."""
-        kept = [] if beside else self._alone_ms.setdefault(_series(device, workload), [])
-        for n in range(len(kept) + 1, workload.batch + 1):
-            size = Workload(workload.model, n, workload.share, workload.processes)
-            kept.append(self.latency_ms(device, size, beside))
+        if beside:
+            sizes = (replace(workload, batch=n) for n in range(1, workload.batch + 1))
+            return tuple(self.latency_ms(device, size, beside) for size in sizes)
+        workload = self._first_workload(workload)
+        kept = self._alone_ms.setdefault(_series(device, workload), [])
+        missing = range(len(kept) + 1, workload.batch + 1)
+        if missing:
+            self.problem.limits.check_time()
+            named = workload.model, device, missing, workload.share, workload.processes
+            confidence = self.problem.options.confidence
+            kept += [planned_ms(one, confidence) for one in batch_times(self.problem.estimator, *named)]
         return tuple(kept[: workload.batch])
 
     def meets(

@@ -14,6 +14,7 @@ from gpuprof.estimators.queueing.batch_chain import Array
 from gpuprof.estimators.queueing.blas_threads import blas_threads
 from gpuprof.estimators.queueing.pool_table import pair_quantiles, round_figure, scale_server, simulate_one, solve_pool
 from gpuprof.estimators.queueing.scaled_server import ScaledServer
+from gpuprof.estimators.queueing.unused_batches import drop_unused_batches
 
 _REFINEMENTS = 3
 _LEAST_RATE = 1e-9  # requests in a full batch's time; less is as good as none
@@ -36,13 +37,17 @@ class BatchQueue:
         return self._of_one(arrivals, server, coarse=False)
 
     def _of_one(self, arrivals: Arrivals, server: BatchServer, *, coarse: bool) -> Sojourn:
-        unit = server.latency_ms[server.batch - 1]
-        replica = scale_server(server, unit)
         load = arrivals.rate_rps / server.capacity_rps
         if load >= 1.0:
             return _overfull(load, float(server.batch))
         if arrivals.process is not None:
             return self.pool(arrivals, (server,), coarse=coarse).whole
+        unit = server.latency_ms[server.batch - 1]
+        replica = scale_server(server, unit)
+        if replica.max_wait == 0.0 and _is_analysed(round(arrivals.scv, 4), replica):
+            server = drop_unused_batches(arrivals.rate_rps, server)
+            unit = server.latency_ms[server.batch - 1]
+            replica = scale_server(server, unit)
         rate, scv = round_figure(arrivals.rate_rps / 1000.0 * unit), round(arrivals.scv, 4)
         law = _solve(rate, scv, replica, coarse and not _is_analysed(scv, replica))
         return _scale_sojourn(law, unit, server.overhead_ms)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gpuprof.domain.device import Device
-from gpuprof.domain.estimate import Estimate, Estimator, Workload
+from gpuprof.domain.estimate import Estimate, Estimator, Figure, Workload, batch_times
 from gpuprof.domain.share import Share
 from gpuprof.placement.problem import Problem
 
@@ -35,6 +35,13 @@ class SlowedEstimator:
         """Return what is known of the workload beside the others, or longer times where it is alone."""
         known = self.estimator.estimate(model, device, batch, share, beside, processes)
         return known if beside else replace(known, latency_ms=known.latency_ms.scale_by(self.factor))
+
+    def batch_times(
+        self, model: str, device: Device, batches: Sequence[int], share: Share, processes: int = 1
+    ) -> tuple[Figure, ...]:
+        """Return longer times."""
+        known = batch_times(self.estimator, model, device, batches, share, processes)
+        return tuple(one.scale_by(self.factor) for one in known)
 
     def batches(self, model: str, device: Device, share: Share) -> tuple[int, ...]:
         """Return the batches that are listed."""
