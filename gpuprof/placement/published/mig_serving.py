@@ -1,22 +1,22 @@
-"""MIG-serving's fast algorithm: one GPU configuration after another, each the most useful (Tan et al., 2021)."""
+"""MIG-serving: one GPU configuration after another, each the most useful, and a search beyond (Tan et al., 2021)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpuprof.domain.fleet import FleetEntry
 from gpuprof.domain.mig import Layout, basic_profiles, distinct_layouts
-from gpuprof.placement.cover import MOST_REPLICAS, share_out_rate
+from gpuprof.errors import InputError
+from gpuprof.placement.cover import share_out_rate
+from gpuprof.placement.limit import Limit
 from gpuprof.placement.placement import PlacedGpu, PlacedPartition, Placement
 from gpuprof.placement.problem import Problem
+from gpuprof.placement.published.mig_configuration import COMPLETE, MigConfiguration, Services, rank_configurations
+from gpuprof.placement.published.mig_serving_slow import SlowSearch
 from gpuprof.placement.segment import Segment, Segments
 from gpuprof.placement.unplaced_reasons import with_unplaced
-
-#: A service is complete when this part of its rate is served.
-_COMPLETE = 1.0 - 1e-9
-
-_Chosen = list[tuple[Segment, int]]  # of one GPU: what, at which start
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,19 @@ class MigServing:
     a layout's instances are filled one by one, the largest first, with the service that adds most to the score, so
     that no configuration has to be listed; an instance that no service needs any more stays empty. One process in
     an instance. Interference does not arise.
+
+    Attributes
+    ----------
+    slow : bool
+        Whether the paper's slow algorithms go on from there (`SlowSearch`), until the time limit or for ``rounds``.
+        What they find is never worse than the fast algorithm's map, and the same for the same seed where the time
+        limit does not end them.
+    rounds : int
+        Rounds of the slow algorithms without an improvement after which they end.
     """
+
+    slow: bool = False
+    rounds: int = 10
 
     def place(self, problem: Problem) -> Placement:
         """Return the placement on the fleet's first kind of device that has MIG.
@@ -36,14 +48,25 @@ class MigServing:
         Raises
         ------
         InputError
-            When no device of the fleet has MIG.
+            When no device of the fleet has MIG, or ``rounds`` is below one.
         """
+        if self.rounds < 1:
+            raise InputError(f"rounds must be at least 1 but got {self.rounds}")
+        limit = Limit(problem.options.time_limit_s)
         entry = problem.mig_entry("mig-serving")
         segments = Segments(problem)
-        best = {demand.model: _by_profile(segments, problem, demand.model, entry) for demand in problem.demands}
-        gpus = _configure(problem, entry, best)
-        placed = tuple(_gpus(problem, entry, gpus))
-        return with_unplaced(problem, segments, Placement("mig-serving", placed))
+        services = Services(problem, {d.model: _by_profile(segments, problem, d.model, entry) for d in problem.demands})
+        layouts = distinct_layouts(entry.device, basic_profiles(entry.device))
+        gpus = _configure(services, layouts, entry.count)
+        found, stopped = None, False
+        if self.slow:
+            fast = len(gpus)
+            search = SlowSearch(services, layouts, entry.count, self.rounds, problem.options.seed, limit)
+            gpus = search.improve(gpus)
+            found = f"the slow algorithms: {len(gpus)} devices where the fast one has {fast}"
+            stopped = limit.is_over
+        placed = Placement("mig-serving", tuple(_gpus(problem, entry, gpus)), found_by=found, stopped=stopped)
+        return with_unplaced(problem, segments, placed)
 
 
 def _by_profile(segments: Segments, problem: Problem, model: str, entry: FleetEntry) -> dict[str, Segment]:
@@ -51,57 +74,29 @@ def _by_profile(segments: Segments, problem: Problem, model: str, entry: FleetEn
     return {one.share.mig: one for one in found if one.share.mig is not None and one.share.sm_pct == 100.0}
 
 
-def _configure(problem: Problem, entry: FleetEntry, best: Mapping[str, Mapping[str, Segment]]) -> list[_Chosen]:
+def _configure(services: Services, layouts: Sequence[Layout], most: int | None) -> tuple[MigConfiguration, ...]:
     """Add the configuration of highest score until every service that can be is complete, or the fleet is used up."""
-    layouts = distinct_layouts(entry.device, basic_profiles(entry.device))
-    completion = {model: 0.0 for model, segments in best.items() if segments}
-    replicas = dict.fromkeys(completion, 0)
-    gpus: list[_Chosen] = []
-    while any(done < _COMPLETE for done in completion.values()):
-        if entry.count is not None and len(gpus) >= entry.count:
+    completion = dict.fromkeys(services.rates, 0.0)
+    replicas: Counter[str] = Counter(dict.fromkeys(services.rates, 0))
+    gpus: list[MigConfiguration] = []
+    while any(done < COMPLETE for done in completion.values()) and (most is None or len(gpus) < most):
+        ranked = rank_configurations(services, layouts, completion, replicas)
+        if not ranked:
             break
-        filled = (_fill(problem, layout, best, completion, replicas) for layout in layouts)
-        score, chosen = max(filled, key=lambda one: one[0])
-        if score <= 0.0:
-            break
-        for segment, _ in chosen:
-            completion[segment.model] += segment.capacity_rps / problem.demand(segment.model).rate_rps
-            replicas[segment.model] += 1
-        gpus.append(chosen)
-    return gpus
+        for one in ranked[0]:
+            model = one.segment.model
+            completion[model] += one.segment.capacity_rps / services.rates[model]
+            replicas[model] += 1
+        gpus.append(ranked[0])
+    return tuple(gpus)
 
 
-def _fill(
-    problem: Problem,
-    layout: Layout,
-    best: Mapping[str, Mapping[str, Segment]],
-    completion: Mapping[str, float],
-    replicas: Mapping[str, int],
-) -> tuple[float, _Chosen]:
-    """Return the score of a layout filled greedily, and what stands where."""
-    done, count, score = dict(completion), dict(replicas), 0.0
-    chosen: _Chosen = []
-    for item in sorted(layout, key=lambda item: -item.profile.compute_slices):
-        options = []
-        for model, missing in ((model, 1.0 - part) for model, part in done.items() if part < _COMPLETE):
-            segment, demand = best[model].get(item.profile.name), problem.demand(model)
-            if segment is not None and count[model] < min(demand.max_replicas or MOST_REPLICAS, MOST_REPLICAS):
-                options.append((missing * segment.capacity_rps / demand.rate_rps, segment))
-        if options:
-            gain, segment = max(options, key=lambda option: option[0])
-            score += gain
-            done[segment.model] += segment.capacity_rps / problem.demand(segment.model).rate_rps
-            count[segment.model] += 1
-            chosen.append((segment, item.start))
-    return score, chosen
-
-
-def _gpus(problem: Problem, entry: FleetEntry, gpus: list[_Chosen]) -> list[PlacedGpu]:
+def _gpus(problem: Problem, entry: FleetEntry, gpus: Sequence[MigConfiguration]) -> list[PlacedGpu]:
     """Share the rates out over what was chosen."""
     own: dict[str, list[Segment]] = {}
     for chosen in gpus:
-        for segment, _ in chosen:
-            own.setdefault(segment.model, []).append(segment)
+        for one in chosen:
+            own.setdefault(one.segment.model, []).append(one.segment)
     rates = {
         model: [rate for _, rate in share_out_rate(problem.demand(model).rate_rps, parts).parts]
         for model, parts in own.items()
@@ -109,8 +104,8 @@ def _gpus(problem: Problem, entry: FleetEntry, gpus: list[_Chosen]) -> list[Plac
     placed = []
     for chosen in gpus:
         partitions = [
-            PlacedPartition((segment.replica(rates[segment.model].pop(0)),), segment.share.mig, start)
-            for segment, start in chosen
+            PlacedPartition((one.segment.replica(rates[one.segment.model].pop(0)),), one.segment.share.mig, one.start)
+            for one in chosen
         ]
         placed.append(PlacedGpu(entry.device.name, tuple(sorted(partitions, key=lambda one: one.start or 0))))
     return placed
